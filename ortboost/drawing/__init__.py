@@ -1,4 +1,4 @@
-"""Pictures of small graphs, with what rewrites made or changed marked.
+"""Drawings of graphs, with the nodes that rewrites made or changed highlighted.
 
 Example:
     >>> from ortboost.drawing import draw, write
@@ -48,13 +48,13 @@ __all__ = [
 ]
 
 MAX_NODES = 300
-"""More than these are hard to read in one picture."""
+"""More nodes than this are hard to read in one picture."""
 EVAL_GRAPH = "eval"
-"""The evaluation graph of a program folder; the others have the names of ``Program.graphs``."""
+"""Name of a program's evaluation graph; the others are the keys of ``Program.graphs``."""
 FORMATS = (".html", ".svg", ".dot", ".gv")
-"""Ends of file names that :func:`write` knows."""
+"""File name extensions that :func:`write` supports."""
 
-_LISTED = 6  # names of what is gone
+_LISTED = 6  # number of removed nodes listed by name
 
 
 def draw(
@@ -66,22 +66,22 @@ def draw(
     hops: int = 3,
     max_nodes: int = MAX_NODES,
 ) -> Picture:
-    """The picture of all nodes of a model file, or of a graph of a program folder.
+    """The picture of a model file, or of a graph of a program folder, with all nodes.
 
-    Marked are: with ``before``, the nodes that differ from that model; else, in a program folder,
-    what the reports of its rewrites name.
+    Marked nodes are those that differ from ``before``; without it, in a program folder, those that
+    the reports of its rewrites name.
 
     Args:
         source: ONNX file or program folder.
-        before: The model or program that it was made from.
+        before: The original model or program to compare with.
         graph: Which graph of a program folder: ``eval``, ``step``, or another one that it has.
-        focus: Only what is near this node.
-        hops: How near, in arrows.
+        focus: Draw only the neighbourhood of this node.
+        hops: Size of the neighbourhood, in arrows.
         max_nodes: Refuse more nodes than this.
 
     Raises:
         FileError: A file cannot be read.
-        UsageError: Too many nodes; no such node or graph.
+        UsageError: There are too many nodes, or the node or graph is unknown.
     """
     path = Path(source)
     picture = _whole(path, graph, before, _open(path, graph))
@@ -103,16 +103,18 @@ def draw_parts(
     before: str | os.PathLike[str] | None = None,
     graph: str = EVAL_GRAPH,
 ) -> tuple[Picture, list[Part]]:
-    """The picture of the layers of a graph, and one of each layer; see :mod:`ortboost.drawing.collapse`.
+    """A picture of the layers of a graph, and one of each layer.
+
+    See :mod:`ortboost.drawing.collapse`.
 
     Args:
         source: ONNX file or program folder.
-        before: The model or program that it was made from.
+        before: The original model or program to compare with.
         graph: Which graph of a program folder: ``eval``, ``step``, or another one that it has.
 
     Raises:
         FileError: A file cannot be read.
-        UsageError: There is no such graph.
+        UsageError: The graph is unknown.
     """
     path = Path(source)
     opened = _open(path, graph)
@@ -152,26 +154,26 @@ def _whole(
             counts = Counter(gone.values()).most_common()
             few = len(gone) <= _LISTED
             items = [f"{name} ({op})" for name, op in gone.items()] if few else []
-            notes.append(_listing("gone", items or [f"{count} {op}" for op, count in counts]))
+            notes.append(_listing("removed", items or [f"{count} {op}" for op, count in counts]))
     elif opened.reports:
         marks, missing = marks_of_reports(opened.model, opened.reports)
         if missing and missed:
             names = [f"{rewrite} {count}" for rewrite, count in missing.items()]
-            notes.append(_listing("changed too, and not a node here", names))
+            notes.append(_listing("also changed, but not a node of this graph", names))
     title = f"{path.name}: {graph}.onnx" if path.is_dir() else path.name
     return picture_of(opened.model, marks=marks, weights=opened.weights, title=title, notes=notes)
 
 
 def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] = ()) -> Path:
-    """Write a picture; the end of the name says how.
+    """Write a picture in the format of the file name extension.
 
     Args:
         picture: The picture.
         path: A file that ends in ``.html``, ``.svg``, ``.dot`` or ``.gv``.
-        parts: What a page opens when a box is clicked.
+        parts: For HTML, the parts that a click on a box opens.
 
     Raises:
-        UsageError: It ends in something else.
+        UsageError: The extension is unknown.
         FileError: The folder is missing or not writable.
     """
     target = Path(path)
@@ -180,7 +182,7 @@ def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] 
         raise UsageError(
             f"A graph cannot be drawn as '{target.suffix or target.name}'.",
             where=str(target),
-            fix=f"Give a name that ends in {' or '.join(FORMATS)}.",
+            fix=f"Use a name that ends in {' or '.join(FORMATS)}.",
         )
     if kind == ".html":
         text = to_html(picture, parts)
@@ -193,7 +195,7 @@ def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model with shapes, what was done to it, the inputs that are weights, and those that are data."""
+    """A model with shapes, its reports, and the names of its weights and data inputs."""
 
     model: ir.Model
     reports: tuple[Report, ...] = ()

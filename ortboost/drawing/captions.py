@@ -13,9 +13,9 @@ from ortboost.graph.query import known_shape
 
 __all__ = ["cut", "family", "middle", "settings", "times", "type_text", "weight"]
 
-_WIDE = 34  # characters of a line
-_NAME = 22  # of them for the name of a weight
-_SHOWN = 4  # numbers of a constant that are shown
+_WIDE = 34  # characters per line
+_NAME = 22  # characters for the name of a weight
+_SHOWN = 4  # number of values shown of a constant
 _USUAL: Mapping[str, Any] = {
     "alpha": 1.0,
     "beta": 1.0,
@@ -35,12 +35,12 @@ _USUAL: Mapping[str, Any] = {
     "stash_type": None,
     "noop_with_empty_axes": 0,
 }
-"""Attributes that say nothing at this value; None: at any value."""
+"""Attributes that are not shown at this value; None: at any value."""
 
 
 def settings(node: ir.Node) -> str:
-    """Attributes in a few words; those of convolutions and pools in the usual order."""
-    said = {}
+    """The attributes of a node as a short text, for convolutions and pools in the usual order."""
+    shown = {}
     for attribute in node.attributes.values():
         if not isinstance(attribute, ir.Attr) or attribute.value is None:
             continue
@@ -50,13 +50,13 @@ def settings(node: ir.Node) -> str:
             ir.AttributeType.INT,
             ir.AttributeType.STRING,
         ):
-            said[attribute.name] = f"{value:g}" if isinstance(value, float) else str(value)
+            shown[attribute.name] = f"{value:g}" if isinstance(value, float) else str(value)
         elif attribute.type == ir.AttributeType.INTS:
-            said[attribute.name] = ",".join(str(item) for item in value)
+            shown[attribute.name] = ",".join(str(item) for item in value)
         if attribute.name in _USUAL and _USUAL[attribute.name] in (None, value):
-            said.pop(attribute.name, None)
+            shown.pop(attribute.name, None)
     words = []
-    kernel = said.pop("kernel_shape", "")
+    kernel = shown.pop("kernel_shape", "")
     if kernel:
         words.append(kernel.replace(",", "x"))
     for name, short, usual in (
@@ -64,16 +64,16 @@ def settings(node: ir.Node) -> str:
         ("pads", "pad ", "0"),
         ("dilations", "dilation ", "1"),
     ):
-        items = set(said.pop(name, usual).split(","))
+        items = set(shown.pop(name, usual).split(","))
         if items != {usual}:
             whole = next(a for a in node.attributes.values() if a.name == name)
             text = items.pop() if len(items) == 1 else ",".join(str(i) for i in whole.as_ints())
             words.append(short + text)
-    return ", ".join([*words, *(f"{name} {value}" for name, value in said.items())])
+    return ", ".join([*words, *(f"{name} {value}" for name, value in shown.items())])
 
 
 def weight(value: ir.Value | None, inside: Collection[str]) -> str | None:
-    """A line on an input that is a weight or a constant."""
+    """A line that describes an input, if it is a weight or a constant."""
     if value is None:
         return None
     producer = value.producer()
@@ -91,7 +91,7 @@ def weight(value: ir.Value | None, inside: Collection[str]) -> str | None:
 
 
 def _tail(name: str) -> str:
-    """The end of a dotted name, whole parts of it where they fit."""
+    """The end of a dotted name, in whole parts if they fit."""
     parts = name.split(".")
     while len(parts) > 1 and sum(map(len, parts)) + len(parts) > _NAME:
         parts = parts[1:]
@@ -109,7 +109,7 @@ def _value(tensor: ir.TensorProtocol) -> str:
 
 def _number(item: Any) -> str:
     number = float(item)
-    if abs(number) >= 2.0**62:  # Slice goes "to the end" by the largest integer
+    if abs(number) >= 2.0**62:  # in Slice the largest integer means "to the end"
         return "max" if number > 0 else "min"
     return f"{number:.4g}"
 
@@ -122,7 +122,7 @@ def type_text(value: ir.Value) -> str:
 
 
 def times(shape: Sequence[int | str | None]) -> str:
-    """A shape for people.
+    """A shape as text.
 
     Example:
         >>> times(["batch", 3, None])
@@ -132,12 +132,12 @@ def times(shape: Sequence[int | str | None]) -> str:
 
 
 def cut(text: str) -> str:
-    """A line that is not too long."""
+    """Truncate a line that is too long."""
     return text if len(text) <= _WIDE else text[: _WIDE - 1] + "…"
 
 
 def middle(text: str) -> str:
-    """Names differ at their ends: the middle is what can go."""
+    """Shorten a long name in the middle, as names differ at their ends."""
     if len(text) <= _WIDE:
         return text
     front = math.floor((_WIDE - 1) / 3)
@@ -155,7 +155,7 @@ _FAMILIES = {op: family for family, ops in _OPERATORS.items() for op in ops.spli
 
 
 def family(op: str) -> str:
-    """What sort of operator it is: ``dense``, ``norm``, ``activation``, ``layout`` or nothing."""
+    """The category of an operator: ``dense``, ``norm``, ``activation``, ``layout`` or empty."""
     if "Normalization" in op:
         return "norm"
     return _FAMILIES.get(op, "")

@@ -1,20 +1,21 @@
 """A large graph as a picture of its layers, and a picture of each layer.
 
-A step graph is cut into parts by what its nodes are for and not by their names, so that any
-engine's will do. Of the trained parameters ``P`` and the gradients ``P_grad`` of the seam
-(`docs/architecture.md`):
+A step graph is divided into parts by the purpose of its nodes, not by their names, so that the
+graphs of both engines can be drawn. With the trained parameters ``P`` and their gradients
+``P_grad`` (`docs/architecture.md`), the parts are:
 
-- *forward*: what the loss is made of. A layer begins at a node that reads a weight for the first time; any
-  other node belongs to the last layer that it reads from, and what is made of weights alone to the first
-  that reads it.
-- *backward*: what else the gradients are made of. A node belongs to the last layer whose gradients need it.
-- *loss*: what is behind the labels.
-- *metrics*: what else the outputs are made of that are no next states.
+- *forward*: the ancestors of the loss. A layer begins at a node that is the first to read a weight;
+  any other node belongs to the last layer that it reads from. A node computed from weights alone
+  belongs to the first layer that reads it.
+- *backward*: the other ancestors of the gradients. A node belongs to the last layer whose gradients
+  need it.
+- *loss*: the nodes that depend on the labels.
+- *metrics*: the other ancestors of the outputs that are not next states.
 - *update*: the rest.
 
-Arrows between forward parts go to later layers and those between backward parts to earlier ones, so that the
-parts form no cycle. Layers side by side whose weights share the front of their names (``layer2.0.conv1`` and
-``layer2.0.conv2``) are joined while there are too many.
+Arrows between forward parts go to later layers, and those between backward parts to earlier ones,
+so that the parts form no cycle. While there are too many layers, adjacent ones whose weights have a
+common name prefix (``layer2.0.conv1`` and ``layer2.0.conv2``) are joined.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ortboost.graph.reach import uses_inside
 
 __all__ = ["Part", "collapse"]
 
-_MOST = 16  # layers
+_MOST = 16  # maximum number of layers
 _MADE = re.compile(r"ortboost/([a-z_]+?)(?:_\d+)?/")
 _KINDS = ("input", "loss", "gradients", "metrics", "update")
 _NEXT = "ortboost/next/"
@@ -48,7 +49,7 @@ class Part:
 
     Args:
         key: Its name, the key of its box in the picture of all parts.
-        picture: Its nodes, with boxes for what comes from other parts and goes there.
+        picture: Its nodes, with boxes for the inputs from and outputs to other parts.
     """
 
     key: str
@@ -70,9 +71,10 @@ def collapse(
         model: The model.
         whole: The picture of all its nodes.
         weights: Names of the states and initializers.
-        loss: Name of the loss, of a graph that trains.
-        labels: Name of the input that only the loss reads.
-        changed: Rewrite to the names that its report says were changed, which may be gone.
+        loss: Name of the loss of a training graph; None for other graphs.
+        labels: Name of the labels input, which only the loss reads.
+        changed: Rewrite to the names that were changed according to its report; some of them may no
+            longer exist.
 
     Returns:
         The picture of the parts, and each part.
@@ -82,11 +84,11 @@ def collapse(
     for node in model.graph:
         nodes.setdefault(parts.setdefault(label(node), "update"), []).append(node)
     keys = [_key(box, parts) for box in whole.boxes]
-    said, missing = _marks(nodes, parts, weights, changed)
+    marks, missing = _marks(nodes, parts, weights, changed)
     boxes: dict[str, Box] = {}
     for key, box in zip(keys, whole.boxes, strict=True):
         if box.kind == "node":
-            boxes.setdefault(key, _box(key, nodes[key], weights, said.get(key)))
+            boxes.setdefault(key, _box(key, nodes[key], weights, marks.get(key)))
         elif key == _NEXT:
             count = keys.count(_NEXT)
             boxes[key] = Box(key, f"{count} states", ("their next values",), "output")
@@ -99,8 +101,8 @@ def collapse(
     count = sum(box.kind == "node" for box in whole.boxes)
     notes = [f"{count} nodes in {len(held)} parts", *whole.notes]
     if missing:
-        told = ", ".join(f"{rewrite} {number}" for rewrite, number in missing.items())
-        notes.append(f"changed too, in no part of its own: {told}")
+        listed = ", ".join(f"{rewrite} {number}" for rewrite, number in missing.items())
+        notes.append(f"also changed, but not a node of this graph: {listed}")
     names = [boxes[key].title for key in keys]
     inside = {key: [i for i, other in enumerate(keys) if other == key] for key in held}
     return (
@@ -110,13 +112,13 @@ def collapse(
 
 
 def _key(box: Box, parts: Mapping[str, str]) -> str:
-    """The part that a box is in; inputs and outputs are by themselves, next states together."""
+    """The part of a box; each input and output is a part, all next states are one."""
     if box.kind == "node":
         return parts[box.key]
     return _NEXT if box.kind == "output" and box.key.startswith(_NEXT) else f"{box.kind} {box.key}"
 
 
-# ---- which node belongs where -------------------------------------------------------------------
+# ---- assignment of nodes to parts ----------------------------------------------------------------
 
 
 def _sources(node: ir.Node) -> list[ir.Value]:
@@ -147,10 +149,9 @@ def _parts(
     layer: dict[ir.Node, int] = {}
     names: list[list[str]] = []
     home: dict[str, int] = {}
-    behind: set[ir.Node] = set()  # of the labels
-    made_of: dict[
-        ir.Node, list[ir.Value]
-    ] = {}  # nodes that no data reach, to the weights they read
+    behind: set[ir.Node] = set()  # nodes that depend on the labels
+    # nodes that depend on weights alone, to the weights that they read
+    made_of: dict[ir.Node, list[ir.Value]] = {}
     for node in (node for node in model.graph if node in forward):
         sources = _sources(node)
         producers = [p for p in (v.producer() for v in sources) if p is not None]
@@ -169,7 +170,7 @@ def _parts(
             layer[node] = max((layer[p] for p in producers if p in layer), default=-1)
         for value in read:
             home.setdefault(str(value.name), layer[node])
-    for node in reversed(made_of):  # a cast of a weight is where the weight is used
+    for node in reversed(made_of):  # such as a cast: in the first layer that uses it
         readers = {use.node for v in node.outputs for use in v.uses() if use.node in layer}
         layer[node] = min((layer[reader] for reader in readers), default=-1)
         if readers and readers <= behind:
@@ -185,8 +186,8 @@ def _parts(
             latest[node] = max(latest.get(node, -1), home.get(name, -1))
     found |= {label(n): f"gradients of {titles[i]}" for n, i in latest.items() if i >= 0}
     found |= {label(n): "gradients" for n, i in latest.items() if i < 0}
-    told = [v for v in model.graph.outputs if not (v.name or "").startswith(_OF_UPDATE)]
-    metrics = _ancestors(told) - forward - backward
+    reported = [v for v in model.graph.outputs if not (v.name or "").startswith(_OF_UPDATE)]
+    metrics = _ancestors(reported) - forward - backward
     return found | {label(node): "metrics" for node in metrics}
 
 
@@ -196,7 +197,7 @@ def _is_weight(value: ir.Value, weights: Collection[str]) -> bool:
 
 
 def _titles(names: Sequence[Sequence[str]]) -> list[str]:
-    """A title for each layer; neighbours get the same one, and are one part, where there are too many."""
+    """A title for each layer; adjacent layers with the same title are joined into one part."""
     stems = [one[0].rpartition(".")[0] or one[0] for one in names]
     stems = [f"{stem} (layer)" if stem in _KINDS else stem for stem in stems]
     while len(list(itertools.groupby(stems))) > _MOST and any("." in stem for stem in stems):
@@ -205,17 +206,17 @@ def _titles(names: Sequence[Sequence[str]]) -> list[str]:
     found: list[str] = []
     seen: Counter[str] = Counter()
     for stem, same in itertools.groupby(stems):
-        seen[stem] += 1  # neighbours only: others of the name could close a circle
+        seen[stem] += 1  # adjacent ones only: joining others could create a cycle
         found += [stem if seen[stem] == 1 else f"{stem} ({seen[stem]})"] * len(list(same))
     return found
 
 
-# ---- what is said of a part ---------------------------------------------------------------------
+# ---- text of a part -----------------------------------------------------------------------------
 
 
 def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str | None) -> Box:
     operators = Counter(n.op_type for n in nodes if n.op_type != "Constant")
-    told = ", ".join(f"{count} {op}" if count > 1 else op for op, count in operators.most_common())
+    listed = ", ".join(f"{n} {op}" if n > 1 else op for op, n in operators.most_common())
     inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in _bodies(n))
     shapes = {
         v.name: known_shape(v) for n in nodes for v in n.inputs if v and _is_weight(v, weights)
@@ -224,7 +225,7 @@ def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str
     only = None if key.startswith("gradients") else only
     lines = [
         f"{sum(operators.values())} nodes" + (f", {inner} in branches" if inner else ""),
-        cut(told),
+        cut(listed),
         f"weight {times(only)}" if only else "",
     ]
     family = {"update": "norm", "loss": "activation", "metrics": "activation"}.get(key, "dense")
@@ -246,7 +247,7 @@ def _marks(
     weights: Collection[str],
     changed: Mapping[str, Collection[str]],
 ) -> tuple[dict[str, str], Counter[str]]:
-    """Part to the rewrites that changed it and in how many places; and what is in no part."""
+    """Part to the rewrites that changed it, with counts; and counts of other changes."""
     owners = {v.name or "": key for key, held in nodes.items() for n in held for v in n.outputs}
     owners |= parts
     found: dict[str, Counter[str]] = {key: Counter() for key in nodes}
@@ -255,23 +256,23 @@ def _marks(
         for name in names:
             key = owners.get(name) or _heir(name, owners)
             if key is None and name in weights and "update" in nodes:
-                key = "update"  # what is done to a parameter or to its gradient
+                key = "update"  # a change of a parameter or its gradient
             (missing if key is None else found[key])[rewrite] += 1
     for key, held in nodes.items():
         made = Counter(m[1] for n in held if (m := _MADE.match(label(n))))
         for rewrite, count in made.items():
             if rewrite not in _NO_REWRITE and rewrite not in found[key]:
                 found[key][rewrite] = count
-    said = {
+    marks = {
         key: ", ".join(f"{rewrite} {count}" for rewrite, count in counts.items())
         for key, counts in found.items()
         if counts
     }
-    return said, missing
+    return marks, missing
 
 
 def _heir(name: str, owners: Mapping[str, str]) -> str | None:
-    """The part where a node was that is gone: of what is named after it, or of all there is in its scope."""
+    """The part of a removed node: that of nodes named after it, or of all in its scope."""
     scopes = [name, *(f"{scope}/" for scope in _scopes(name))]
     for scope in scopes:
         keys = {key for other, key in owners.items() if scope in other}
@@ -282,7 +283,7 @@ def _heir(name: str, owners: Mapping[str, str]) -> str | None:
 
 
 def _scopes(name: str) -> list[str]:
-    """The scopes of a name, from the inside; the outermost says nothing.
+    """The scopes of a name, innermost first, without the outermost.
 
     Example:
         >>> _scopes("/layer1/block/bn/BatchNormalization")

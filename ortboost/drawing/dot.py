@@ -34,16 +34,16 @@ def to_dot(picture: Picture) -> str:
 
 def _attributes(box: Box) -> str:
     text = "\n".join((box.title, *box.lines, *((box.mark,) if box.mark else ())))
-    said = [f"label={_quoted(text)}", f"tooltip={_quoted(box.key)}"]
+    attributes = [f"label={_quoted(text)}", f"tooltip={_quoted(box.key)}"]
     if box.kind in ("input", "output"):
-        said.append('shape=ellipse, fillcolor="#eef4ff"')
+        attributes.append('shape=ellipse, fillcolor="#eef4ff"')
     if box.kind == "more":
-        said.append('style="dashed"')
+        attributes.append('style="dashed"')
     if box.mark:
-        said.append('color="#d97706", fillcolor="#fff4e0", penwidth=2.5')
+        attributes.append('color="#d97706", fillcolor="#fff4e0", penwidth=2.5')
     elif box.family in _COLORS:
-        said.append(f'color="{_COLORS[box.family]}"')
-    return ", ".join(said)
+        attributes.append(f'color="{_COLORS[box.family]}"')
+    return ", ".join(attributes)
 
 
 def _quoted(text: str, *, left: bool = False) -> str:

@@ -1,4 +1,7 @@
-"""A collapsed picture as one HTML page: a click on a part shows its nodes. No script, nothing from elsewhere."""
+"""A collapsed picture as an HTML page: a click on a part shows its nodes.
+
+The page has no scripts and no external resources.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from ortboost.drawing.svg import escape, to_svg
 
 __all__ = ["to_html"]
 
-_MOST = 400  # nodes of a part
+_MOST = 400  # maximum number of nodes of a part
 _STYLE = """
 :root { color-scheme: light dark; }
-body { margin: 0; display: flex; height: 100vh; font: 14px ui-monospace, Menlo, Consolas, monospace; }
+body { margin: 0; display: flex; height: 100vh;
+  font: 14px ui-monospace, Menlo, Consolas, monospace; }
 main, aside { overflow: auto; padding: 8px; box-sizing: border-box; }
 main { flex: 1 1 45%; } aside { flex: 1 1 55%; border-left: 2px solid #8c959f; }
 section { display: none; } section:target { display: block; }
@@ -28,10 +32,11 @@ def to_html(picture: Picture, parts: Sequence[Part]) -> str:
 
     Args:
         picture: The picture of the parts.
-        parts: The parts; a part of none is drawn as what it is, without a link.
+        parts: The parts; a box without a part has no link.
 
     Returns:
-        A complete HTML file: the parts to the left, the nodes of the one that was clicked to the right.
+        A complete HTML file with the parts on the left and the nodes of the selected part on the
+        right.
     """
     links = {part.key: f"#part{index}" for index, part in enumerate(parts)}
     sections = [
@@ -42,7 +47,8 @@ def to_html(picture: Picture, parts: Sequence[Part]) -> str:
     return "\n".join(
         [
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
-            f"<title>{escape(picture.title or 'graph')}</title><style>{_STYLE}</style></head><body>",
+            f"<title>{escape(picture.title or 'graph')}</title>"
+            f"<style>{_STYLE}</style></head><body>",
             f"<main>{to_svg(picture, links)}</main>",
             f"<aside>{hint}",
             *sections,
@@ -56,6 +62,4 @@ def _drawn(part: Part) -> str:
     count = sum(box.kind == "node" for box in part.picture.boxes)
     if count <= _MOST:
         return to_svg(part.picture)
-    return (
-        f"<p>These are {count} nodes: too many to read. --around NODE draws what is near one.</p>"
-    )
+    return f"<p>{count} nodes are too many to read. Use --around NODE to draw a part of them.</p>"

@@ -1,15 +1,16 @@
-"""Layered layout of a directed graph: every arrow points down, and none goes through a box.
+"""Layered layout of a directed graph: every arrow points down, and none crosses a box.
 
 The method is that of Sugiyama, Tagawa and Toda (1981), in four steps:
 
-1. a box stands one layer below the lowest box that it reads from; a box that reads nothing is
-   moved down to just above the first one that reads it;
-2. an arrow over several layers gets a bend in each layer between, which takes up room like a box;
-3. the order within the layers is swept up and down by the mean position of the neighbours, and the
+1. a box is one layer below the lowest box that it reads from; a box without inputs is moved down to
+   one layer above its first reader;
+2. an arrow across several layers gets a bend in each layer between, which occupies space like a
+   box;
+3. in sweeps up and down, the layers are sorted by the mean position of the neighbours, and the
    order with the fewest crossings is kept;
-4. each box goes to the weighted median of its neighbours, layer by layer and several times, as near
-   as order and distances let it: an isotonic regression, solved exactly by pooling neighbours that
-   would overlap. Bends weigh the most, so long arrows are straight.
+4. in several sweeps, each box is moved to the weighted median of its neighbours, as far as order
+   and distances permit: an isotonic regression, solved exactly by pooling neighbours that would
+   overlap. Bends have the largest weights, so long arrows are straight.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ Point = tuple[float, float]
 
 _SWEEPS = 12
 _ROUNDS = 12
-_BEND = 12.0  # room across for an arrow that passes
+_BEND = 12.0  # width of a passing arrow
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands.
+    """The positions of boxes and arrows.
 
     Args:
-        centers: Box to the middle of it.
-        routes: One for each arrow: the points that it goes through, straight down within a layer.
-        width: Of the whole.
-        height: Of the whole.
+        centers: Center of each box.
+        routes: For each arrow, the points on its way; it goes straight down within a layer.
+        width: Width of the layout.
+        height: Height of the layout.
     """
 
     centers: Sequence[Point]
@@ -51,13 +52,13 @@ def arrange(
     gap: float = 28.0,
     layer_gap: float = 40.0,
 ) -> Layout:
-    """Lay out a directed graph without cycles.
+    """Lay out a directed acyclic graph.
 
     Args:
         sizes: Width and height of each box.
-        arrows: Pairs of source and target; more than one of a pair is fine.
-        gap: Least distance of boxes side by side.
-        layer_gap: Distance of layers.
+        arrows: Pairs of source and target; duplicates are allowed.
+        gap: Minimum horizontal distance between boxes.
+        layer_gap: Vertical distance between layers.
 
     Raises:
         ValueError: The arrows form a cycle.
@@ -139,7 +140,7 @@ def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def crossings(upper: Sequence[int], lower: Sequence[int], links: Sequence[tuple[int, int]]) -> int:
-    """How many pairs of links between two layers cross.
+    """The number of pairs of links between two layers that cross.
 
     Example:
         >>> crossings([0, 1], [2, 3], [(0, 3), (1, 2)])
@@ -192,19 +193,19 @@ def _order(rows: list[list[int]], links: Sequence[tuple[int, int]], count: int) 
     return best
 
 
-# ---- places across ------------------------------------------------------------------------------
+# ---- horizontal positions ------------------------------------------------------------------------
 
 
 def spread(
     wanted: Sequence[float], distances: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """The places nearest to the wanted ones that keep order and distances.
+    """The positions closest to the desired ones that keep order and minimum distances.
 
     Minimizes `sum_i w_i (x_i - d_i)^2` under `x_{i+1} - x_i >= s_i`, by pooling adjacent violators.
 
     Args:
-        wanted: Wanted places `d`.
-        distances: Least distances `s` of neighbours, one fewer.
+        wanted: Desired positions `d`.
+        distances: Minimum distances `s` between neighbours, one fewer.
         weights: Weights `w`.
 
     Example:
@@ -234,7 +235,7 @@ def _places(
     near: list[list[tuple[int, float, bool]]] = [[] for _ in widths]
     for source, target in links:
         bends = (source >= boxes) + (target >= boxes)
-        weight = (4.0, 1.0, 8.0)[bends]  # a bend follows its arrow, and pulls no box aside
+        weight = (4.0, 1.0, 8.0)[bends]  # bends keep arrows straight without moving boxes
         near[source].append((target, weight, False))
         near[target].append((source, weight, True))
 
@@ -265,10 +266,10 @@ def _places(
 
 
 def _toward(place: float, pulls: Sequence[tuple[float, float]]) -> float:
-    """The nearest place with the least weighted distance to the others: a weighted median.
+    """The closest position with the least weighted distance to the others: a weighted median.
 
-    A mean would do too, but it spreads the way of a long arrow over all its bends; a median lets it
-    stand upright and go across once.
+    A mean would distribute the horizontal offset of a long arrow over all its bends; with a median
+    it is vertical except in one place.
     """
     half = sum(weight for _, weight in pulls) / 2
     low = high = place
@@ -286,7 +287,7 @@ def _toward(place: float, pulls: Sequence[tuple[float, float]]) -> float:
 def _ports(
     chains: Sequence[Sequence[int]], x: Sequence[float], sizes: Sequence[Point]
 ) -> list[tuple[float, float]]:
-    """Where each arrow leaves its box and enters the other: side by side, in the order they come."""
+    """Start and end of each arrow; arrows into the same box end side by side, in order."""
     starts, ends = [x[chain[0]] for chain in chains], [x[chain[-1]] for chain in chains]
     arriving: dict[int, list[int]] = {}
     for index, chain in enumerate(chains):

@@ -1,4 +1,4 @@
-"""Which nodes of a graph a rewrite made or changed: from reports, or by comparing with the graph before."""
+"""Nodes that a rewrite made or changed: from reports, or by comparison with the original graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortboost.graph.query import input_at, label, producer_of, sole_consumer
 __all__ = ["BOOKKEEPING", "marks_against", "marks_of_reports"]
 
 BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
-"""Their reports name weights, of which nothing changed for the node that uses them."""
+"""Rewrites whose reports name weights, without a change of the nodes that use them."""
 
 _FOLDED = frozenset(("BatchNormalization", "Mul", "Add", "Sub", "Div", "Pad", "Relu", "Clip"))
 
@@ -24,22 +24,23 @@ _FOLDED = frozenset(("BatchNormalization", "Mul", "Add", "Sub", "Div", "Pad", "R
 def marks_of_reports(
     model: ir.Model, reports: Iterable[Report]
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """What reports say on the nodes of a graph.
+    """Descriptions of the changes of a graph's nodes, from reports.
 
-    A report names nodes, or tensors: the tensor's maker is meant, or for a weight the nodes that use it.
+    A report names nodes or tensors. A tensor stands for its producer, or, if it is a weight, for
+    the nodes that use it.
 
     Args:
         model: The graph.
-        reports: Of the rewrites that made it.
+        reports: The reports of the rewrites that were applied.
 
     Returns:
-        Node to what was done; and rewrite to how many of the names in its report are not in this
-        graph (any more).
+        Node to the description of its change; and rewrite to the number of names in its report that
+        are not in this graph.
     """
     known: dict[str, set[str]] = {}
     for node in model.graph:
         own = label(node)
-        # The runtime's own rewrites append the new operator to a name ("bn1_BatchNormInternal").
+        # onnxruntime's rewrites append the new operator to a name ("bn1_BatchNormInternal").
         before = own.removesuffix(f"_{node.op_type}")
         for name in (own, before, *(out.name for out in node.outputs if out.name)):
             known.setdefault(name, set()).add(own)
@@ -56,26 +57,27 @@ def marks_of_reports(
                 continue
             text = f"{report.rewrite}: {what}"
             for node_name in known.get(name) or used.get(name, set()):
-                said = marks.get(node_name)
-                marks[node_name] = text if said is None else f"{said}; {text}"
+                earlier = marks.get(node_name)
+                marks[node_name] = text if earlier is None else f"{earlier}; {text}"
             if name not in known and name not in used:
                 missing[report.rewrite] = missing.get(report.rewrite, 0) + 1
     return marks, missing
 
 
 def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], dict[str, str]]:
-    """What is new or different in a graph, node by node.
+    """The new and the different nodes of a graph.
 
-    Nodes are paired by name and operator, by output and operator, then by their order among those
-    that do the same, and of the same operator, and at last by output or name alone. A node that only
-    reads from elsewhere is not different: what it reads from is.
+    Nodes are matched by name and operator; then by output and operator; then in order among nodes
+    with the same operator, attributes and weights; then among nodes with the same operator; and
+    last by output or name alone. A node that only reads from another node is not different.
 
     Args:
         before: The graph before.
         after: The graph after.
 
     Returns:
-        Node of ``after`` to what is new; and nodes of ``before`` that are gone.
+        Node of ``after`` to the description of its change; and removed nodes of ``before`` to their
+        operator.
     """
     old, new = ([n for n in model.graph if not _constant(n)] for model in (before, after))
     pairs = _paired(old, new)
@@ -97,7 +99,7 @@ def _constant(node: ir.Node) -> bool:
 
 
 def _paired(old: Sequence[ir.Node], new: Sequence[ir.Node]) -> dict[int, int]:
-    """Index of a new node to that of the old one it comes from."""
+    """Index of a new node to that of the matching old one."""
     pairs: dict[int, int] = {}
     free = set(range(len(old)))
 
@@ -147,12 +149,12 @@ def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | N
     elif len(old.inputs) != len(new.inputs):
         found.append(f"{len(old.inputs)} inputs became {len(new.inputs)}")
     elif other and _op(old) == _op(new):
-        found.append("other weights")
+        found.append("different weights")
     return "; ".join(found) or None
 
 
 def _folded(node: ir.Node, lost: Collection[ir.Node]) -> list[ir.Node]:
-    """Nodes that are gone, that can be folded, and that alone read from a changed node or fed it."""
+    """Removed foldable nodes in an unbranched chain before or after a changed node."""
     gone = {n for n in lost if n.op_type in _FOLDED}
     before: list[ir.Node] = []
     producer = producer_of(input_at(node, 0))
@@ -188,7 +190,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def _weights(node: ir.Node) -> tuple[tuple[int, str], ...]:
-    """Inputs that are constants, with a digest of what they hold."""
+    """Indices of constant inputs, with a digest of the constant."""
     found = []
     for index, value in enumerate(node.inputs):
         tensor = None if value is None else ir.convenience.get_const_tensor(value)

@@ -1,4 +1,4 @@
-"""What a picture of a graph shows: boxes with a few lines of text, and arrows."""
+"""The content of a picture of a graph: boxes with a few lines of text, and arrows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortboost.graph.reach import uses_inside
 
 __all__ = ["Box", "Picture", "around", "part_of", "picture_of"]
 
-_FEW = 3  # weights that a box lists
+_LISTED = 3  # number of weights listed in a box
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Box:
         key: Name of the node, or of the input or output.
         title: Operator, or name of the input or output.
         lines: Settings, weights, shape.
-        kind: ``node``, ``input``, ``output`` or ``more`` (what is left out).
-        family: What sort of operator it is; decides the color.
-        mark: What was done to it, if a rewrite made or changed it.
+        kind: ``node``, ``input``, ``output`` or ``more`` (omitted boxes).
+        family: Category of the operator, for the color.
+        mark: Description of the change, if a rewrite made or changed the node.
     """
 
     key: str
@@ -46,9 +46,9 @@ class Picture:
 
     Args:
         boxes: The boxes.
-        arrows: Pairs of indices into them.
-        title: What it is a picture of.
-        notes: What else there is to say, below the title.
+        arrows: Pairs of indices of boxes, source and target.
+        title: The title.
+        notes: Lines below the title.
     """
 
     boxes: Sequence[Box]
@@ -67,12 +67,12 @@ def picture_of(
 ) -> Picture:
     """The picture of the main graph of a model.
 
-    Weights and constants are lines in the boxes that use them, not boxes of their own; a node with
-    subgraphs is one box that tells how many nodes they have.
+    Weights and constants are lines in the boxes of their readers, not separate boxes. A node with
+    subgraphs is one box with the number of their nodes.
 
     Args:
         model: The model.
-        marks: Node name to what was done to it.
+        marks: Node name to the description of its change.
         weights: Graph inputs that are weights, as in the graphs of a program.
         title: The title.
         notes: Lines below it.
@@ -102,15 +102,15 @@ def picture_of(
 
 
 def around(picture: Picture, name: str, hops: int) -> Picture:
-    """The part of a picture near one box; what is left out shows as a box with dots.
+    """The neighbourhood of a box; omitted boxes are shown as a dashed box.
 
     Args:
         picture: The whole picture.
         name: Name of a node, input or output.
-        hops: How many arrows away.
+        hops: Size of the neighbourhood, in arrows.
 
     Raises:
-        UsageError: There is no box of this name.
+        UsageError: There is no box with this name.
     """
     found = [index for index, box in enumerate(picture.boxes) if box.key == name]
     if not found:
@@ -118,7 +118,7 @@ def around(picture: Picture, name: str, hops: int) -> Picture:
         raise UsageError(
             f"The graph has no node '{name}'.",
             where="--around",
-            fix=(f"Near to it: {', '.join(close)}. " if close else "")
+            fix=(f"Similar names: {', '.join(close)}. " if close else "")
             + "'ortboost inspect FILE --layers' lists the nodes.",
         )
     near, front = set(found), set(found)
@@ -129,18 +129,19 @@ def around(picture: Picture, name: str, hops: int) -> Picture:
     part = part_of(picture, sorted(near))
     nodes = sum(box.kind == "node" for box in picture.boxes)
     shown = sum(box.kind == "node" for box in part.boxes)
-    note = f"{shown} of {nodes} nodes: {hops} steps around {middle(name)}"
+    note = f"{shown} of {nodes} nodes: within {hops} steps of {middle(name)}"
     return Picture(part.boxes, part.arrows, picture.title, (note, *picture.notes))
 
 
 def part_of(picture: Picture, kept: Sequence[int], names: Sequence[str] | None = None) -> Picture:
-    """Some boxes of a picture, and boxes with dots for what is left out around them.
+    """Some boxes of a picture, with dashed boxes for their omitted neighbours.
 
     Args:
         picture: The whole picture.
         kept: Indices of the boxes.
-        names: What each box of the picture is called where it is left out; those of one name are one
-            box. Without names there is one for what comes before each box, and one for what comes after.
+        names: Name of each box of the picture when omitted; omitted boxes with the same name become
+            one box. Without names, each box has one for all omitted predecessors and one for all
+            omitted successors.
     """
     place = {old: new for new, old in enumerate(kept)}
     arrows = [(place[s], place[t]) for s, t in picture.arrows if s in place and t in place]
@@ -164,14 +165,16 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
     lines = [settings(node)]
     held = [line for line in (weight(v, inside) for v in node.inputs) if line]
-    lines += held if len(held) <= _FEW + 1 else [*held[:_FEW], f"and {len(held) - _FEW} more"]
+    if len(held) > _LISTED + 1:
+        held = [*held[:_LISTED], f"and {len(held) - _LISTED} more"]
+    lines += held
     lines += [
         f"{attribute}: {count_of(sum(1 for _ in graph.all_nodes()), 'node')}"
         for attribute, graph in _named_bodies(node)
     ]
     shape = known_shape(node.outputs[0]) if node.outputs else None
     if shape is not None:
-        lines.append("→ " + (times(shape) or "one number"))
+        lines.append("→ " + (times(shape) or "scalar"))
     lines.append(middle(name))
     return Box(
         name,

@@ -1,4 +1,4 @@
-"""A picture as SVG: no script, no font, light or dark as the reader's screen is."""
+"""A picture as SVG, without scripts or fonts, in the reader's light or dark color scheme."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ortboost.drawing.picture import Box, Picture
 __all__ = ["to_svg"]
 
 _TITLE, _LINE = 13.0, 11.0
-_ADVANCE = 0.61  # width of a character over the size of the font, of all usual monospaced fonts
+_ADVANCE = 0.61  # character width / font size of common monospaced fonts
 _PAD, _MARGIN = 10.0, 28.0
-_MARK_WIDE = 36  # characters of a line on what a rewrite did
-_NOTE_WIDE = 72  # characters of a line below the title
+_MARK_WIDE = 36  # characters per line of a mark
+_NOTE_WIDE = 72  # characters per line below the title
 _STYLE = """
 svg { color-scheme: light dark; }
 text { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
@@ -59,7 +59,7 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
 
     Args:
         picture: The picture.
-        links: Key of a node to where a click on its box leads.
+        links: Key of a node to the link target of its box.
 
     Returns:
         A complete SVG file.
@@ -96,7 +96,7 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as XML; characters that it does not know are shown as escapes."""
+    """Escape text for XML; characters that are invalid in XML are shown as escapes."""
     return html.escape(printable(text))
 
 
@@ -109,7 +109,7 @@ def _lines(box: Box) -> list[tuple[str, str]]:
 
 
 def _wrap(text: str, width: int, most: int) -> list[str]:
-    """Lines of whole words; a longer word is cut, and so is what does not fit."""
+    """Wrap text at words; a word that is too long and lines beyond ``most`` are truncated."""
     lines = [""]
     for word in text.split():
         shown = word if len(word) <= width else word[: width - 1] + "…"
@@ -154,14 +154,15 @@ def _draw(box: Box, lines: Sequence[tuple[str, str]], size: Point, center: Point
     for style, text in lines:
         baseline += _font(style) * 1.35
         parts.append(
-            f'<text class="{style}" x="{_n(center[0] + shift)}" y="{_n(baseline - 0.3 * _font(style))}" '
+            f'<text class="{style}" x="{_n(center[0] + shift)}" '
+            f'y="{_n(baseline - 0.3 * _font(style))}" '
             f'font-size="{_n(_font(style))}" text-anchor="middle">{escape(text)}</text>'
         )
     return [*parts, "</g>"]
 
 
 def _arrow(route: Sequence[Point]) -> str:
-    """Straight down through a layer, a smooth curve between layers, and a head."""
+    """An arrow: straight down within a layer, a smooth curve between layers, and a head."""
     x, y = route[0]
     path = [f"M{_n(x)} {_n(y)}"]
     for index, (to_x, to_y) in enumerate(route[1:]):
@@ -184,9 +185,9 @@ def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
         y += 20
         if style == "legend":
             parts.append(
-                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" height="14" '
-                f'rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" font-size="{_n(size)}">'
-                "new or changed</text>"
+                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" '
+                f'height="14" rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" '
+                f'font-size="{_n(size)}">new or changed</text>'
             )
         else:
             parts.append(

@@ -1,7 +1,7 @@
-"""Training on the host: data, schedules, checkpoints, logs, and the loop that joins them.
+"""Training on the host: data, schedules, checkpoints, logs, and the training loop.
 
-The trainer drives anything that keeps the protocols in :mod:`ortboost.training.protocols`; it
-knows nothing of graphs or runtimes.
+The trainer drives any object that implements the protocols in
+:mod:`ortboost.training.protocols`; it does not depend on graphs or runtimes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Callbacks: small observers of a run that may ask it to stop or to keep the best model.
 
-This is the one protocol that the trainer knows. Callbacks of another make (those with MindSpore's names)
-have a method ``to_trainer`` that gives one of these, see :class:`Adaptable`.
+This is the trainer's only callback protocol. Callbacks of other APIs (those with MindSpore's names)
+have a method ``to_trainer`` that converts them, see :class:`Adaptable`.
 
-A callback whose behaviour depends on what it saw before keeps that in ``state_dict``: it is saved
-with every checkpoint, so that a resumed run decides as an uninterrupted one does.
+A callback whose behaviour depends on earlier events returns its state in ``state_dict``. It is
+saved with every checkpoint, so that a resumed run decides as an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
 
 @dataclass
 class RunView:
-    """What a callback sees of the run, and how it asks for something.
+    """A callback's view of the run, with the requests that it can make.
 
     Args:
-        epoch: Current epoch, from 0; after the end of one the next.
+        epoch: Current epoch, from 0; after the end of an epoch, the next one.
         step: Steps done (batches consumed).
-        batch: Batches of the current epoch that are done.
+        batch: Batches of the current epoch done so far.
         epochs: Epochs of the whole run.
-        steps_per_epoch: Batches in an epoch; None where that is not known before its end.
+        steps_per_epoch: Batches in an epoch; None if unknown before its end.
         applied_steps: Updates applied.
-        metrics: The newest of ``train_loss``, ``val_loss``, ``val_accuracy``, ...
+        metrics: The newest values of ``train_loss``, ``val_loss``, ``val_accuracy``, ...
         learning_rates: Learning-rate input to its value in the newest step.
-        about: What the run is, by name: its ``run``, ``engine``, ``optimizer``, ``batch_size``, ...
-        stop_reason: Why the run is asked to stop after this step or epoch; None to go on.
-        keep_best: Set to keep the present state as the best model.
+        about: Metadata of the run: ``run``, ``engine``, ``optimizer``, ``batch_size``, ...
+        stop_reason: Why the run is to stop after this step or epoch; None to continue.
+        keep_best: Set to True to keep the current state as the best model.
     """
 
     epoch: int = 0
@@ -66,7 +66,7 @@ class RunView:
 
 
 class Callback:
-    """Base of callbacks: every hook does nothing.
+    """Base class of callbacks; its hooks do nothing.
 
     ``name`` is the key of the state in a checkpoint and must differ between the callbacks of a run.
     """
@@ -80,7 +80,7 @@ class Callback:
         """Before the first step of this session, after a checkpoint was loaded."""
 
     def on_epoch_begin(self, run: RunView) -> None:
-        """Before the first batch of an epoch, or of what a resumed run has left of it."""
+        """Before the first batch of an epoch, or of the remaining part in a resumed run."""
 
     def on_step_begin(self, run: RunView) -> None:
         """Before each step."""
@@ -95,52 +95,52 @@ class Callback:
         """After each epoch and its validation; ``metrics`` holds ``train_...`` names."""
 
     def on_train_end(self, run: RunView) -> None:
-        """After the last step of a run that was not interrupted and did not diverge."""
+        """After the last step of a run that was neither interrupted nor diverged."""
 
     def on_close(self, run: RunView) -> None:
-        """When a session that has begun ends, however it does.
+        """When a session ends, for whatever reason.
 
-        ``run.stop_reason`` is why; None after an error, Ctrl-C or divergence.
+        ``run.stop_reason`` is the reason; None after an error, Ctrl-C or divergence.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart, as JSON data."""
+        """The state to save in checkpoints, as JSON data."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
 
 
 @runtime_checkable
 class Adaptable(Protocol):
-    """A callback of another make that can take part in a run of the trainer."""
+    """A callback of another API that can be converted for the trainer."""
 
     def to_trainer(self) -> Callback:
-        """This callback for the trainer.
+        """This callback as a callback of the trainer.
 
         Raises:
-            UsageError: It needs what the trainer does not have.
+            UsageError: It needs something that the trainer does not have.
         """
 
 
 def as_callbacks(values: Sequence[Callback | Adaptable]) -> list[Callback]:
-    """Callbacks for the trainer out of callbacks of any make.
+    """Convert callbacks of any API to callbacks of the trainer.
 
     Args:
         values: The callbacks.
 
     Raises:
-        ArgumentTypeError: One is no callback.
-        UsageError: One needs what the trainer does not have.
+        ArgumentTypeError: A value is not a callback.
+        UsageError: A callback needs something that the trainer does not have.
     """
     found: list[Callback] = []
     for value in values:
         if not isinstance(value, Callback | Adaptable) or isinstance(value, type):
             kind = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
             raise ArgumentTypeError(
-                f"A {kind} is no callback.",
+                f"Not a callback: {kind}.",
                 where="callbacks",
-                fix="Give instances of a subclass of ortboost.training.Callback.",
+                fix="Pass instances of a subclass of ortboost.training.Callback.",
             )
         found.append(value if isinstance(value, Callback) else value.to_trainer())
     return found
@@ -148,11 +148,11 @@ def as_callbacks(values: Sequence[Callback | Adaptable]) -> list[Callback]:
 
 @dataclass(frozen=True)
 class Goal:
-    """What counts as better.
+    """The metric to monitor, and when a value counts as an improvement.
 
     Args:
         monitor: The metric: ``val_loss``, ``val_accuracy``, ``train_loss``, ...
-        mode: "min", "max", or "auto": "max" for accuracies and ``topK``, "min" for the rest.
+        mode: "min", "max", or "auto": "max" for accuracies and ``topK``, "min" otherwise.
         min_delta: An improvement must be larger than this.
 
     Example:
@@ -175,7 +175,7 @@ class Goal:
         return self.mode == "max"
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether ``value`` beats ``best``; NaN beats nothing, any number beats None."""
+        """Whether ``value`` improves on ``best``: NaN never does, any number improves on None."""
         if math.isnan(value):
             return False
         if best is None:
@@ -184,20 +184,20 @@ class Goal:
         return gain > self.min_delta
 
     def read(self, metrics: Mapping[str, float], every: Mapping[str, float]) -> float | None:
-        """The monitored value if this event carries it.
+        """The monitored value if this event has it.
 
         Args:
             metrics: The metrics of the event.
-            every: All metrics of the run so far, for the error.
+            every: All metrics of the run so far, for the error message.
 
         Raises:
-            UsageError: After a whole epoch no such metric exists.
+            UsageError: The metric does not exist after a whole epoch.
         """
         if self.monitor in metrics:
             return metrics[self.monitor]
         if self.monitor not in every and any(name.startswith("train_") for name in metrics):
             raise UsageError(
-                f"There is no metric '{self.monitor}' to monitor.",
+                f"Unknown metric '{self.monitor}' to monitor.",
                 where="callbacks",
                 fix=nearest(self.monitor, every),
             )
@@ -206,13 +206,13 @@ class Goal:
 
 @dataclass
 class Patience:
-    """How long a metric may go without getting better.
+    """How long a metric may go without improving.
 
     Args:
-        goal: What counts as better.
-        patience: Values in a row without improvement before the run is stopped.
-        best: The best value so far; None before the first, or what has to be beaten.
-        waited: Values since then.
+        goal: The metric and its direction.
+        patience: Consecutive values without improvement before the run is stopped.
+        best: The best value so far, or the value to improve on; None before the first.
+        waited: Number of values since then.
 
     Example:
         >>> patience = Patience(Goal("val_loss"), 2)
@@ -229,7 +229,7 @@ class Patience:
         check_kinds(self, "callbacks")
 
     def look(self, value: float) -> bool:
-        """Take a value; whether it is the best so far. NaN never is."""
+        """Record a value; returns whether it is the best so far. NaN never is."""
         improved = self.goal.better(value, self.best)
         if improved:
             self.best = value
@@ -243,7 +243,7 @@ class Patience:
 
 
 class _Monitoring(Callback):
-    """What the two callbacks below share: they look at one metric and remember the best value."""
+    """Base of the callbacks below, which monitor a metric and record its best value."""
 
     def __init__(self, goal: Goal | None, patience: int, best: float | None = None) -> None:
         self.goal = goal or Goal()
@@ -281,12 +281,12 @@ class _Monitoring(Callback):
 
 
 class EarlyStopping(_Monitoring):
-    """Stop when the monitored metric has not improved for ``patience`` looks.
+    """Stop when the monitored metric has not improved for ``patience`` evaluations.
 
     Args:
-        goal: What counts as better.
-        patience: Validations (epochs for ``train_...``) without improvement before it stops.
-        baseline: What the first value has to beat, if anything.
+        goal: The metric and its direction.
+        patience: Validations (epochs for ``train_...``) without improvement before stopping.
+        baseline: A value that the first one must improve on, if any.
 
     Raises:
         ConfigError: ``patience`` is below 1.
@@ -299,12 +299,12 @@ class EarlyStopping(_Monitoring):
 
     @property
     def patience(self) -> int:
-        """Values in a row without improvement before it stops."""
+        """Consecutive values without improvement before stopping."""
         return self._seen.patience
 
     @property
     def waited(self) -> int:
-        """Values since the best one."""
+        """Number of values since the best one."""
         return self._seen.waited
 
     def on_train_begin(self, run: RunView) -> None:
@@ -327,11 +327,11 @@ class EarlyStopping(_Monitoring):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Best value, its step, and the looks waited since."""
+        """The best value, its step, and the number of values since."""
         return {**super().state_dict(), "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         super().load_state_dict(state)
         self._seen.waited = int(state["waited"])
 

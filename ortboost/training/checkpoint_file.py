@@ -1,15 +1,15 @@
-"""One checkpoint as two files: writing it, and reading it only if every byte is what was written.
+"""Write a checkpoint as two files, and verify it byte by byte when reading it.
 
 ::
 
     step-00000120.safetensors   every state tensor
-    step-00000120.json          written last: sha256 and size of the tensor file, the catalogue of
-                                the tensors, the program's fingerprint, the trainer's progress, and
-                                a digest of the JSON itself
+    step-00000120.json          written last: sha256 and size of the tensor file, names, dtypes and
+                                shapes of the tensors, the program's fingerprint, the trainer's
+                                progress, and a digest of the JSON itself
 
-A tensor file without its JSON is an unfinished save and counts as nothing. Where a step is saved once more with
-other tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON vouches for the old ones until the new JSON
-stands.
+A tensor file without its JSON is an incomplete save and is ignored. If a step is saved again with
+different tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON and tensors stay
+valid until the new JSON is in place.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read and found good.
+    """A checkpoint that was read and verified.
 
     Args:
         step: The global step (batches consumed) after which it was taken.
         path: Its JSON file.
         state: State tensor by name; each access reads the file.
-        progress: What the trainer gave to :meth:`CheckpointStore.save`.
-        program: Fingerprint of the program that it belongs to.
+        progress: The progress that was passed to :meth:`CheckpointStore.save`.
+        program: Fingerprint of its program.
     """
 
     step: int
@@ -75,7 +75,7 @@ class RefusedError(Exception):
 def write_checkpoint(
     path: Path, state: Mapping[str, Array], progress: Mapping[str, Any], program: str
 ) -> None:
-    """Write both files of a checkpoint; a crash at any moment leaves no half one.
+    """Write both files of a checkpoint; a crash at any moment leaves no partial checkpoint.
 
     Args:
         path: Its JSON file.
@@ -96,11 +96,11 @@ def write_checkpoint(
                 if tensors.exists():
                     tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
                 put_in_place(made, tensors)
-        except (ValueError, OSError) as error:  # a full disk, or a dtype it has no name for
+        except (ValueError, OSError) as error:  # a full disk, or an unsupported dtype
             raise FileError(
                 "A checkpoint cannot be written.",
                 where=f"{tensors}: {error}",
-                fix="Make room on the disk; state tensors must be plain numbers.",
+                fix="Free some disk space; state tensors must have numeric dtypes.",
             ) from error
     content = {
         "format": _FORMAT,
@@ -117,15 +117,15 @@ def write_checkpoint(
 
 
 def tensor_files(path: Path) -> list[Path]:
-    """The tensor files with names of one checkpoint, given its JSON file."""
+    """The tensor files that belong to a checkpoint by name, given its JSON file."""
     ours = re.compile(re.escape(path.stem) + _TENSORS)
     return sorted(found for found in path.parent.iterdir() if ours.fullmatch(found.name))
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file with the name of a checkpoint is one that ortboost wrote, whole or not.
+    """Whether ortboost wrote a file with the name of a checkpoint, complete or not.
 
-    Tensor files that ortboost 0.1 left unfinished are not known by it.
+    Incomplete tensor files of ortboost 0.1 are not recognized.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError, FileError):
         if path.suffix == ".json":
@@ -162,11 +162,11 @@ def read_checkpoint(
 
     Args:
         path: Its JSON file.
-        program: The fingerprint that it must have; None takes any.
-        expect: Tensors whose names, shapes and dtypes it must have; None takes any.
+        program: The required fingerprint; None accepts any.
+        expect: Tensors whose names, shapes and dtypes it must have; None accepts any.
 
     Raises:
-        RefusedError: It is damaged or foreign.
+        RefusedError: It is damaged or belongs to another program.
     """
     content = _read_content(path)
     if program is not None and content["program"] != program:
@@ -189,7 +189,7 @@ def read_checkpoint(
         raise RefusedError(tensors, str(error)) from error
     found = {name: _describe(state, name) for name in state}
     if found != content["tensors"]:
-        raise RefusedError(tensors, "its tensors are not those that its JSON lists")
+        raise RefusedError(tensors, "its tensors differ from those listed in its JSON")
     if expect is not None:
         _check_tensors(tensors, found, {name: _describe(expect, name) for name in expect})
     progress = dict(content["progress"])
@@ -202,7 +202,7 @@ def _read_content(path: Path) -> dict[str, Any]:
     except FileError as error:
         raise RefusedError(path, "the file is missing or is not valid JSON") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise RefusedError(path, "it is no ortboost checkpoint")
+        raise RefusedError(path, "it is not an ortboost checkpoint")
     if content.get("version") != FORMAT_VERSION:
         raise RefusedError(
             path,
@@ -222,7 +222,7 @@ def _check_tensors(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             raise RefusedError(
                 path,
                 f"the tensor '{name}' is {found[name]['dtype']}{found[name]['shape']}, "
-                f"the program wants {wanted[name]['dtype']}{wanted[name]['shape']}",
+                f"the program needs {wanted[name]['dtype']}{wanted[name]['shape']}",
             )
     for name in found:
         if name not in wanted:

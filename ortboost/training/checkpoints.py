@@ -1,6 +1,7 @@
-"""A folder of checkpoints: the newest ones and the best one; a bad one is named, never used.
+"""A folder of checkpoints: the newest ones and the best one.
 
-``best.json`` names the checkpoint that is kept however old it grows.
+An invalid checkpoint is reported and never used. ``best.json`` names the best checkpoint, which is
+kept however old it is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TENSORS = re.compile(r"(step-\d{8,})(\.[0-9a-f]{8})?\.safetensors")
 
 
 class Found(NamedTuple):
-    """The newest good checkpoint (None if there is none) and the newer ones that were refused."""
+    """The newest valid checkpoint (None if there is none) and the newer ones that were refused."""
 
     checkpoint: Checkpoint | None
     refused: tuple[RefusedError, ...]
@@ -41,14 +42,13 @@ class CheckpointStore:
     """A folder of checkpoints.
 
     Args:
-        folder: Where they lie; created if missing. Temporary files of dead processes in it are
-            removed.
-        keep: How many of the newest to keep, 1 or more; the best one is kept besides.
-        writes: False for a process that reads what another one writes: saving, pinning and removing
-            do nothing.
+        folder: The folder; created if missing. Temporary files of dead processes in it are removed.
+        keep: How many of the newest to keep, 1 or more; the best one is kept in addition.
+        writes: False for a process that only reads the checkpoints of another one: saving, pinning
+            and removing do nothing.
 
     Raises:
-        FileError: The folder cannot be made.
+        FileError: The folder cannot be created.
 
     Example:
         ``store.save(state, {"step": 120, ...}, program="ab12")`` and, later,
@@ -63,14 +63,14 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(
-                "The checkpoint folder cannot be made.", where=str(self.folder), fix=str(error)
+                "The checkpoint folder cannot be created.", where=str(self.folder), fix=str(error)
             ) from error
         self._refused: set[int] = set()
         if writes:
             sweep(self.folder)
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, good or bad, in rising order."""
+        """The steps of all checkpoints, valid or not, in increasing order."""
         matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
@@ -92,7 +92,7 @@ class CheckpointStore:
             state: State tensor by name; dtypes and 0-d shapes are kept.
             progress: JSON data; its ``step`` names the file.
             program: Fingerprint of the program, checked on loading.
-            best: Also pin it as the best one, in place of the one pinned before.
+            best: Also pin it as the best one, in place of the previous one.
 
         Returns:
             The JSON file.
@@ -135,10 +135,10 @@ class CheckpointStore:
     def latest(
         self, *, program: str | None = None, expect: Mapping[str, Array] | None = None
     ) -> Found:
-        """The newest good checkpoint, and which newer ones were refused and why.
+        """The newest valid checkpoint, and which newer ones were refused and why.
 
         Args:
-            program: The fingerprint that it must have; None takes any.
+            program: The required fingerprint; None accepts any.
             expect: Tensors whose names, shapes and dtypes it must have.
         """
         found = self._newest(self.steps(), program, expect)
@@ -157,18 +157,18 @@ class CheckpointStore:
 
         Args:
             path: Its JSON or its tensor file.
-            program: The fingerprint that it must have; None takes any.
+            program: The required fingerprint; None accepts any.
             expect: Tensors whose names, shapes and dtypes it must have.
 
         Raises:
-            FileError: It is damaged or foreign. The text names the bad file and offers the newest
-                good checkpoint before it.
+            FileError: It is damaged or belongs to another program. The message names the file and
+                the newest valid checkpoint before it.
         """
         if not Path(path).name:
             raise FileError(
                 "The checkpoint has no name.",
                 where=f"checkpoint '{path}'",
-                fix="Give best, last, initial, or the path of a checkpoint file.",
+                fix="Use best, last, initial, or the path of a checkpoint file.",
             )
         tensors = _TENSORS.fullmatch(Path(path).name)
         name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
@@ -182,9 +182,9 @@ class CheckpointStore:
             raise FileError(
                 "A checkpoint cannot be used.",
                 where=f"{error.path}: {error.reason}",
-                fix=f"Use the good one before it: {other.path}"
+                fix=f"Use the valid one before it: {other.path}"
                 if other
-                else "There is no good one before it; start the training anew.",
+                else "There is no valid one before it; start the training over.",
             ) from error
 
     def clear(self) -> None:
@@ -207,9 +207,9 @@ class CheckpointStore:
         return Found(None, tuple(refused))
 
     def prune(self) -> None:
-        """Drop the checkpoints beyond ``keep``, and unfinished ones; only files that ortboost wrote.
+        """Remove the checkpoints beyond ``keep`` and incomplete ones, if ortboost wrote them.
 
-        Those that :meth:`latest` refused do not count as kept.
+        Checkpoints that :meth:`latest` refused do not count as kept.
         """
         if not self._writes:
             return
@@ -220,13 +220,13 @@ class CheckpointStore:
             newer = step in self._refused and step > max(good, default=-1)
             if step not in kept and not newer and is_ours(self.path(step)):
                 self._remove(step)
-        for path in self.folder.iterdir():  # unfinished saves
+        for path in self.folder.iterdir():  # incomplete saves
             match = _TENSORS.fullmatch(path.name)
             if match and not self.folder.joinpath(f"{match[1]}.json").exists() and is_ours(path):
                 path.unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
-        # The JSON first: without it the tensor file counts as nothing.
+        # The JSON first: without it the tensor file is an incomplete save.
         self.path(step).unlink(missing_ok=True)
         for path in tensor_files(self.path(step)):
             path.unlink(missing_ok=True)

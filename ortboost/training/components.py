@@ -1,15 +1,16 @@
-r"""Principal components of many large vectors, read piece by piece.
+r"""Principal components of many large vectors, computed in blocks.
 
-With `X` (`N x n`, `N` rows of weights, `N << n`) and its columns centred, the components are the right singular vectors. They come
-from the small matrix of products:
+Let `X` be `N x n`, with `N` rows of weights, `N << n`, and centred columns. The components are its
+right singular vectors, computed from the small Gram matrix:
 
-    X X^T = U S^2 U^T         N x N, added up over blocks of columns, in float64
+    X X^T = U S^2 U^T         N x N, summed over blocks of columns, in float64
     P     = S^-1 U^T X        the first k rows, written block by block
 
-so that memory holds one block of all rows, whatever `n` is. The sign of a component is that of its largest entry in
-size, made positive, as in scikit-learn.
+Memory holds one block of columns at a time, whatever `n` is. The sign of each component makes its
+entry of largest magnitude positive, as in scikit-learn.
 
-Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Coherent Structures (1987).
+Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Coherent Structures
+    (1987).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ortboost.core.files import atomic_path
 
 __all__ = ["principal_components", "weight_blocks"]
 
-_BLOCK = 2**26  # bytes of all rows that are held at once; the products are float64
-_NOISE = 1e-12  # of the largest eigenvalue: what float64 leaves of a direction that is not there
+_BLOCK = 2**26  # bytes of a block of columns in float64
+_NOISE = 1e-12  # relative to the largest eigenvalue: rounding noise of a missing direction
 
 
 def principal_components(
@@ -37,19 +38,19 @@ def principal_components(
     number: int,
     path: str | os.PathLike[str],
 ) -> NDArray[np.float64]:
-    """Write the first principal components of some rows as a ``.npy`` file, float32 `number x length`.
+    """Write the first principal components as a ``.npy`` file, float32 `number x length`.
 
     Args:
-        blocks: Gives the columns from the first to the last in blocks ``[N, some]``; called twice.
-        length: `n`.
-        number: `k`.
-        path: Where to write.
+        blocks: Returns an iterator over all columns, in blocks ``[N, width]``; called twice.
+        length: Number of columns, `n`.
+        number: Number of components, `k`.
+        path: The file to write.
 
     Returns:
-        The share of the variance that each component explains.
+        The fraction of the variance that each component explains.
 
     Raises:
-        UsageError: There are fewer directions than components.
+        UsageError: The rows span fewer than ``number`` directions.
         FileError: The file cannot be written.
     """
     products: NDArray[np.float64] | None = None
@@ -57,15 +58,15 @@ def principal_components(
         centred = block - block.mean(axis=0, dtype=np.float64)
         products = centred @ centred.T + (0.0 if products is None else products)
     if products is None:
-        raise UsageError("There are no weights.", where="rows", fix="Give checkpoints.")
+        raise UsageError("There are no weights.", where="rows", fix="Pass at least one checkpoint.")
     values, vectors = np.linalg.eigh(products)
     values, vectors = values[::-1], vectors[:, ::-1]  # the largest first
-    there = int((values > max(values[0], 0.0) * _NOISE).sum())
-    if not 1 <= number <= there:
+    rank = int((values > max(values[0], 0.0) * _NOISE).sum())
+    if not 1 <= number <= rank:
         raise UsageError(
-            f"{len(products)} rows of weights have {there} principal components, not {number}.",
+            f"{len(products)} rows of weights have {rank} principal components, not {number}.",
             where=f"{number} components",
-            fix=f"Ask for {there} at most, or save more checkpoints (--checkpoint-every, --keep).",
+            fix=f"Request at most {rank}, or save more checkpoints (--checkpoint-every, --keep).",
         )
     mixing = (vectors[:, :number] / np.sqrt(values[:number])).T
     try:
@@ -75,7 +76,7 @@ def principal_components(
         raise FileError(
             "The components cannot be written.",
             where=f"{path}: {error}",
-            fix="Check space and rights.",
+            fix="Check the free space and the permissions.",
         ) from error
     shares: NDArray[np.float64] = values[:number] / values[values > 0].sum()
     return shares
@@ -105,7 +106,7 @@ def _write(
 def weight_blocks(
     paths: Sequence[Path], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[NDArray[np.float32]]:
-    """Columns of the matrix of all weights, one row for each safetensors file, read piece by piece.
+    """Columns of the matrix of all weights, one row per safetensors file, in blocks.
 
     Args:
         paths: The files.
@@ -133,7 +134,7 @@ def weight_blocks(
 
 
 def _check(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    fix = "Use checkpoints of this program or network; leave a damaged one out."
+    fix = "Use undamaged checkpoints of this program or network."
     try:
         with safe_open(path, framework="numpy") as file:
             known = set(file.keys())
@@ -141,7 +142,7 @@ def _check(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
                 shape = tuple(file.get_slice(name).get_shape()) if name in known else None
                 if shape != wanted:
                     raise FileError(
-                        f"The checkpoint has '{name}' as {shape}, {wanted} is needed.",
+                        f"The checkpoint has '{name}' with shape {shape} instead of {wanted}.",
                         where=str(path),
                         fix=fix,
                     )

@@ -1,4 +1,4 @@
-"""What a training run is: one frozen configuration."""
+"""The configuration of a training run."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class TrainConfig:
 
     Args:
         epochs: Passes over the data.
-        max_steps: Stop after so many steps (batches, skipped ones included); None for no limit.
-        learning_rate: One schedule for all groups, or a schedule by learning-rate input
-            (``learning_rate``, ``learning_rate/head``); a group that is not named follows
-            ``learning_rate``. Schedules count applied updates.
-        seed: Seed of the run; the step seeds (dropout) derive from it.
-        prefetch: Batches to hold ready, read in threads; 0 is off.
-        workers: Threads that read them; if not given one, and one for each core where images are decoded.
-            The batches are the same for every number.
+        max_steps: Stop after this many steps (batches, including skipped ones); None for no limit.
+        learning_rate: One schedule for all groups, or a mapping from learning-rate input
+            (``learning_rate``, ``learning_rate/head``) to schedule; a group without an entry uses
+            that of ``learning_rate``. Schedules count applied updates.
+        seed: Seed of the run; the seeds of the steps (dropout) are derived from it.
+        prefetch: Number of batches to read ahead in threads; 0 disables prefetching.
+        workers: Number of reader threads; by default one, or one per core where images are
+            decoded. The batches do not depend on it.
         metrics: Validation metrics besides the loss (``accuracy``, ``top5``).
-        labels: The input that the metrics compare with.
-        output: The output that holds the class scores; None for the model's first.
-        validate_every: Validate every N steps too; 0 only at the end of epochs.
-        checkpoint_every: Save every N steps too; 0 only at the end of epochs.
-        log_every: Write every N-th step to the log; skipped steps are always written.
-        loss_scale: How the step scales its loss, for the stop rule and the warnings.
-        max_skips_at_min: Stop after so many steps in a row that overflow while the scale cannot
-            shrink any further (or whose loss is not finite, when the scale is off).
-        warn_halvings: Warn when the scale shrinks so often ...
-        warn_window: ... within so many steps.
-        flush: Apply a window of gradient accumulation that is not full at the end of an epoch, with
-            the mean over the micro-batches that it has. Without it the window goes on in the next.
-        debug_overflow: Diagnose at most so many skipped steps (the 1st, 2nd, 4th, 8th ... of the run):
-            which tensors became non-finite first, and what went into them; 0 is off.
-        overwrite: Start anew in a folder that holds checkpoints, and remove them.
+        labels: The input with the labels, for the metrics.
+        output: The output with the class scores; None for the first output of the model.
+        validate_every: Also validate every N steps; 0 validates at the end of epochs only.
+        checkpoint_every: Also save every N steps; 0 saves at the end of epochs only.
+        log_every: Log every N-th step; skipped steps are always logged.
+        loss_scale: The loss scaling of the step, for the stop rule and the warnings.
+        max_skips_at_min: Stop after this many consecutive steps that overflow while the scale
+            cannot shrink any further (or that have a non-finite loss, without loss scaling).
+        warn_halvings: Warn when the scale shrinks this many times within ``warn_window`` steps.
+        warn_window: The number of steps for ``warn_halvings``.
+        flush: At the end of an epoch, apply an incomplete window of gradient accumulation, as the
+            mean over its micro-batches. If False, the window continues in the next epoch.
+        debug_overflow: Diagnose at most this many skipped steps (the 1st, 2nd, 4th, 8th ... of the
+            run): which tensors became non-finite first, and from which inputs; 0 disables it.
+        overwrite: Start over in a folder that has checkpoints, and remove them.
 
     Raises:
         ConfigError: A value is out of range.
@@ -80,13 +80,13 @@ class TrainConfig:
         check_kinds(self, "")
 
     def with_settings(self, settings: Mapping[str, Any]) -> TrainConfig:
-        """A copy with other values of some fields.
+        """A copy with some fields replaced.
 
         Args:
-            settings: Field to value.
+            settings: Field name to value.
 
         Raises:
-            ConfigError: There is no such field, or its value makes no sense.
+            ConfigError: A field is unknown, or its value is invalid.
 
         Example:
             >>> TrainConfig().with_settings({"epochs": 3}).epochs
@@ -94,17 +94,17 @@ class TrainConfig:
         """
         known = [field.name for field in dataclasses.fields(self)]
         for name in settings:
-            require_known(name, known, f"There is no setting '{name}'.", "training", ConfigError)
+            require_known(name, known, f"Unknown setting '{name}'.", "training", ConfigError)
         return dataclasses.replace(self, **settings)
 
     def schedules(self, groups: Sequence[str]) -> dict[str, Schedule]:
         """The schedule of each learning-rate input.
 
         Args:
-            groups: Names of the inputs, as the stepper gives them.
+            groups: Names of the inputs, see ``Stepper.groups``.
 
         Raises:
-            ConfigError: A schedule is for no group, or a group has no schedule.
+            ConfigError: A schedule belongs to no group, or a group has no schedule.
         """
         if not isinstance(self.learning_rate, Mapping):
             return dict.fromkeys(groups, self.learning_rate)
@@ -112,7 +112,7 @@ class TrainConfig:
             require_known(
                 name,
                 groups,
-                f"There is no learning-rate group '{name}'.",
+                f"Unknown learning-rate group '{name}'.",
                 "learning_rate",
                 ConfigError,
             )
@@ -124,12 +124,12 @@ class TrainConfig:
                 raise ConfigError(
                     f"The learning-rate group '{name}' has no schedule.",
                     where="learning_rate",
-                    fix=f"Add one for '{name}' or one for '{LEARNING_RATE}', which all follow.",
+                    fix=f"Add one for '{name}', or one for '{LEARNING_RATE}' as the default.",
                 )
         return {name: schedule for name, schedule in chosen.items() if schedule is not None}
 
     def describe(self, groups: Sequence[str]) -> dict[str, Any]:
-        """What a checkpoint remembers of the configuration, as JSON data."""
+        """The part of the configuration that checkpoints store, as JSON data."""
         schedules = self.schedules(groups)
         return {
             "seed": self.seed,

@@ -1,19 +1,22 @@
-r"""Formulas of learning rates: the rate at a time `t`, counted in steps or in epochs.
+r"""Formulas of learning-rate schedules: the rate at a time `t`, in steps or in epochs.
 
-They are used by the schedules of the trainer (:mod:`ortboost.training.schedules`) and by those with
-MindSpore's names (:mod:`ortboost.mindspore.nn.learning_rate_schedule`). With `r = t / span`, floored for
-``stair``:
+Used by the schedules of the trainer (:mod:`ortboost.training.schedules`) and by those with
+MindSpore's names (:mod:`ortboost.mindspore.nn.learning_rate_schedule`). With `r = t / span`,
+rounded down for ``stair``:
 
 - exponential: `rate * factor^r`;
 - inverse: `rate / (1 + strength * r)`;
-- natural exponential: `rate * exp(-strength * t)`, for ``stair`` with `t` floored to a multiple of `span`;
+- natural exponential: `rate * exp(-strength * t)`, for ``stair`` with `t` rounded down to a
+  multiple of `span`;
 - polynomial: `(rate - end) * (1 - min(t, D) / D)^power + end` with `D = span`, or for ``stretch``
   `D = span * max(1, ceil(t / span))`;
-- cosine: `low + (high - low) * (1 + cos(pi * min(t, span) / span)) / 2` (SGDR, arXiv:1608.03983, eq. 5);
+- cosine: `low + (high - low) * (1 + cos(pi * min(t, span) / span)) / 2` (SGDR, arXiv:1608.03983,
+  eq. 5);
 - linear warm-up: `rate * (start + (1 - start) * min(t, span) / span)`.
 
-All but the warm-up's ``start`` are those of MindSpore's documentation, checked against MindSpore 2.10. Of the
-natural exponential its page writes `exp(-strength * t / span)`; this is what it computes.
+All except the warm-up's ``start`` are those of MindSpore's documentation, checked against MindSpore
+2.10. For the natural exponential its documentation has `exp(-strength * t / span)`; the formula
+here is what it computes.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def _ratio(time: int, span: int, stair: bool) -> float:
 
 
 def exponential(time: int, rate: float, factor: float, span: int, stair: bool = False) -> float:
-    """Falls by ``factor`` every ``span``, see the module.
+    """Decay by ``factor`` every ``span``; formula in the module docstring.
 
     Example:
         >>> exponential(20, 0.5, 0.5, 10)
@@ -45,28 +48,28 @@ def exponential(time: int, rate: float, factor: float, span: int, stair: bool = 
 
 
 def inverse(time: int, rate: float, strength: float, span: int, stair: bool = False) -> float:
-    """Falls as the inverse of time, see the module."""
+    """Decay with the inverse of time; formula in the module docstring."""
     return rate / (1 + strength * _ratio(time, span, stair))
 
 
 def natural_exponential(
     time: int, rate: float, strength: float, span: int, stair: bool = False
 ) -> float:
-    """Falls exponentially with ``strength``, see the module."""
+    """Decay exponentially with ``strength``; formula in the module docstring."""
     return rate * math.exp(-strength * (time // span * span if stair else time))
 
 
 def polynomial(
     time: int, rate: float, end: float, span: int, power: float, stretch: bool = False
 ) -> float:
-    """Falls to ``end``, see the module."""
+    """Decay polynomially to ``end``; formula in the module docstring."""
     if stretch:
         span *= max(1, math.ceil(time / span))
     return float((rate - end) * (1 - min(time, span) / span) ** power + end)
 
 
 def cosine(time: int, low: float, high: float, span: int) -> float:
-    """Falls from ``high`` to ``low`` along half a cosine, see the module.
+    """Decay from ``high`` to ``low`` along half a cosine; formula in the module docstring.
 
     Example:
         >>> [round(cosine(time, 0.0, 1.0, 10), 6) for time in (0, 5, 10, 11)]
@@ -76,5 +79,5 @@ def cosine(time: int, low: float, high: float, span: int) -> float:
 
 
 def linear_warmup(time: int, rate: float, span: int, start: float = 0.0) -> float:
-    """Rises to ``rate`` from the share ``start`` of it, see the module."""
+    """Rise linearly from ``start * rate`` to ``rate``; formula in the module docstring."""
     return rate * (start + (1 - start) * min(time, span) / span)

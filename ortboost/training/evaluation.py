@@ -1,4 +1,4 @@
-"""Evaluating a model on a source: losses and metrics over all samples, each counted once."""
+"""Evaluate a model on a source: mean loss and metrics, counting each sample once."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def evaluate(
     """Run the model over one epoch of a source.
 
     Args:
-        evaluator: The model in evaluation mode. Its loss is one number, or one a sample.
+        evaluator: The model in evaluation mode. Its loss is a scalar or has one value per sample.
         source: The data; its epoch 0 is used.
-        metrics: What to compute besides ``loss``, which is included when the model gives one.
-        labels: The input that the metrics compare with.
-        output: The output that holds the scores; None takes the first one that is not the loss.
-        batch_size: The size that the graph is fixed to, if it is; short batches are padded, and
-            the padding counts neither in the metrics nor in the loss.
-        rule: How labels are compared with scores. Where a label does not count, means are over
-            the labels that count, of all batches together.
+        metrics: What to compute besides ``loss``, which is included if the model has one.
+        labels: The input with the labels, for the metrics.
+        output: The output with the scores; None for the first output other than the loss.
+        batch_size: The fixed batch size of the graph, if it has one; shorter batches are padded,
+            and the padding is excluded from the metrics and the loss.
+        rule: How labels are compared with scores. If it ignores a label, the means are over
+            all labels of all batches that are not ignored.
         axes: Batch axes of the inputs, see :func:`~ortboost.training.data.batches.batch_axes`.
-        stop: Asked after each batch; when it says True the evaluation ends without a result.
+        stop: Called after each batch; if it returns True, the evaluation ends without a result.
 
     Returns:
         Metric name to mean over the samples, ``loss`` first; None if it was stopped.
 
     Raises:
-        UsageError: The source is empty, or ``labels`` or ``output`` is not there.
+        UsageError: The source is empty, or ``labels`` or ``output`` does not exist.
     """
     rule, means = rule or LabelRule(), dict[str, Mean]()
     axis = 0 if axes is None else axes.get(labels, 0)
@@ -82,7 +82,7 @@ def evaluate(
             return None
     if not means:
         raise UsageError(
-            "The evaluation gave nothing to report.",
+            "The evaluation has no results.",
             where="validation data",
             fix="The data must have at least one batch, and the model a loss or metrics.",
         )
@@ -90,7 +90,7 @@ def evaluate(
 
 
 def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], int | None]:
-    """What a mean loss is divided by: the labels that count, ``None`` for the samples."""
+    """A function that counts the labels a mean loss averages over; it returns None for samples."""
 
     def count(batch: Batch) -> int | None:
         return rule.count(batch[labels]) if rule.averaged and labels in batch else None
@@ -108,14 +108,14 @@ def _padded(
 ) -> tuple[Mapping[str, Array], tuple[float, int] | None]:
     """Outputs of a short batch, and the loss that it would have without the padding.
 
-    The padding repeats the last sample, so with L the loss of the padded batch, a that of a batch
-    of nothing but the last sample, and W, A and w the weights (samples, or labels that count) of
-    the padded batch, of that other one and of the real samples, the mean over the real samples is
-    (W L - (size - length) / size A a) / w. For a summed loss it is that sum scaled to a full batch.
+    The padding repeats the last sample. Let L be the loss of the padded batch and a that of a batch
+    that only repeats the last sample. Let W, A and w be the weights (samples, or labels that are
+    not ignored) of the padded batch, of the repeated one and of the real samples. The mean over the
+    real samples is (W L - (size - length) / size A a) / w. A summed loss is scaled to a full batch.
     """
     padded, valid = pad_batch(batch, size, axes=axes)
     outputs = evaluator.evaluate(padded)
-    if np.ndim(outputs.get(_LOSS, ())) > 0:  # none, or one value a sample: nothing to take apart
+    if np.ndim(outputs.get(_LOSS, ())) > 0:  # one value per sample: nothing to correct
         return outputs, _loss(outputs, slice(length), length, count(batch))
     ends = {
         name: rows_of(array, slice(length - 1, length), 0 if axes is None else axes.get(name, 0))
@@ -133,7 +133,7 @@ def _padded(
 def _loss(
     outputs: Mapping[str, Array], real: slice | None, length: int, counted: int | None
 ) -> tuple[float, int] | None:
-    """The loss of a batch and its weight; the mean over the real samples of one value a sample."""
+    """The mean loss over the real samples of a batch, and its weight."""
     if _LOSS not in outputs:
         return None
     loss, weight = np.asarray(outputs[_LOSS]), length if counted is None else counted
@@ -152,7 +152,7 @@ def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:
         raise UsageError(
             f"The model has no output '{output}'."
             if output
-            else "The model has no output but its loss.",
+            else "The model has no output other than its loss.",
             where="output of the metrics",
             fix=nearest(output or "", names) if names else "Turn the metrics off.",
         )

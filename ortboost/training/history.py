@@ -1,7 +1,7 @@
-"""What the event log of a run amounts to: a curve for each number, and how the run stands.
+"""The history of a run, from its event log: a curve for each logged number, and the run's status.
 
-`plot`, `watch`, `runs` and the CSV file read logs through this. Whatever a damaged line holds, there is a
-number or NaN.
+`plot`, `watch`, `runs` and the CSV export read logs through this module. A damaged value becomes
+NaN.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ortboost.training.logs import read_log
 
 __all__ = ["Curve", "RunHistory", "write_csv"]
 
-_MOST: Final = 1e200  # matplotlib adds a margin, and raises where that overflows
+_MOST: Final = 1e200  # larger values overflow when matplotlib adds a margin, and it raises
 _PLACES: Final = ("event", "step")
 
 
 @dataclass
 class Curve:
-    """A number over the steps; NaN where it was not finite."""
+    """A logged number over the steps; NaN where it was not finite."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -49,7 +49,7 @@ class Curve:
         return np.array(self.values, np.float64)
 
     def best(self, goal: Goal) -> tuple[int, float] | None:
-        """Step and value of the best one, by a goal."""
+        """Step and value of the best point, by a goal."""
         found: tuple[int, float] | None = None
         for step, value in zip(self.steps, self.values, strict=True):
             if goal.better(value, None if found is None else found[1]):
@@ -59,22 +59,23 @@ class Curve:
 
 @dataclass
 class RunHistory:
-    """A run as its log tells it.
+    """A run, as reconstructed from its log.
 
     Args:
         name: Name of the run.
-        curves: By name: ``loss``, ``learning_rate``, ``loss_scale``, ``loss_scales/1``, ``total_skips``,
-            ``accuracy`` (of a batch), ``val_loss``, ``val_accuracy``, ``train_loss``, ...
+        curves: Name to curve: ``loss``, ``learning_rate``, ``loss_scale``, ``loss_scales/1``,
+            ``total_skips``, ``accuracy`` (of a batch), ``val_loss``, ``val_accuracy``,
+            ``train_loss``, ...
         skipped: Steps that were skipped.
-        about: What the run is, see :class:`~ortboost.training.callbacks.RunView`.
-        epochs: Epochs that the run is to have; 0 if unknown.
-        total: Steps that it is to have, if that is known.
+        about: Metadata of the run, see :class:`~ortboost.training.callbacks.RunView`.
+        epochs: Planned epochs; 0 if unknown.
+        total: Planned steps; None if unknown.
         step: Steps done.
-        epoch: The epoch that is under way, from 0.
-        sessions: How often it was started or resumed.
+        epoch: The current epoch, from 0.
+        sessions: How often the run was started or resumed.
         warnings: Texts of the warnings.
-        reason: Why it ended; None while it has not.
-        seconds: What the last session took, if it ended.
+        reason: Why the run ended; None while it is running.
+        seconds: Duration of the last session; None if it has not ended.
 
     Example:
         >>> run = RunHistory()
@@ -98,7 +99,7 @@ class RunHistory:
 
     @classmethod
     def read(cls, log: str | os.PathLike[str]) -> RunHistory:
-        """The run of a log file; its name is that of the folder if the log has none.
+        """Read the run of a log file; without a name in the log, it has the folder's name.
 
         Raises:
             FileError: The log cannot be read.
@@ -109,7 +110,7 @@ class RunHistory:
         return run
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take up the next event."""
+        """Add the next event of the log."""
         step, kind = event["step"], event["event"]
         self.step = step if kind == "start" else max(self.step, step)
         self.reason = None
@@ -166,37 +167,37 @@ class RunHistory:
 
     @property
     def monitored(self) -> str:
-        """What runs are compared by: the first metric of the validation, its loss, or the training's."""
+        """The metric to compare runs by: the first validation metric, else a loss."""
         names = [name for name in self.curves if name.startswith("val_")]
         names = [name for name in names if name != "val_loss"] + ["val_loss", "train_loss"]
         return next((name for name in names if name in self.curves), "loss")
 
     def best(self, metric: str | None = None) -> tuple[int, float] | None:
-        """Step and value of the best one of a metric; None if there is none that is finite."""
+        """Step and value of the best point of a metric; None if no value is finite."""
         name = metric or self.monitored
         return self.curves[name].best(Goal(name)) if name in self.curves else None
 
 
 def write_csv(runs: Iterable[RunHistory], path: str | os.PathLike[str]) -> Path:
-    """Write a row for each step of each run, and a column for each curve.
+    """Write a CSV file with a row for each step of each run, and a column for each curve.
 
-    Cells are empty where a curve has no value at a step, and ``nan`` where that is not finite. Numbers
-    have as many digits as they need to be read back to the same bits.
+    A cell is empty where a curve has no value at that step, and ``nan`` where the value is not
+    finite. Numbers have enough digits to be read back exactly.
 
     Args:
-        runs: The runs; their names are the first column.
+        runs: The runs; their names fill the first column.
         path: The file.
 
     Raises:
         FileError: The folder is missing or not writable.
     """
-    told = list(runs)
-    columns = list(dict.fromkeys(name for run in told for name in run.curves))
+    listed = list(runs)
+    columns = list(dict.fromkeys(name for run in listed for name in run.curves))
     target = Path(path)
     with atomic_path(target) as temporary, open(temporary, "w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["run", "step", *columns])
-        for run in told:
+        for run in listed:
             for step, row in _rows(run):
                 writer.writerow([run.name, step, *(row.get(name, "") for name in columns)])
     return target

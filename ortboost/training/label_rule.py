@@ -1,4 +1,4 @@
-"""How class numbers are compared with scores: the class axis, what does not count, the shift."""
+"""How labels are compared with scores: the class axis, the ignored label, the shift."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["LabelRule"]
 
 @dataclass(frozen=True)
 class LabelRule:
-    """What a program or a user says of the labels.
+    """The meaning of the labels, as specified by a program or a user.
 
     Args:
-        class_axis: The axis of the scores that counts the classes, -1 for the last.
-        ignored: A label that does not count, neither in the metrics nor in the loss.
+        class_axis: The class axis of the scores, -1 for the last.
+        ignored: A label to ignore in the metrics and the loss (``ignore_index``).
         shifted: Each position is compared with the next label, as for causal language models.
-        averaged: The loss of a batch is the mean over the labels that count.
+        averaged: The loss of a batch is the mean over the labels that are not ignored.
 
     Example:
         >>> rule = LabelRule(class_axis=-1, ignored=-100, shifted=True)
@@ -36,7 +36,7 @@ class LabelRule:
 
     @classmethod
     def of(cls, inputs: Sequence[object], labels: str) -> LabelRule:
-        """The rule that the specification of the labels input states."""
+        """The rule that the specification of the labels input defines."""
         spec = next((s for s in inputs if getattr(s, "name", None) == labels), None)
         return cls(
             getattr(spec, "class_axis", None) or 1,
@@ -46,19 +46,19 @@ class LabelRule:
         )
 
     def count(self, labels: Array) -> int | None:
-        """How many labels count; ``None`` where all do."""
+        """The number of labels that are not ignored; ``None`` if ``ignored`` is not set."""
         if self.ignored is None:
             return None
         return int((self._shift(labels) != self.ignored).sum())
 
     def aligned(self, scores: Array, labels: Array) -> tuple[Array, Array]:
-        """Scores with the classes in axis 1 and the labels that they are compared with.
+        """The scores with the classes in axis 1, and the labels to compare them with.
 
-        With an ignored label both are flat: scores ``[n, C]`` and labels ``[n]`` of the ``n``
-        positions that count, so that a mean over them is one over positions, not samples.
+        If ``ignored`` is set, both are flat: scores ``[n, C]`` and labels ``[n]`` of the ``n``
+        positions that are not ignored, so that a mean over them is over positions, not samples.
         """
         if scores.ndim < 3 or labels.ndim != scores.ndim - 1:
-            axis = 1  # rows, or labels of another form: the metric says what does not fit
+            axis = 1  # rows, or a mismatch, which the metric reports
         else:
             axis = self.class_axis % scores.ndim
             labels = self._shift(labels)

@@ -1,24 +1,26 @@
-r"""The event log of a run: one JSON object a line (JSONL), written at once.
+r"""The event log of a run: one JSON object per line (JSONL), flushed immediately.
 
 Every line has ``event`` and ``step`` (steps done when it was written). Numbers that are not finite
 are written as null. The events and their further keys:
 
-- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``, ``steps_per_epoch`` (or null),
-  ``steps`` (of the whole run, or null), ``about`` (what the run is, by name: its ``run``, ``engine``, ``optimizer``, ...)
-- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a grouped scale
-  that of the first group, and all of them as ``loss_scales``), ``learning_rate`` (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
+- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``,
+  ``steps_per_epoch`` (or null), ``steps`` (of the whole run, or null), ``about`` (metadata:
+  ``run``, ``engine``, ``optimizer``, ...)
+- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a
+  grouped scale that of the first group, and all of them as ``loss_scales``), ``learning_rate``
+  (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
 - ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
 - ``epoch``: ``epoch`` and the means over it by name (``train_loss``, ...)
 - ``checkpoint``: ``path``, ``best`` (bool)
-- ``scale``: what the state machine of the loss scale did: ``change`` (``shrink``, ``grow``, or ``minimum``:
-  an overflow at the smallest scale), ``before``, ``after``
-- ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``, ``node``,
-  ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
+- ``scale``: a change of the loss scale: ``change`` (``shrink``, ``grow``, or
+  ``minimum``: an overflow at the smallest scale), ``before``, ``after``
+- ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``,
+  ``node``, ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
 - ``warning``: ``text``
 - ``end``: ``reason``, ``seconds`` (of this session)
 
-A checkpoint knows how many events there were when it was taken. A resumed run drops the ones after
-that, so every curve has one value a step; a half line that a killed process left is dropped too.
+A checkpoint stores the number of events at the time. A resumed run removes later events, so every
+curve has one value per step; an incomplete line of a killed process is removed too.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from ortboost.core.errors import FileError
 
 __all__ = ["EventLog", "LogFollower", "finite_or_none", "read_log"]
 
-_TAIL: Final = 200  # bytes before the place that was reached: other ones there mean another log
+_TAIL: Final = 200  # bytes before the current position; if they changed, the log was replaced
 
 
 def finite_or_none(value: Any) -> Any:
-    """JSON data with None in place of numbers that are not finite.
+    """JSON data with non-finite numbers replaced by None.
 
     Example:
         >>> finite_or_none({"loss": float("inf"), "steps": [1, 2.5]})
@@ -66,7 +68,7 @@ class EventLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.position = 0
-        """Events in the file, as far as this object wrote or kept them; see :meth:`rewind`."""
+        """Number of events in the file that this object wrote or kept; see :meth:`rewind`."""
         self._stream: IO[str] | None = None
 
     def write(self, event: str, step: int, **fields: Any) -> None:
@@ -111,7 +113,10 @@ class EventLog:
 
 
 def _cut(path: Path, position: int) -> int:
-    """Cut a file after so many events, in place: a full disk has no room for a copy. How many it has."""
+    """Truncate a file after ``position`` events; returns how many it has.
+
+    In place, because a full disk has no room for a copy.
+    """
     kept = length = 0
     with open(path, "rb+") as stream:
         for line in stream:
@@ -131,12 +136,12 @@ def _unwritten(path: Path, error: OSError) -> FileError:
     return FileError(
         "The log cannot be written.",
         where=f"{path}: {error.strerror or error}",
-        fix="Check the rights of the folder and the free space.",
+        fix="Check the permissions of the folder and the free space.",
     )
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The events of a log; lines that are no events (a torn last line) are left out.
+    """The events of a log; invalid lines (such as an incomplete last line) are skipped.
 
     Raises:
         FileError: The file is missing or cannot be read.
@@ -149,10 +154,10 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class LogFollower:
-    """Reads what is added to a log that another process writes.
+    """Reads new events from a log that another process writes.
 
     Args:
-        path: The log; it need not be there yet.
+        path: The log; it need not exist yet.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -161,29 +166,29 @@ class LogFollower:
         self._tail = b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the log begins anew (a resumed run cuts it), and the events since the last call.
+        """Whether the log was restarted (or truncated by a resumed run), and the new events.
 
-        A line that has no end yet waits for it; one that is no event is left out.
+        An incomplete last line is left for the next call; invalid lines are skipped.
 
         Raises:
-            FileError: The log is there and cannot be read.
+            FileError: The log exists but cannot be read.
         """
         try:
             with open(self.path, "rb") as stream:
                 stream.seek(self._length - len(self._tail))
-                anew = stream.read(len(self._tail)) != self._tail
-                if anew:
+                restarted = stream.read(len(self._tail)) != self._tail
+                if restarted:
                     self._length, self._tail = stream.seek(0), b""
                 whole, end, _ = stream.read().rpartition(b"\n")
         except FileNotFoundError:
-            anew, self._length, self._tail = self._length > 0, 0, b""
-            return anew, []
+            restarted, self._length, self._tail = self._length > 0, 0, b""
+            return restarted, []
         except OSError as error:
             raise _unread(self.path, error) from error
         if whole or end:
             self._length += len(whole) + 1
             self._tail = whole[-_TAIL:] + end
-        return anew, list(_events(whole.decode(errors="replace").split("\n")))
+        return restarted, list(_events(whole.decode(errors="replace").split("\n")))
 
 
 def _unread(path: str | os.PathLike[str], error: OSError) -> FileError:

@@ -1,4 +1,4 @@
-"""Metrics: one number a sample, averaged over all samples whatever the batches were."""
+"""Metrics: one value per sample, averaged over all samples independently of the batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortboost.training.protocols import Array
 __all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "hits", "strict", "top_k"]
 
 METRICS = ("accuracy", "top5", "loss")
-"""Names for :func:`get_metric`; ``topK`` works for every K."""
+"""Names for :func:`get_metric`; ``topK`` is valid for every K."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Mean:
     count: int = 0
 
     def add(self, value: float, samples: int = 1) -> None:
-        """Add ``samples`` samples of mean ``value``."""
+        """Add ``samples`` samples with the mean ``value``."""
         self.add_sum(value * samples, samples)
 
     def add_sum(self, total: float, samples: int) -> None:
@@ -51,11 +51,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Metric:
-    """A named function of model output and labels.
+    """A named function of the model output and the labels.
 
     Args:
-        name: As it appears in logs.
-        function: (scores ``[N, ...]``, labels ``[N, ...]``) to one value a sample, ``[N]``.
+        name: The name in logs.
+        function: (scores ``[N, ...]``, labels ``[N, ...]``) to one value per sample, ``[N]``.
             None for ``loss``, which the evaluation graph computes itself.
     """
 
@@ -64,12 +64,12 @@ class Metric:
 
 
 def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
-    """1 where the highest score is the label's.
+    """1 where the label's score is the highest.
 
     Args:
-        scores: ``[N, C]`` or ``[N, C, d...]``, any monotonous score; or ``[N]`` / ``[N, 1]``
-            logits of a binary model, where above 0 means class 1.
-        labels: Class numbers ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``.
+        scores: ``[N, C]`` or ``[N, C, d...]``, such as logits or probabilities; or the
+            ``[N]`` or ``[N, 1]`` logits of a binary model, where values above 0 mean class 1.
+        labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``.
 
     Returns:
         ``[N]``; positions ``d...`` are averaged. NaN scores count as wrong.
@@ -101,14 +101,14 @@ def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
 
 
 def hits(scores: Array, classes: Array, k: int = 1) -> NDArray[np.bool_]:
-    """Where fewer than ``k`` classes have a higher score than the right one.
+    """Where fewer than ``k`` classes have a higher score than the correct one.
 
-    Of equal scores the lower class number wins, as in argmax; NaN is wrong.
+    Of equal scores the one with the lower class index ranks first, as in argmax; NaN is a miss.
 
     Args:
         scores: ``[N, C]`` or ``[N, C, d...]``.
-        classes: The right ones, ``[N, d...]``; what is no class is a miss.
-        k: How many may be named.
+        classes: The correct class indices, ``[N, d...]``; an invalid index is a miss.
+        k: How many of the highest scores count.
 
     Returns:
         ``[N, d...]``.
@@ -133,7 +133,7 @@ def get_metric(name: str) -> Metric:
     """A metric by name: ``accuracy``, ``loss`` or ``topK`` (``top5``, ``top-5``).
 
     Raises:
-        UsageError: The name is unknown; the nearest is named.
+        UsageError: The name is unknown; the message suggests the nearest.
     """
     if name == "accuracy":
         return Metric(name, accuracy)
@@ -142,13 +142,13 @@ def get_metric(name: str) -> Metric:
     match = re.fullmatch(r"top[-_]?([1-9]\d*)", name)
     if match:
         return Metric(f"top{match[1]}", top_k(int(match[1])))
-    raise UsageError(f"There is no metric '{name}'.", where="metrics", fix=nearest(name, METRICS))
+    raise UsageError(f"Unknown metric '{name}'.", where="metrics", fix=nearest(name, METRICS))
 
 
 def strict(metric: Metric) -> Metric:
-    """The metric, but a label that is no class is refused instead of counted as a miss.
+    """The metric, except that an invalid class index is an error instead of a miss.
 
-    It is for a bare model: nothing says there which label does not count.
+    For a bare model, which does not specify which label to ignore.
 
     Example:
         >>> strict(get_metric("accuracy")).function(np.array([[0.1, 0.9]]), np.array([1])).tolist()
@@ -164,9 +164,11 @@ def strict(metric: Metric) -> Metric:
             strays = classes[~((classes >= 0) & (classes < count))]
             if strays.size:
                 raise UsageError(
-                    f"The label {strays.flat[0]:g} is no class: the model has {count}, 0 to {count - 1}.",
+                    f"The label {strays.flat[0]:g} is not a class: the model has {count}, 0 to "
+                    f"{count - 1}.",
                     where=f"metric '{metric.name}'",
-                    fix="Mend the labels, or name the output that holds the class scores (--output).",
+                    fix="Fix the labels, or name the output that holds the class scores "
+                    "(--output).",
                 )
         return function(scores, labels)
 
@@ -174,14 +176,14 @@ def strict(metric: Metric) -> Metric:
 
 
 def _class_labels(scores: Array, labels: Array) -> Array:
-    """Labels as class numbers of the shape ``[N, d...]``."""
+    """Labels as class indices of the shape ``[N, d...]``."""
     wanted = (scores.shape[0], *scores.shape[2:])
     if labels.shape == scores.shape:
         return np.asarray(labels.argmax(axis=1))
     if labels.size == int(np.prod(wanted)):
         return labels.reshape(wanted)
     raise UsageError(
-        "The labels do not fit the model's output, so there is no accuracy.",
+        "The shape of the labels does not match the model's output, so there is no accuracy.",
         where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
         fix="Name the output that holds the class scores, or turn the metric off.",
     )

@@ -1,4 +1,4 @@
-"""What a run makes of skipped steps: events of the scale, a history, diagnoses."""
+"""Skipped steps of a run: events of the loss scale, history and diagnoses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
     "scale_change",
 ]
 
-_CALM = 20  # applied steps in a row that end the warm-up of the scale
-_FEW = 0.01  # a share of skips that needs no words
-_KEPT = 64  # steps of skips that are remembered
+_CALM = 20  # consecutive applied steps that end the warm-up of the scale
+_NEGLIGIBLE = 0.01  # a share of skips that is not worth reporting
+_KEPT = 64  # number of recent skips whose steps are kept
 
 
 class Diagnosis(Protocol):
-    """What a stepper found out about an overflow; as text, one line."""
+    """Where and why a step overflowed; ``str()`` gives one line."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -37,37 +37,37 @@ class Diagnosis(Protocol):
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """A stepper that can tell where a step overflowed."""
+    """A stepper that can find where a step overflowed."""
 
     def watch(self) -> None:
-        """Remember from now on what a diagnosis needs."""
+        """Start to record what a diagnosis needs."""
 
     def diagnose(
         self, feeds: Mapping[str, Array], hyper: Mapping[str, float], *, seed: int
     ) -> Diagnosis:
-        """Find where the last step, which had these arguments, overflowed."""
+        """Find where the last step, run with these arguments, overflowed."""
 
 
 def first_scale(config: ScaleConfig) -> float:
-    """The scale of the first step, in the float32 of the graph; of the first group, if there are."""
+    """The scale of the first step (of the first group, if grouped), rounded to float32."""
     if isinstance(config, GroupedScaleConfig):
         return float(config.starts()[0])
     return float(initial_state(config).scale)
 
 
 def scale_change(before: float, after: float, overflow: bool, config: ScaleConfig) -> str | None:
-    """What the state machine of the scale did in a step, in one word.
+    """How the loss scale changed in a step, in one word.
 
     Args:
-        before: The scale of the step.
+        before: The scale used in the step.
         after: The scale after it.
         overflow: Whether the step was skipped.
-        config: How the loss is scaled.
+        config: The loss scaling.
 
     Returns:
-        ``shrink``, ``grow``, ``minimum`` (an overflow, and the scale cannot shrink), ``held`` (an
-        overflow that hysteresis forgives), or None. A grouped scale grows at every step; that is no
-        news.
+        ``shrink``, ``grow``, ``minimum`` (an overflow, but the scale cannot shrink), ``held`` (an
+        overflow that the hysteresis tolerates), or None. Growing is not reported for a grouped
+        scale, which grows at every step.
 
     Example:
         >>> scale_change(4.0, 2.0, True, DynamicScaleConfig())
@@ -83,10 +83,10 @@ def scale_change(before: float, after: float, overflow: bool, config: ScaleConfi
 
 
 def diagnosis_due(skips: int, limit: int) -> bool:
-    """Whether the ``skips``-th skipped step of a run is to be diagnosed.
+    """Whether to diagnose the ``skips``-th skipped step of a run.
 
-    The 1st, 2nd, 4th, 8th and so on, at most ``limit`` of them: while the scale finds its place there
-    are many, and they are all alike.
+    True for the 1st, 2nd, 4th, 8th and so on, at most ``limit`` times: while the scale settles,
+    many steps are skipped, all for the same reason.
 
     Example:
         >>> [n for n in range(1, 40) if diagnosis_due(n, 4)]
@@ -97,18 +97,17 @@ def diagnosis_due(skips: int, limit: int) -> bool:
 
 @dataclass
 class SkipHistory:
-    """When steps were skipped, as much as is needed to judge it.
+    """A bounded record of when steps were skipped.
 
-    The warm-up of the scale, which starts high on purpose, ends with the first 20 applied steps in a
-    row.
+    The scale starts high on purpose; its warm-up ends after the first 20 consecutive applied steps.
 
     Args:
-        warm_skips: Steps skipped in the warm-up.
+        warm_skips: Steps skipped during the warm-up.
         warm_steps: Steps up to the last skip of the warm-up.
-        warm: Whether the warm-up is still on.
-        calm: Steps applied in a row up to now.
+        warm: Whether the warm-up has not ended.
+        calm: Consecutive applied steps up to now.
         later: Steps skipped after the warm-up.
-        recent: Steps of the newest skips after the warm-up, at most 64.
+        recent: Step numbers of the newest skips after the warm-up, at most 64.
     """
 
     warm_skips: int = 0
@@ -119,7 +118,7 @@ class SkipHistory:
     recent: list[int] = field(default_factory=list)
 
     def add(self, step: int, overflow: bool) -> None:
-        """Take note of a step."""
+        """Record a step."""
         if not overflow:
             self.calm += 1
             self.warm = self.warm and self.calm < _CALM
@@ -137,10 +136,11 @@ class SkipHistory:
         return self.warm_skips + self.later
 
     def growing(self, step: int) -> bool:
-        """Whether skips are far more frequent of late than they were after the warm-up.
+        """Whether skips have become far more frequent recently.
 
-        The time since the warm-up is cut in the middle, or where memory ends. Growing is a share above
-        1 % in the newer part that is twice that of the older one and five skips.
+        The steps since the warm-up are split in the middle, or at the oldest recorded skip. Skips
+        are growing if the newer part has more than 1 % of them, and at least twice the rate of the
+        older part plus five skips.
 
         Args:
             step: Steps done.
@@ -149,6 +149,6 @@ class SkipHistory:
         cut = self.recent[0] - 1 if forgotten else (self.warm_steps + step) // 2
         newer = sum(at > cut for at in self.recent)
         before, after = cut - self.warm_steps, step - cut
-        if before <= 0 or newer <= _FEW * after:
+        if before <= 0 or newer <= _NEGLIGIBLE * after:
             return False
         return newer >= 2 * (self.later - newer) * after / before + 5

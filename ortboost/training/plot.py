@@ -1,6 +1,6 @@
-"""Pictures of runs: loss, validation, learning rate and loss scale over the steps.
+"""Plots of runs: loss, validation, learning rate and loss scale over the steps.
 
-A panel in which nothing moves is left out, and its value told in a line instead.
+A panel with a constant value is omitted, and the value is printed below the plot instead.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["plot_log", "plot_runs"]
 
 _RED, _GREY, _DARK = "#b83232", "#8a8f98", "#24272c"
 _COLORS = ("#2563a8", "#d97706", "#2f855a", "#8250df", "#b83280", "#0e7490", "#854d0e", "#4a4f57")
-_STROKES = ("-", "--", ":", "-.")  # of runs beyond the colors
-_SMOOTH_FROM = 50  # fewer steps than this are shown as they are
+_STROKES = ("-", "--", ":", "-.")  # for runs beyond the number of colors
+_SMOOTH_FROM = 50  # a run with fewer steps is not smoothed
 _PLACES = 2000
 _MOSAICS: Final = {1: "A", 2: "AB", 3: "AA;BC", 4: "AB;CD"}
 _TITLED = ("engine", "device", "optimizer", "boosts")
@@ -39,18 +39,18 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
         path: The PNG to write; its folder must exist.
 
     Returns:
-        The path of the picture.
+        The path of the PNG.
 
     Raises:
         DependencyError: matplotlib is not installed.
         UsageError: The log has no steps.
-        FileError: The log cannot be read, or the picture not written.
+        FileError: The log cannot be read, or the PNG cannot be written.
     """
     return plot_runs([RunHistory.read(log)], path)
 
 
 def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
-    """Draw the curves of one run, or of several in one picture.
+    """Draw the curves of one or more runs in one figure.
 
     Args:
         runs: The runs.
@@ -59,14 +59,14 @@ def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
     Raises:
         DependencyError: matplotlib is not installed.
         UsageError: None of them has steps.
-        FileError: The picture cannot be written.
+        FileError: The PNG cannot be written.
     """
     drawn = [run for run in runs if "loss" in run.curves]
     if not drawn:
         raise UsageError(
             "There is nothing to draw: the log has no steps.",
             where=", ".join(run.name for run in runs) or str(path),
-            fix="Train first, or give the log of another run.",
+            fix="Train first, or pass the log of another run.",
         )
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -85,7 +85,7 @@ def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
     for name, draw in (("learning_rate", _draw_rate), ("loss_scale", _draw_scale)):
         if any(_moves(curve) for run in drawn for curve in _family(run, name)):
             panels.append((name, draw))
-    # Figure and canvas without pyplot: no global state, no display, safe in threads.
+    # Figure and canvas without pyplot: no global state, no display, thread-safe.
     figure = Figure(figsize=(11, 7 if len(panels) > 2 else 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes: dict[str, Any] = figure.subplot_mosaic(_MOSAICS[len(panels)], sharex=True)
@@ -114,7 +114,7 @@ def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
 
 
 def _plain(text: str) -> str:
-    """Text as it is: between dollars matplotlib sees formulas."""
+    """Escape dollar signs, which matplotlib would read as formulas."""
     return printable(text).replace("$", r"\$")
 
 
@@ -127,33 +127,36 @@ def _head(figure: Any, runs: Sequence[RunHistory], panels: Sequence[str]) -> Non
     figure.suptitle(
         _plain("  ·  ".join(words)[:110]), x=0.01, ha="left", fontweight="bold", color=_DARK
     )
-    latest, said = run.latest, []
-    for name, told in (("learning_rate", "learning rate {:.4g}"), ("loss_scale", "loss scale {}")):
+    latest, facts = run.latest, list[str]()
+    for name, template in (
+        ("learning_rate", "learning rate {:.4g}"),
+        ("loss_scale", "loss scale {}"),
+    ):
         value = latest.get(name, math.nan)
         if name not in panels and math.isfinite(value):
-            said.append(told.format(scale_text(value) if name == "loss_scale" else value))
+            facts.append(template.format(scale_text(value) if name == "loss_scale" else value))
     if not any(name.startswith("val_") for name in panels):
-        said += [f"{n} {v:.4g}" for n, v in latest.items() if n.startswith("val_")]
+        facts += [f"{n} {v:.4g}" for n, v in latest.items() if n.startswith("val_")]
     share = f" ({run.skips / max(run.step, 1):.1%})" if run.skips else ""
-    said.append(
+    facts.append(
         f"{run.skips} of {run.step} steps skipped{share}" if run.skips else "no step skipped"
     )
-    said.append(run.reason or "not ended")
+    facts.append(run.reason or "not ended")
     figure.text(
-        0.01, 0.0, _plain("  ·  ".join(said)), fontsize=9, color="#4a4f57", ha="left", va="bottom"
+        0.01, 0.0, _plain("  ·  ".join(facts)), fontsize=9, color="#4a4f57", ha="left", va="bottom"
     )
     figure.set_layout_engine("constrained", rect=(0, 0.03, 1, 0.97), w_pad=0.12, h_pad=0.12)
 
 
 def _metric(run: RunHistory) -> str | None:
-    """The metric of the validation that moves, if any does."""
+    """The monitored validation metric, if its value is not constant."""
     name = run.monitored
     moves = name.startswith("val_") and name != "val_loss" and _moves(run.curves[name])
     return name if moves else None
 
 
 def _family(run: RunHistory, name: str) -> list[Curve]:
-    """A curve with those of its groups: ``learning_rate`` and ``learning_rate/head``."""
+    """A curve and those of its groups: ``learning_rate`` and ``learning_rate/head``."""
     plural = (f"{name}/", f"{name}s/")
     return [curve for key, curve in run.curves.items() if key == name or key.startswith(plural)]
 
@@ -164,9 +167,9 @@ def _moves(curve: Curve) -> bool:
 
 
 def _style(runs: Sequence[RunHistory], index: int) -> dict[str, Any]:
-    """Color, stroke and name of a run's lines; the name for a legend of several."""
+    """Color, line style and legend label of a run."""
     stroke = _STROKES[index // len(_COLORS) % len(_STROKES)]
-    label = f" {_plain(runs[index].name)}" if len(runs) > 1 else "_"  # with "_" there is no entry
+    label = f" {_plain(runs[index].name)}" if len(runs) > 1 else "_"  # "_": no legend entry
     return {"color": _COLORS[index % len(_COLORS)], "linestyle": stroke, "label": label}
 
 
@@ -175,13 +178,14 @@ def _title(axis: Any, text: str) -> None:
 
 
 def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A centred running mean of the finite values, narrower at both ends, at no more than 2,000 places."""
+    """A centred moving mean of the finite values at up to 2,000 points, narrower at both ends."""
     values, width = curve.y, max(5, len(curve) // 30)
     at = np.unique(np.linspace(0, len(values) - 1, _PLACES).round().astype(np.int64))
     half = np.minimum(np.minimum(at, len(values) - 1 - at), width // 2)
     windows = np.stack([at - half, at + half + 1], axis=1).ravel()
     finite = np.isfinite(values)
-    # Each window is summed by itself: of differences of running sums a value like 1e30 leaves nothing.
+    # Each window is summed separately: with differences of running sums, one value like 1e30
+    # would cancel all others.
     counts, sums = (
         np.add.reduceat(np.append(terms, 0.0), windows)[::2]
         for terms in (finite.astype(np.float64), np.where(finite, values, 0.0))
@@ -220,7 +224,7 @@ def _draw_loss(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
 
 
 def _mark_skips(axis: Any, run: RunHistory) -> None:
-    """A tick at the foot of the panel for each step that was skipped."""
+    """Draw a tick at the bottom of the panel for each skipped step."""
     if run.skipped:
         foot = axis.get_xaxis_transform()
         style = {"marker": "|", "markersize": 9, "color": _RED, "linestyle": "none"}

@@ -1,6 +1,6 @@
-"""Showing a run while it goes on: a bar on a terminal or in a notebook, plain lines elsewhere.
+"""Progress of a run: a bar in a terminal or notebook, plain lines elsewhere.
 
-All but the notebook's is written to stderr.
+All output except a notebook's goes to stderr.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What is worth showing of a step."""
+    """The facts of a step that are shown."""
 
     step: int
     epoch: int
@@ -57,29 +57,30 @@ class StepInfo:
     skips: int
 
     def __str__(self) -> str:
-        text = f"epoch {self.epoch + 1}/{self.epochs}  loss {self.loss:.4f}  lr {self.learning_rate:.3g}"
+        text = f"epoch {self.epoch + 1}/{self.epochs}  loss {self.loss:.4f}"
+        text += f"  lr {self.learning_rate:.3g}"
         text += f"  scale {scale_text(self.loss_scale)}" if self.loss_scale != 1.0 else ""
         return text + (f"  skipped {self.skips}" if self.skips else "")
 
 
 @runtime_checkable
 class Reporter(Protocol):
-    """What the trainer tells."""
+    """Receives the trainer's messages."""
 
     def start(self, total: int | None, done: int) -> None:
-        """A run of ``total`` steps (None if unknown) goes on from step ``done``."""
+        """A run of ``total`` steps (None if unknown) starts after step ``done``."""
 
     def step(self, info: StepInfo) -> None:
         """A step is done."""
 
     def result(self, text: str) -> None:
-        """A line for people who watch: the result of an epoch."""
+        """A line of information: the result of an epoch."""
 
     def message(self, text: str) -> None:
-        """A line that must be seen: a warning."""
+        """A line that must not be missed: a warning."""
 
     def close(self) -> None:
-        """The run has ended, one way or the other."""
+        """The run has ended, successfully or not."""
 
 
 class QuietProgress:
@@ -87,7 +88,7 @@ class QuietProgress:
 
     Args:
         stream: Where messages go; None drops them.
-        results: Show the results of epochs too.
+        results: Also show the results of epochs.
     """
 
     def __init__(self, stream: IO[str] | None = None, *, results: bool = False) -> None:
@@ -100,7 +101,7 @@ class QuietProgress:
         """Nothing to show."""
 
     def result(self, text: str) -> None:
-        """Print the line if results are wanted."""
+        """Print the line if results are shown."""
         if self._results:
             self.message(text)
 
@@ -110,16 +111,16 @@ class QuietProgress:
             print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """Nothing to close."""
 
 
 class PlainProgress(QuietProgress):
-    """Lines for logs and CI: one when time has passed, and each message.
+    """Plain lines for logs and CI: a step line at intervals, and every message.
 
     Args:
         stream: Where lines go, stderr by default.
-        seconds: At most one step line in so many seconds.
-        clock: Seconds on some monotonous clock.
+        seconds: Minimum interval between step lines, in seconds.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class PlainProgress(QuietProgress):
         self._shown = 0.0
 
     def start(self, total: int | None, done: int) -> None:
-        """Note the length; the first step line comes after the first interval."""
+        """Store the number of steps; the first step line appears after the first interval."""
         self._total, self._shown = total, self._clock()
 
     def step(self, info: StepInfo) -> None:
-        """Print a line if the last one is old enough."""
+        """Print a line if the interval since the last one has passed."""
         now = self._clock()
         if now - self._shown >= self._seconds:
             self._shown = now
@@ -171,7 +172,7 @@ class BarProgress:
         self._bar.start()
 
     def step(self, info: StepInfo) -> None:
-        """Move the bar (drawn some ten times a second, however fast the steps are)."""
+        """Advance the bar (rich redraws it about ten times a second)."""
         self._bar.update(self._task, completed=info.step, description=str(info))
 
     def message(self, text: str) -> None:
@@ -183,16 +184,16 @@ class BarProgress:
         self.message(text)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
 
 class NotebookProgress(QuietProgress):
-    """A bar and the results so far in the output of a notebook's cell; needs IPython and nothing else.
+    """A bar and the results so far in the output of a notebook cell; needs IPython only.
 
     Args:
-        seconds: It is drawn at most once in so many seconds.
-        clock: Seconds on some monotonous clock.
+        seconds: Minimum interval between redraws, in seconds.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, seconds: float = 0.2, clock: Callable[[], float] = time.monotonic) -> None:
@@ -212,7 +213,7 @@ class NotebookProgress(QuietProgress):
         self._handle = display(HTML(self._page()), display_id=True)
 
     def step(self, info: StepInfo) -> None:
-        """Draw the bar anew if the last one is old enough."""
+        """Redraw the bar if the interval since the last time has passed."""
         self._info = info
         if self._clock() - self._drawn >= self._seconds:
             self._draw()
@@ -227,7 +228,7 @@ class NotebookProgress(QuietProgress):
         self.message(text)
 
     def close(self) -> None:
-        """Take the bar away; the lines stay."""
+        """Remove the bar; the lines remain."""
         self._info, self._total = None, None
         self._draw()
 
@@ -248,13 +249,13 @@ class NotebookProgress(QuietProgress):
 
 
 def in_notebook() -> bool:
-    """Whether the session is a notebook: IPython with a kernel, which shows HTML."""
+    """Whether this is a notebook session: IPython with a kernel, which can show HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 def session_progress() -> Reporter:
-    """What a call from Python shows by default: a bar to people; to a log only warnings."""
+    """The default reporter of the Python API: a bar if interactive, otherwise warnings only."""
     if in_notebook():
         return NotebookProgress()
     return BarProgress() if sys.stderr.isatty() else QuietProgress(sys.stderr)
@@ -264,13 +265,14 @@ def make_progress(mode: str = "auto", *, quiet: bool = False) -> Reporter:
     """The reporter for a mode.
 
     Args:
-        mode: "bar", "plain", "off", or "auto": a bar if stderr is a terminal, else plain lines.
-        quiet: Show warnings only; "off" shows the results of epochs too.
+        mode: "bar", "plain", "off", or "auto": a bar if stderr is a terminal, otherwise plain
+            lines.
+        quiet: Show warnings only; "off" also shows the results of epochs.
 
     Raises:
         UsageError: The mode is unknown.
     """
-    require_known(mode, MODES, f"There is no progress '{mode}'.", "progress")
+    require_known(mode, MODES, f"Unknown progress mode '{mode}'.", "progress")
     if quiet or mode == "off":
         return QuietProgress(sys.stderr, results=not quiet)
     if mode == "bar" or (mode == "auto" and sys.stderr.isatty()):

@@ -1,7 +1,7 @@
-"""What the trainer asks of a runtime: the seam between host loop and compiled step.
+"""The interface between the trainer's loop and a compiled training step.
 
-The runtime lies *below* this layer and does not import it, so everything here is a structural
-protocol with read-only members: any object with these attributes fits.
+The runtime is *below* this layer and does not import it, so these are structural protocols with
+read-only members: any object with these attributes conforms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Array", "Batch", "Evaluator", "InputLike", "InputSpec", "StepResult"
 
 Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = dict[str, Array]
-"""Input name to array; axis 0 of every array is the batch axis, all of one length."""
+"""Input name to array; axis 0 of every array is the batch axis, with the same length in all."""
 
 
 class InputLike(Protocol):
@@ -29,11 +29,11 @@ class InputLike(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype that the graph wants."""
+        """The numpy dtype of the graph input."""
 
     @property
     def shape(self) -> tuple[int | str | None, ...]:
-        """One entry an axis: a length, the name of a symbolic axis, or None. Axis 0 is the batch."""
+        """Per axis a length, the name of a symbolic axis, or None. Axis 0 is the batch."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class InputSpec:
 
     Args:
         name: The graph input's name.
-        dtype: The numpy dtype that the graph wants.
-        shape: One entry an axis: a length, the name of a symbolic axis, or None.
+        dtype: The numpy dtype of the graph input.
+        shape: Per axis a length, the name of a symbolic axis, or None.
 
     Example:
         >>> InputSpec("x", np.dtype("float32"), ("N", 1, 28, 28)).shape[0]
@@ -64,7 +64,7 @@ class StepResult(Protocol):
 
     @property
     def overflow(self) -> bool:
-        """Whether a gradient was not finite, so that the update was skipped."""
+        """Whether the update was skipped because a gradient was not finite."""
 
     @property
     def loss_scale(self) -> float:
@@ -72,15 +72,15 @@ class StepResult(Protocol):
 
     @property
     def loss_scales(self) -> Sequence[float]:
-        """With a grouped scale, that of each group after the step; else empty."""
+        """The scale of each group after the step, for a grouped scale; otherwise empty."""
 
     @property
     def applied_steps(self) -> int:
-        """Updates applied since the start of training, this one included."""
+        """Updates applied since the start of training, including this one."""
 
     @property
     def consecutive_skips(self) -> int:
-        """Skipped steps in a row up to this one; 0 after an applied one."""
+        """Consecutive skipped steps up to and including this one; 0 if this one was applied."""
 
     @property
     def total_skips(self) -> int:
@@ -88,7 +88,7 @@ class StepResult(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Further scalar outputs of the step by name."""
+        """Other scalar outputs of the step, by name."""
 
 
 class Stepper(Protocol):
@@ -96,7 +96,7 @@ class Stepper(Protocol):
 
     @property
     def inputs(self) -> Sequence[InputLike]:
-        """The batch inputs, labels included."""
+        """The batch inputs, including labels."""
 
     @property
     def groups(self) -> Sequence[str]:
@@ -114,7 +114,7 @@ class Stepper(Protocol):
         """
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
-        """Apply a window of gradient accumulation that is not full.
+        """Apply an incomplete window of gradient accumulation.
 
         Args:
             hyper: The value of each learning-rate input.
@@ -132,9 +132,9 @@ class Stepper(Protocol):
     def nonfinite(
         self, feeds: Mapping[str, Array], hyper: Mapping[str, float], *, seed: int
     ) -> list[str]:
-        """Names of the tensors that are not finite in a step with these arguments.
+        """Names of the non-finite tensors in a step with these arguments.
 
-        The state stays as it is.
+        The state does not change.
         """
 
 
@@ -142,4 +142,4 @@ class Evaluator(Protocol):
     """The forward graph in evaluation mode, on the same state as the stepper."""
 
     def evaluate(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Model outputs by name, in the model's order, and ``loss`` (scalar) where labels allow it."""
+        """Model outputs by name, in the model's order; with labels also ``loss``."""

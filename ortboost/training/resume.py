@@ -1,4 +1,4 @@
-"""Taking up a run where a checkpoint left it, or saying why that cannot be."""
+"""Resuming a run from a checkpoint, or explaining why that is impossible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_fresh", "find_checkpoint", "load_callbacks", "verify_run"]
 
 
 def check_fresh(store: CheckpointStore, overwrite: bool) -> bool:
-    """Whether there are checkpoints of an old run, which the new one must remove.
+    """Whether the folder has checkpoints of an old run, which the new one must remove.
 
     Raises:
         UsageError: The folder has checkpoints and ``overwrite`` is False.
@@ -24,9 +24,9 @@ def check_fresh(store: CheckpointStore, overwrite: bool) -> bool:
         return False
     if not overwrite:
         raise UsageError(
-            f"There is a run with checkpoints up to step {steps[-1]} already.",
+            f"The folder already has a run with checkpoints up to step {steps[-1]}.",
             where=str(store.folder),
-            fix="Continue it with --resume, or start anew with --overwrite.",
+            fix="Continue it with --resume, or start over with --overwrite.",
         )
     return True
 
@@ -34,27 +34,27 @@ def check_fresh(store: CheckpointStore, overwrite: bool) -> bool:
 def find_checkpoint(
     store: CheckpointStore, stepper: Stepper, program: str, tell: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest good checkpoint of this program; None if the folder has none at all.
+    """The newest valid checkpoint of this program; None if the folder has no checkpoints.
 
-    Newer ones that are refused are named through ``tell``.
+    Newer ones that are refused are reported through ``tell``.
 
     Raises:
-        FileError: There are checkpoints, and none of them can be used.
+        FileError: There are checkpoints, but none of them can be used.
     """
     found = store.latest(program=program, expect=stepper.state())
     for refused in found.refused:
         tell(f"warning: checkpoint refused: {refused.path}: {refused.reason}")
     if found.checkpoint is not None:
         if found.refused:
-            tell(f"warning: going back to the good one before it: {found.checkpoint.path}")
-        store.prune()  # a disk that was full has room again with a smaller `keep`
+            tell(f"warning: falling back to the valid one before it: {found.checkpoint.path}")
+        store.prune()  # a smaller `keep` may have been set because the disk was full
         return found.checkpoint
     if found.refused:
         first = found.refused[0]
         raise FileError(
             f"None of the {len(found.refused)} checkpoints can be used.",
             where=f"{first.path}: {first.reason}",
-            fix="Resume with the program that wrote them, or start anew with --overwrite.",
+            fix="Resume with the program that wrote them, or start over with --overwrite.",
         )
     return None
 
@@ -62,7 +62,7 @@ def find_checkpoint(
 def verify_run(
     progress: Mapping[str, Any], run: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """Compare what a checkpoint remembers with the run at hand.
+    """Compare the run that a checkpoint describes with this run.
 
     Args:
         progress: The checkpoint's progress.
@@ -70,11 +70,11 @@ def verify_run(
         data: Fingerprint of this run's training data.
 
     Returns:
-        Warnings: the differences that are allowed (schedules).
+        Warnings about permitted differences (schedules).
 
     Raises:
-        UsageError: Seed, batch size or data changed, so that the position in the epoch would mean
-            other samples.
+        UsageError: The seed, batch size or data changed, so that the position in the epoch would
+            refer to other samples.
     """
     for what, before, now in (
         ("seed", progress["run"]["seed"], run["seed"]),
@@ -83,20 +83,21 @@ def verify_run(
         difference = _difference(before, now, "")
         if difference:
             raise UsageError(
-                f"The {what} changed since the checkpoint, so the run cannot go on exactly.",
+                f"The {what} changed since the checkpoint, so the run cannot be resumed exactly.",
                 where=f"{what}{difference}",
-                fix="Use what the run was started with, or start anew with --overwrite.",
+                fix="Use what the run was started with, or start over with --overwrite.",
             )
     changed = _difference(progress["run"]["schedules"], run["schedules"], "")
     if changed:
         return [
-            f"warning: the learning rate schedule changed since the checkpoint: {changed.lstrip('.')}"
+            "warning: the learning rate schedule changed since the checkpoint: "
+            f"{changed.lstrip('.')}"
         ]
     return []
 
 
 def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> list[str]:
-    """Give the callbacks their state back; warnings name the ones that are new or gone."""
+    """Restore the states of the callbacks; returns warnings about new and missing callbacks."""
     names = {callback.name for callback in callbacks}
     warnings = [
         f"warning: the checkpoint has a callback '{name}' that this run lacks"
@@ -107,12 +108,12 @@ def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> 
         if callback.name in states:
             callback.load_state_dict(states[callback.name])
         elif callback.state_dict():
-            warnings.append(f"warning: the callback '{callback.name}' starts without a past")
+            warnings.append(f"warning: the callback '{callback.name}' starts without saved state")
     return warnings
 
 
 def _as_old(now: Any, before: Any) -> Any:
-    """Without the checksums that an older version did not write."""
+    """The fingerprint without the checksums that older versions did not write."""
     if isinstance(now, Mapping) and isinstance(before, Mapping):
         return {
             key: _as_old(value, before.get(key))

@@ -1,4 +1,4 @@
-"""The position of a run: everything on the host that a resumed run must know."""
+"""The host-side state of a run, as saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["RunState", "step_seed"]
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The seed of a step's random numbers: a function of run seed and step, in ``[0, 2**63)``.
+    """The random seed of a step, in ``[0, 2**63)``, derived from the run seed and the step.
 
-    ``SeedSequence`` hashes the pair, so that neighbouring steps and seeds are unrelated.
+    ``SeedSequence`` hashes the pair, so the seeds of neighbouring steps are unrelated.
     """
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -29,9 +29,9 @@ class RunState:
     """Counters and partial sums of a run.
 
     Args:
-        epoch: The epoch that is under way, from 0.
-        batch: Batches of it that are done.
-        step: Steps done in all epochs, skipped ones included.
+        epoch: The current epoch, from 0.
+        batch: Batches of this epoch done so far.
+        step: Steps done in all epochs, including skipped ones.
         applied_steps: Updates applied.
         total_skips: Steps skipped.
         loss_scale: The scale after the last step.
@@ -53,7 +53,7 @@ class RunState:
     skips: SkipHistory = field(default_factory=SkipHistory)
 
     def add(self, result: StepResult, samples: int) -> None:
-        """Count a step; values that are not finite stay out of the means."""
+        """Count a step; non-finite values are excluded from the means."""
         self.batch += 1
         self.step += 1
         self.applied_steps = int(result.applied_steps)
@@ -65,7 +65,7 @@ class RunState:
                 self.sums.setdefault(name, Mean()).add(float(value), samples)
 
     def end_epoch(self) -> dict[str, float]:
-        """Move on to the next epoch; the means of this one as ``train_...``."""
+        """Move on to the next epoch; returns the means of this one as ``train_...``."""
         means = {f"train_{name}": mean.value for name, mean in self.sums.items()}
         means.setdefault("train_loss", float("nan"))
         self.metrics.update(means)
@@ -86,14 +86,14 @@ class RunState:
         return "  ".join([*parts, *([f"skipped {self.total_skips}"] if self.total_skips else [])])
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as JSON data; floats survive to the bit."""
+        """The state as JSON data; floats are preserved exactly."""
         sums = {name: [mean.total, mean.count] for name, mean in self.sums.items()}
         return {**write_config(self), "sums": sums}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunState:
-        """Rebuild the state from :meth:`to_dict`; other keys are left alone."""
-        # Checkpoints of older versions do not have all of them.
+        """Rebuild the state from :meth:`to_dict`; other keys are ignored."""
+        # Checkpoints of older versions lack some fields.
         known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         known["sums"] = {name: Mean(*pair) for name, pair in data["sums"].items()}
         return read_config(cls, known, "checkpoint")

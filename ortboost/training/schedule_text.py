@@ -1,4 +1,4 @@
-"""Schedules as the command line writes them: ``cosine:0.1,steps=1000,warmup=50``."""
+"""Schedules in the syntax of the command line: ``cosine:0.1,steps=1000,warmup=50``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEDULE_FORMS = {
     "multistep": "multistep:0.1,at=500/800,gamma=0.1",
     "list": "list:0.1/0.1/0.05/0.01",
 }
-"""Each kind with an example; all of them take ``warmup=STEPS`` and ``warmup-factor=0.1`` too."""
+"""Each kind with an example; all also accept ``warmup=STEPS`` and ``warmup-factor=0.1``."""
 
 
 def _steps(text: str) -> tuple[int, ...]:
@@ -40,21 +40,21 @@ _KINDS: Final[dict[str, tuple[Callable[..., Schedule], _Options]]] = {
     "multistep": (MultiStep, {"at": ("milestones", _steps), "gamma": ("gamma", float)}),
     "list": (PerStep, {}),
 }
-"""Kind to what it makes, and option to the argument and how its text is read."""
+"""Kind to its class and options; option to its argument and the conversion of its value."""
 _WARMUP: Final[_Options] = {"warmup": ("steps", int), "warmup-factor": ("start_factor", float)}
 _REQUIRED: Final = {"cosine": "steps", "step": "every", "multistep": "at"}
 
 
 def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
-    """Read a schedule from its text form.
+    """Parse a schedule.
 
     Args:
         text: A number, or ``kind:rate,option=value,...`` as in :data:`SCHEDULE_FORMS`.
-        total_steps: Applied updates of the whole run; ``cosine`` ends there (less the warm-up)
-            when the text names no ``steps``.
+        total_steps: Applied updates of the whole run; the default of ``steps`` for ``cosine`` (less
+            the warm-up).
 
     Raises:
-        ConfigError: An unknown kind or option (the nearest is named), a missing or bad value.
+        ConfigError: A kind or option is unknown, or a value is missing or invalid.
 
     Example:
         >>> parse_schedule("0.1")
@@ -65,7 +65,7 @@ def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
     kind, colon, rest = text.strip().partition(":")
     if not colon and _is_number(kind):
         kind, rest = "constant", kind
-    require_known(kind, SCHEDULE_FORMS, f"There is no schedule '{kind}'.", f"'{text}'", ConfigError)
+    require_known(kind, SCHEDULE_FORMS, f"Unknown schedule '{kind}'.", f"'{text}'", ConfigError)
     make, known = _KINDS[kind]
     rate, *pairs = [part.strip() for part in rest.split(",")]
     options = _read(text, kind, [pair for pair in pairs if not pair.startswith("warmup")], known)
@@ -83,7 +83,7 @@ def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
 
 
 def _read(text: str, kind: str, pairs: Sequence[str], known: _Options) -> dict[str, Any]:
-    """The arguments that options come to."""
+    """Convert options to keyword arguments."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -111,7 +111,7 @@ def _is_number(text: str) -> bool:
 
 def _number(text: str, kind: str, value: str) -> float:
     if not _is_number(value):
-        raise _bad(text, kind, f"The rate '{value}' is no number.")
+        raise _bad(text, kind, f"The rate '{value}' is not a number.")
     return float(value)
 
 

@@ -1,14 +1,15 @@
-"""Learning rate as a function of the number of *applied* updates.
+"""The learning rate as a function of the number of *applied* updates.
 
-A schedule is called with that number and answers the rate of the next one. A step that the loss scale skips
-applies no update, so it does not advance a schedule. The formulas that are
-shared with MindSpore's names are in :mod:`ortboost.training.decay`.
+A schedule is called with that number and returns the rate of the next update. A step that is
+skipped because of an overflow does not advance a schedule. The formulas shared with the schedules
+of the MindSpore API are in :mod:`ortboost.training.decay`.
 
 References:
     Cosine: Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5 without restarts (arXiv:1608.03983).
     Warm-up: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2 (arXiv:1706.02677).
     StepDecay, MultiStep, LinearWarmup agree with torch.optim.lr_scheduler StepLR, MultiStepLR and
-    LinearLR (https://docs.pytorch.org/docs/stable/optim.html), one ``scheduler.step()`` an update.
+    LinearLR (https://docs.pytorch.org/docs/stable/optim.html), with one ``scheduler.step()`` per
+    update.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _Rate: TypeAlias = Annotated[float, Range(0)]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate always.
+    """A constant rate.
 
     Example:
         >>> Constant(0.1)(1000)
@@ -67,7 +68,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class PerStep:
-    """A list of rates, one an applied update; the last value holds after its end.
+    """A list of rates, one per applied update; the last one is kept after the end of the list.
 
     Example:
         >>> [PerStep((0.3, 0.2))(step) for step in (0, 1, 2)]
@@ -81,7 +82,7 @@ class PerStep:
         object.__setattr__(self, "values", tuple(self.values))
         if not self.values:
             raise ConfigError(
-                "The list of rates is empty.", where=f"{_WHERE}, values", fix="Give one or more."
+                "The list of rates is empty.", where=f"{_WHERE}, values", fix="Pass at least one."
             )
 
     def __call__(self, step: int) -> float:
@@ -129,9 +130,9 @@ class MultiStep:
         rising = all(a < b for a, b in itertools.pairwise((0, *self.milestones)))
         if not self.milestones or not rising:
             raise ConfigError(
-                f"The milestones {list(self.milestones)} do not rise from 1 on.",
+                f"The milestones {list(self.milestones)} are not increasing from 1.",
                 where=f"{_WHERE}, milestones",
-                fix="List step numbers in rising order.",
+                fix="List step numbers in increasing order.",
             )
 
     def __call__(self, step: int) -> float:
@@ -141,7 +142,7 @@ class MultiStep:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from ``lr`` at step 0 down to ``min_lr`` at ``total_steps``, held after that.
+    """Half a cosine from ``lr`` at step 0 down to ``min_lr`` at ``total_steps``, then constant.
 
     ``min_lr + (lr - min_lr) * (1 + cos(pi * t / T)) / 2`` (SGDR, eq. 5).
 
@@ -204,7 +205,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "cosine": Cosine,
     "warmup": LinearWarmup,
 }
-"""Kind, as checkpoints write it, to class."""
+"""Kind, as written in checkpoints, to class."""
 
 describe_family(Schedule, "kind", KINDS, words="a schedule")
 
@@ -225,4 +226,4 @@ def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     Raises:
         ConfigError: The kind or a key is unknown, or a value is out of range.
     """
-    return read_config(Schedule, data, _WHERE)  # type: ignore[arg-type]  # a family is no class
+    return read_config(Schedule, data, _WHERE)  # type: ignore[arg-type]  # a union, not a class

@@ -1,4 +1,4 @@
-"""One run of the trainer: where it stands, and how that is written down and taken up again."""
+"""One session of the trainer: its state, and how it is recorded and restored."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Session:
     Args:
         train: The training data.
         validation: The validation data, if any.
-        signals: Requests to leave.
-        rule: When to warn and when to give up.
+        signals: Requests to stop.
+        rule: When to warn and when to stop.
         state: The position of the run.
-        view: What callbacks see and ask for.
-        resumed: The checkpoint that the session goes on from.
+        view: The callbacks' view of the run, and their requests.
+        resumed: The checkpoint that the session resumed from.
         saved: The last checkpoint.
         saved_step: Its step; -1 for none.
-        stale: Whether the checkpoints of the run that this one replaces are still there.
-        waited: Seconds that steps waited for their data.
-        stepped: Seconds of the steps themselves.
-        started: When it began, in seconds of :func:`time.perf_counter`.
+        stale: Whether the folder still has the checkpoints of the run that this one replaces.
+        waited: Seconds spent waiting for data.
+        stepped: Seconds spent in the steps.
+        started: Start of the session, in seconds of :func:`time.perf_counter`.
     """
 
     train: Source
@@ -58,11 +58,11 @@ class Session:
 
     @property
     def data_wait(self) -> float:
-        """Share of the time of steps that was spent waiting for data."""
+        """Fraction of the step time that was spent waiting for data."""
         return self.waited / (self.waited + self.stepped) if self.stepped else 0.0
 
     def refresh_view(self) -> None:
-        """Bring what callbacks see up to date."""
+        """Update the callbacks' view of the run."""
         self.view.epoch, self.view.step = self.state.epoch, self.state.step
         self.view.batch = self.state.batch
         self.view.applied_steps = self.state.applied_steps
@@ -71,15 +71,15 @@ class Session:
 
 @dataclass(frozen=True)
 class Recorder:
-    """Everything that remembers a run: checkpoints, event log, the lines on the screen.
+    """Records a run in checkpoints, the event log and the progress display.
 
     Args:
-        stepper: Whose state is saved and loaded.
+        stepper: The stepper, to save and load its state.
         config: The configuration, described in checkpoints.
-        callbacks: Whose states are saved and loaded.
-        store: The checkpoints, if any are kept.
-        log: The event log, if one is written.
-        progress: The screen.
+        callbacks: The callbacks, to save and load their states.
+        store: The folder of checkpoints, if any.
+        log: The event log, if any.
+        progress: The progress display.
         program: Fingerprint of the program.
     """
 
@@ -97,18 +97,18 @@ class Recorder:
             self.log.write(event, s.state.step, **fields)
 
     def end(self, s: Session, reason: str | None, **fields: object) -> float:
-        """Write that the session ends, and why; how many seconds it took."""
+        """Log the end of the session and its reason; returns its duration in seconds."""
         seconds = time.perf_counter() - s.started
         self.event(s, "end", reason=reason, seconds=seconds, **fields)
         return seconds
 
     def warn(self, s: Session, text: str) -> None:
-        """Say a warning and write it to the log."""
+        """Show a warning and write it to the log."""
         self.event(s, "warning", text=text)
         self.progress.message(f"warning: {text}")
 
     def save(self, s: Session, *, best: bool = False) -> None:
-        """Write a checkpoint of the session as it stands."""
+        """Write a checkpoint of the current state."""
         if self.store is None:
             return
         progress = {
@@ -124,14 +124,14 @@ class Recorder:
         self.event(s, "checkpoint", path=str(s.saved), best=best)
 
     def restore(self, s: Session) -> int:
-        """Take up the newest good checkpoint, if there is one.
+        """Restore the newest valid checkpoint, if there is one.
 
         Returns:
             The number of log events to keep.
 
         Raises:
-            FileError: There are checkpoints, and none can be used.
-            UsageError: Seed or data changed since.
+            FileError: There are checkpoints, but none can be used.
+            UsageError: The seed or data changed since.
         """
         if self.store is None:
             return 0

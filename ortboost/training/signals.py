@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: finish the step, save, and leave with the right status."""
+"""Ctrl-C, SIGTERM and SIGHUP: finish the step, save, and exit with the conventional status."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ortboost.core.errors import OrtBoostError
 __all__ = ["Interrupted", "SignalGuard", "Terminated"]
 
 
-class Interrupted(OrtBoostError):  # noqa: N818 - like KeyboardInterrupt, a wish and no error
-    """Training was interrupted (Ctrl-C); the text names the checkpoint that was written."""
+class Interrupted(OrtBoostError):  # noqa: N818 - a request, like KeyboardInterrupt
+    """Training was interrupted (Ctrl-C); the message names the checkpoint that was written."""
 
     exit_status = 130
 
 
 class Terminated(Interrupted):
-    """Training was asked to end (SIGTERM, SIGHUP); handled like an interruption."""
+    """Training was asked to terminate (SIGTERM, SIGHUP); handled like an interruption."""
 
     exit_status = 143
 
 
-_SAME = 0.5  # seconds in which a signal that comes again is the same one: `timeout` sends it twice
+_SAME = 0.5  # seconds in which a repeated signal counts as one: `timeout` sends it twice
 _ASKING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
 
 class SignalGuard:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into a request; a later one acts as it did before.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a request; a later one has its usual effect.
 
-    Handlers are installed in the main thread only (Python allows no other) and restored on leaving.
+    Handlers are installed in the main thread only (Python requires it) and restored on exit.
 
     Example:
         >>> with SignalGuard() as signals:
@@ -51,7 +51,7 @@ class SignalGuard:
         if threading.current_thread() is threading.main_thread():
             for number in _ASKING:
                 ignored = signal.getsignal(number) is signal.SIG_IGN
-                if not (ignored and number == getattr(signal, "SIGHUP", None)):  # as nohup wants
+                if not (ignored and number == getattr(signal, "SIGHUP", None)):  # set by nohup
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -67,12 +67,12 @@ class SignalGuard:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            # None stands for a handler that was not installed from Python.
+            # None means a handler that was not installed from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
     def error(self, step: int, saved: str | None) -> Interrupted:
-        """The error that ends the training after the request."""
+        """The error that ends the training after a request."""
         kind, word = (
             (Terminated, "terminated")
             if self.received != signal.SIGINT

@@ -1,4 +1,4 @@
-"""When to warn and when to give up: rules on the sequence of step results."""
+"""When to warn and when to stop: rules on the sequence of step results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ __all__ = ["StopRule"]
 
 
 class StopRule:
-    """Counts the steps that cannot be mended by a smaller scale, and the shrinkings of the scale.
+    """Counts the overflows that a smaller scale cannot prevent, and how often the scale shrinks.
 
-    A step is hopeless when it overflows although the scale stands at its minimum or has grown to infinity,
-    from where nothing brings it back (dynamic), or cannot change (fixed), or, without scaling, when it overflows or its loss is not finite.
+    A step is hopeless if it overflows although a dynamic scale is at its minimum (or infinite, from
+    which it cannot recover), or although the scale is fixed. Without loss scaling a step is
+    hopeless if it overflows or its loss is not finite.
 
     Args:
-        config: Gives the kind of scale and the limits.
+        config: Defines the kind of scale and the limits.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -35,7 +36,7 @@ class StopRule:
         self._scale: float | None = None
 
     def observe(self, step: int, result: StepResult) -> str | None:
-        """Take note of a step.
+        """Record a step.
 
         Returns:
             A warning for the user, or None.
@@ -46,8 +47,9 @@ class StopRule:
             stuck = math.isinf(result.loss_scale)
             bad = bad and (stuck or result.loss_scale <= scale.min_scale)
         elif isinstance(scale, GroupedScaleConfig):
-            # The step answers one scale of several: count the overflows that bring any to its end.
-            bad = bad and result.consecutive_skips > _to_the_end(scale)
+            # The step returns only one of the scales: count the overflows that bring any to its
+            # minimum.
+            bad = bad and result.consecutive_skips > _to_minimum(scale)
         elif isinstance(scale, NoScaleConfig):
             bad = bad or not math.isfinite(result.loss)
         self.hopeless = self.hopeless + 1 if bad else 0
@@ -69,13 +71,14 @@ class StopRule:
             return None
         window, limit = self._config.warn_window, self._config.warn_halvings
         self._shrinkings = [s for s in self._shrinkings if s > step - window] + [step]
-        # The scale starts high on purpose and finds its place by shrinking: no news in the beginning.
+        # The scale starts high on purpose and shrinks until it settles: nothing to warn of.
         if len(self._shrinkings) < limit or result.applied_steps == 0:
             return None
         count, self._shrinkings = len(self._shrinkings), []
         return (
             f"step {step}: the loss scale shrank {count} times within {window} steps, "
-            f"to {scale_text(result.loss_scale)}; training stops after {self._config.max_skips_at_min} "
+            f"to {scale_text(result.loss_scale)}; training stops after "
+            f"{self._config.max_skips_at_min} "
             "overflows at its minimum. A lower learning rate or gradient clipping may help."
         )
 
@@ -88,14 +91,14 @@ class StopRule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the counters of :meth:`state_dict`."""
+        """Restore the counters of :meth:`state_dict`."""
         self.hopeless = int(state["hopeless"])
         self._shrinkings = [int(step) for step in state["shrinkings"]]
         self._scale = state["scale"]
 
 
-def _to_the_end(policy: GroupedScaleConfig) -> int:
-    """Overflows in a row that take a group from the largest scale to the smallest."""
+def _to_minimum(policy: GroupedScaleConfig) -> int:
+    """Consecutive overflows that take a group from the largest scale to the smallest."""
     largest = float(policy.starts().max()) if policy.max_scale is None else policy.max_scale
     smallest = policy.min_scale or 1.0
     return math.ceil(math.log(max(largest / smallest, 1.0)) / -math.log(policy.shrink))

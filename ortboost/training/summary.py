@@ -1,4 +1,4 @@
-"""What a finished run has to say."""
+"""The summary of a finished run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TrainSummary", "health", "summarize"]
 
 _MANY_SKIPS = 0.05
 _ADVICE = "lower the learning rate, clip gradients, or see --debug-overflow"
-_MOST_WARM = 40  # halvings from the largest float32 scale that is sane to the smallest
+_MOST_WARM = 40  # halvings from the largest sensible float32 scale to the smallest
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,26 +28,26 @@ class TrainSummary(Shown):
     """The result of a training session.
 
     Args:
-        reason: Why it ended ("all epochs done", "max_steps reached", "early stop: ...").
-        epochs: Whole epochs done since the start of the run.
-        steps: Steps since the start of the run, skipped ones included.
+        reason: Why the session ended ("all epochs done", "max_steps reached", "early stop: ...").
+        epochs: Complete epochs since the start of the run.
+        steps: Steps since the start of the run, including skipped ones.
         applied_steps: Updates applied.
         skipped_steps: Steps skipped because a gradient was not finite.
         session_steps: Steps of this session (after a resume, fewer than ``steps``).
-        seconds: Wall-clock seconds of this session, validation and saving included.
+        seconds: Wall-clock seconds of this session, including validation and saving.
         steps_per_second: ``session_steps / seconds``.
         loss_scale: The scale at the end.
-        metrics: The last value of each metric.
+        metrics: The newest value of each metric.
         best: Monitored metric to ``{"value": ..., "step": ...}``.
-        healthy: Whether few steps were skipped, and the last metrics are finite.
-        health: One line on that.
+        healthy: Whether few steps were skipped and the newest metrics are finite.
+        health: The reasons for that verdict, in one line.
         checkpoint: The last checkpoint.
         best_checkpoint: The best one.
         log: The event log.
-        plot: The picture of the curves.
-        notes: What else should be known.
-        class_counts: How many labels of the training data are each class, where they are classes.
-        data_wait: Share of the time of this session's steps that was spent waiting for data.
+        plot: The plot of the curves.
+        notes: Further remarks.
+        class_counts: Number of training labels of each class, if the labels are class indices.
+        data_wait: Fraction of this session's step time that was spent waiting for data.
     """
 
     reason: str
@@ -88,36 +88,38 @@ class TrainSummary(Shown):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as JSON data; paths as text, numbers that are not finite as None."""
+        """The summary as JSON data; paths as text, non-finite numbers as None."""
         data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
         result: dict[str, Any] = finite_or_none(data)
         return result
 
 
 def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
-    """Whether the run looks well, and one line that says why.
+    """Whether the run is healthy, and one line that explains why.
 
-    Skips at the start, before 20 steps in a row were applied, are the scale finding its place. After
-    that they are healthy as long as they are few (5 %) and do not become many more with time. A run
-    is not well in which most steps were skipped, wherever, or whose last metrics are not finite.
+    Skips at the start, before 20 consecutive steps were applied, are expected while the scale
+    settles. Later skips are healthy as long as they are few (5 %) and do not become much more
+    frequent. A run is not healthy if most of its steps were skipped, or if its newest metrics are
+    not finite.
 
     Args:
-        state: Where the run stands.
-        dynamic: Whether the scale can shrink; one that is fixed has no place to find.
+        state: The state of the run.
+        dynamic: Whether the scale can shrink; a fixed scale has no warm-up.
 
     Example:
         >>> state = RunState(step=1000, applied_steps=997, total_skips=3, loss_scale=1024.0)
         >>> for step in range(1, 1001):
         ...     state.skips.add(step, step <= 3)
-        >>> health(state)[1]
-        'healthy: 3 of 1000 steps skipped (0.3 %), all within the first 3, while the scale found its place; scale 1024'
+        >>> health(state)[1].split(",")[0]
+        'healthy: 3 of 1000 steps skipped (0.3 %)'
     """
     stray = [name for name, value in state.metrics.items() if not math.isfinite(value)]
     if stray:
         return False, f"not healthy: {stray[0]} is {state.metrics[stray[0]]}; {_ADVICE}"
     if not state.total_skips:
         return True, f"healthy: no step was skipped; scale {scale_text(state.loss_scale)}"
-    text = f"{state.total_skips} of {state.step} steps skipped ({_percent(state.total_skips, state.step)})"
+    share = _percent(state.total_skips, state.step)
+    text = f"{state.total_skips} of {state.step} steps skipped ({share})"
     well, tail = _judge(state) if dynamic else _judge_fixed(state)
     if well and 2 * state.total_skips > state.step:
         well, tail = False, ": most of them changed nothing"
@@ -127,7 +129,7 @@ def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
 
 
 def _judge(state: RunState) -> tuple[bool, str]:
-    """Whether the skips are well, and what there is to say on them."""
+    """Whether the skips are acceptable, and a comment on them."""
     skips = state.skips
     if skips.total != state.total_skips:  # a run that began with an older version
         share = state.total_skips / state.step
@@ -136,17 +138,17 @@ def _judge(state: RunState) -> tuple[bool, str]:
     if skips.warm:
         well = state.applied_steps > 0 and state.total_skips <= _MOST_WARM
         return well, (
-            ", while the scale looks for its place"
+            ", while the scale is settling"
             if well
-            else ": the scale has found no place where steps go through"
+            else ": no scale has been found at which steps succeed"
         )
     since = state.step - skips.warm_steps
-    early = f"within the first {skips.warm_steps}, while the scale found its place"
+    early = f"within the first {skips.warm_steps}, while the scale settled"
     if not skips.later:
         return skips.warm_skips <= _MOST_WARM, f", all {early}"
     parts = f", {skips.warm_skips} {early}, {skips.later} after" if skips.warm_skips else ""
     if skips.growing(state.step):
-        return False, f"{parts}, more and more of late"
+        return False, f"{parts}, increasingly often of late"
     if skips.later / since > _MANY_SKIPS:
         return False, f"{parts}, which is many ({_percent(skips.later, since)})"
     return True, f"{parts}, which is normal as the scale tries larger values"
@@ -155,7 +157,7 @@ def _judge(state: RunState) -> tuple[bool, str]:
 def _judge_fixed(state: RunState) -> tuple[bool, str]:
     share = state.total_skips / state.step
     if state.skips.growing(state.step):
-        return False, ", more and more of late"
+        return False, ", increasingly often of late"
     return share <= _MANY_SKIPS, "" if share <= _MANY_SKIPS else ", and this scale cannot shrink"
 
 
@@ -172,7 +174,7 @@ def summarize(
     log: EventLog | None,
     plot: Path | None,
 ) -> TrainSummary:
-    """The summary of a session that came to its end."""
+    """The summary of a session that has ended normally."""
     healthy, line = health(s.state, dynamic=s.rule.dynamic)
     best = None if store is None else store.best_step()
     return TrainSummary(

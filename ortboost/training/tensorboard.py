@@ -1,4 +1,4 @@
-"""What a run does, for TensorBoard: event files, written by tensorboardX while the run goes on."""
+"""TensorBoard event files of a run, written by tensorboardX during the run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ __all__ = ["TensorBoard"]
 
 
 class TensorBoard(Callback):
-    """Writes what the log of a run has as scalars, and what the run is as hyper-parameters.
+    """Writes the numbers of the event log as scalars, and the metadata of the run as hparams.
 
-    The tags are ``step/loss``, ``step/learning_rate``, ``step/loss_scale``, ``step/skipped`` (steps so far), ``step/accuracy``,
-    ``epoch/loss``, ``validation/loss``, ``validation/accuracy`` and their kind. A resumed run goes on in a new file; from
-    TensorBoard's view it takes back what came after the checkpoint.
+    The tags are ``step/loss``, ``step/learning_rate``, ``step/loss_scale``, ``step/skipped``
+    (skipped steps so far), ``step/accuracy``, ``epoch/loss``, ``validation/loss``,
+    ``validation/accuracy`` and so on. A resumed run continues in a new file, and TensorBoard
+    discards the events of the old one after the checkpoint.
 
     Args:
-        folder: Where the event files go; TensorBoard takes the name of the folder for the run's.
+        folder: Where the event files go; TensorBoard shows the name of the folder as the name of
+            the run.
 
     Raises:
         DependencyError: tensorboardX is not installed.
 
     Example:
-        ``Trainer(..., callbacks=[TensorBoard("boards/run1")])``, then ``tensorboard --logdir boards``.
+        ``Trainer(..., callbacks=[TensorBoard("boards/run1")])``, then ``tensorboard --logdir
+        boards``.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -46,14 +49,14 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_train_begin(self, run: RunView) -> None:
-        """Open a file; what older ones hold of later steps does not count any more."""
+        """Open a file; events of later steps in older files become invalid."""
         from tensorboardX.summary import hparams
 
         try:
             self._writer = self._make(
                 str(self.folder),
                 purge_step=run.step + 1,
-                filename_suffix=f".{time.time_ns()}",  # its own names have seconds only
+                filename_suffix=f".{time.time_ns()}",  # by default names differ by the second only
             )
         except OSError as error:
             raise FileError(
@@ -61,8 +64,8 @@ class TensorBoard(Callback):
                 where=f"{self.folder}: {error.strerror or error}",
                 fix="Choose another folder.",
             ) from error
-        told = {k: v for k, v in run.about.items() if isinstance(v, (str, int, float))}
-        for summary in hparams(told, {"validation/loss": 0.0, "validation/accuracy": 0.0}):
+        shown = {k: v for k, v in run.about.items() if isinstance(v, (str, int, float))}
+        for summary in hparams(shown, {"validation/loss": 0.0, "validation/accuracy": 0.0}):
             self._writer.file_writer.add_summary(summary)
 
     def on_step_end(self, run: RunView, result: StepResult) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: steps, validation, checkpoints, and leaving in good order."""
+"""The training loop: steps, validation, checkpoints, and an orderly exit."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Trainer:
 
     Args:
         stepper: The training step with its state.
-        evaluator: The model in evaluation mode, for validation; None to go without.
-        config: The run.
-        store: Where checkpoints go; None keeps none.
-        callbacks: Observers, in the order in which they are called; names must differ.
-        log: The event log; None writes none.
+        evaluator: The model in evaluation mode, for validation; None for no validation.
+        config: The configuration of the run.
+        store: The folder of checkpoints; None saves none.
+        callbacks: Callbacks, in the order in which they are called; their names must differ.
+        log: The event log; None for no log.
         progress: Where to show the run; None shows nothing.
-        program: Fingerprint of the program, written into checkpoints and checked on resuming.
-        plot: Where to draw the curves of the log at the end.
-        about: What the run is, by name, for people: its log and callbacks hold it.
-        signals: Makes what notices requests to leave.
+        program: Fingerprint of the program; saved in checkpoints and verified when resuming.
+        plot: Path of a PNG with the curves of the log, drawn at the end; None for none.
+        about: Metadata of the run, for the log and the callbacks.
+        signals: Factory of the guard that catches requests to stop.
 
     Raises:
-        UsageError: Two callbacks have the same name, a metric is unknown, or overflows are to be
-            diagnosed and the stepper cannot.
-        ConfigError: The schedules do not fit the stepper's learning-rate groups.
+        UsageError: Two callbacks have the same name, a metric is unknown, or ``debug_overflow`` is
+            set and the stepper cannot diagnose overflows.
+        ConfigError: The schedules do not match the stepper's learning-rate groups.
 
     Example:
         >>> trainer = Trainer(stepper, evaluator, TrainConfig(epochs=2))  # doctest: +SKIP
@@ -90,37 +90,37 @@ class Trainer:
         self._metrics = [get_metric(name) for name in config.metrics]
         if config.debug_overflow and not isinstance(stepper, Diagnosable):
             raise UsageError(
-                "This stepper cannot say where a step overflows.",
+                "This stepper cannot diagnose overflows.",
                 where="debug_overflow",
-                fix="Give it the methods 'watch' and 'diagnose', or leave debug_overflow at 0.",
+                fix="Add the methods 'watch' and 'diagnose' to it, or leave debug_overflow at 0.",
             )
         names = [callback.name for callback in self.callbacks]
         if len(set(names)) < len(names):
             raise UsageError(
                 "Two callbacks have the same name.",
                 where=", ".join(names),
-                fix="Give each its own `name`; it is the key of its state in a checkpoint.",
+                fix="Give each its own `name`, the key of its state in a checkpoint.",
             )
 
     def fit(
         self, train: Source, validation: Source | None = None, *, resume: bool = False
     ) -> TrainSummary:
-        """Train until the epochs are done or something asks to stop.
+        """Train until all epochs are done or a stop is requested.
 
         Args:
             train: The training data.
             validation: Data to validate on after each epoch (and every ``validate_every`` steps).
-            resume: Go on from the newest good checkpoint, in the middle of an epoch too, to the
-                same bits as a run that was never interrupted. Without any checkpoint the run
-                starts from the beginning.
+            resume: Continue from the newest valid checkpoint, even in the middle of an epoch. The
+                result is bit-identical to that of an uninterrupted run. If there is no checkpoint,
+                start from the beginning.
 
         Raises:
             Interrupted: Ctrl-C (exit status 130); the step was finished and the state saved.
             Terminated: The same for SIGTERM (143).
             DivergedError: Steps kept overflowing at the smallest scale (the tensors that are not
                 finite are named), or the loss is NaN at the end; the state was saved.
-            UsageError: The folder holds another run; or, resuming, seed or data changed.
-            FileError: Resuming, and none of the checkpoints can be used.
+            UsageError: The folder has another run; or, when resuming, the seed or data changed.
+            FileError: When resuming, none of the checkpoints can be used.
         """
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(self._signals())
@@ -135,7 +135,7 @@ class Trainer:
                 self._loop(s)
                 self._check_finite(s)
             except DivergedError:
-                self._draw()  # when are curves wanted, if not now
+                self._draw()  # a diverged run needs its curves most
                 raise
             seconds = self.record.end(s, s.view.stop_reason, data_wait=s.data_wait)
         return summarize(
@@ -143,7 +143,7 @@ class Trainer:
         )
 
     def _begin(self, s: Session, resume: bool, stack: contextlib.ExitStack) -> None:
-        """Load a checkpoint or start anew; what has to be closed goes on the stack."""
+        """Load a checkpoint or start over; push what has to be closed onto the stack."""
         s.state.loss_scale = first_scale(self.config.loss_scale)
         position = self.record.restore(s) if resume else 0
         if self.config.debug_overflow and isinstance(self.stepper, Diagnosable):
@@ -187,9 +187,10 @@ class Trainer:
         if s.saved_step != s.state.step:
             self.record.save(s)
         if s.state.validated_step != s.state.step and s.state.step:
-            # A run that is left inside of an epoch validates once more for its summary. The
-            # checkpoint is from before that and is not written again, so that a longer run that
-            # goes on from it decides as if it had never stopped; the pin is only a name.
+            # A run that stops within an epoch is validated once more for its summary. The
+            # checkpoint # was saved before that and is not updated, so that a longer run that
+            # resumes from it # decides as if it had never stopped. Pinning the best one does not
+            # change it.
             self._validate(s)
             if s.view.keep_best and self.store is not None:
                 self.store.pin_best(s.saved_step)
@@ -202,7 +203,7 @@ class Trainer:
         return s.view.stop_reason is not None
 
     def _epoch(self, s: Session) -> bool:
-        """The rest of an epoch; False if it was left before its end."""
+        """Run the rest of an epoch; returns False if it stopped before the end."""
         for callback in self.callbacks:
             callback.on_epoch_begin(s.view)
         with contextlib.closing(self._read_ahead(s)) as stream:
@@ -218,7 +219,7 @@ class Trainer:
             raise UsageError(
                 "The training data has no batches.",
                 where=f"epoch {s.state.epoch}",
-                fix="Give more samples, or a smaller batch size.",
+                fix="Use more samples or a smaller batch size.",
             )
         self._flush(s)
         if s.state.validated_step != s.state.step:
@@ -246,7 +247,7 @@ class Trainer:
         return {name: float(rate(s.state.applied_steps)) for name, rate in self._schedules.items()}
 
     def _flush(self, s: Session) -> None:
-        """Apply what is left of a window of accumulation at the end of an epoch."""
+        """Apply an incomplete window of gradient accumulation at the end of an epoch."""
         if self.config.flush and self.stepper.flush(self._rates(s)):
             s.state.applied_steps += 1
 
@@ -306,7 +307,7 @@ class Trainer:
             self._interrupt(s)
 
     def _discard_stale(self, s: Session) -> None:
-        """Remove what ``overwrite`` replaces: not before a step has shown that the data fit."""
+        """Remove the checkpoints that ``overwrite`` replaces, after a first step has succeeded."""
         if s.stale and self.store is not None:
             self.store.clear()
             s.stale = False
@@ -326,10 +327,12 @@ class Trainer:
                 rule=LabelRule.of(self.stepper.inputs, self.config.labels),
                 stop=lambda: s.signals.received is not None,
             )
-        except OrtBoostError as error:  # the epoch is not lost for a fault of the validation data
+        except OrtBoostError as error:  # bad validation data must not lose the epoch
             if s.state.step and s.saved_step != s.state.step and self.store is not None:
                 self.record.save(s)
-                error.fix += f" The training is saved at step {s.state.step}: go on with --resume."
+                error.fix += (
+                    f" The training is saved at step {s.state.step}: continue with --resume."
+                )
             raise
         if found is None:
             self._interrupt(s)
@@ -343,7 +346,7 @@ class Trainer:
             callback.on_validation_end(s.view, metrics)
 
     def _settle(self, s: Session, *, due: bool) -> None:
-        """Save if it is time to, or if a callback wants to keep this state as the best one."""
+        """Save if a checkpoint is due, or if a callback asked to keep this state as the best."""
         if due or s.view.keep_best:
             best, s.view.keep_best = s.view.keep_best, False
             self.record.save(s, best=best)
@@ -355,20 +358,20 @@ class Trainer:
         raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
 
     def _diagnose(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
-        """Say where the step that was just skipped overflowed."""
+        """Report where the step that was just skipped overflowed."""
         if not isinstance(self.stepper, Diagnosable):
             return
         try:
             seed = step_seed(self.config.seed, s.state.step - 1)
             found = self.stepper.diagnose(batch, hyper, seed=seed)
-        except OrtBoostError as error:  # a training must not fail for want of an explanation
+        except OrtBoostError as error:  # a failed diagnosis must not end the training
             self.progress.message(f"step {s.state.step}: overflow, no diagnosis: {error.what}")
             return
         self.record.event(s, "diagnosis", **found.to_dict())
         self.progress.message(f"step {s.state.step}: overflow, {found}")
 
     def _diverged(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
-        # The step that just failed, with its own dropout: the state has not moved since.
+        # Repeat the step that failed, with the same dropout seed; the state has not changed since.
         seed = step_seed(self.config.seed, s.state.step - 1)
         names = self.stepper.nonfinite(batch, hyper, seed=seed)
         self.record.save(s)
@@ -379,18 +382,19 @@ class Trainer:
             raise DivergedError(
                 f"The loss scale grew to infinity; {s.rule.hopeless} steps in a row were skipped.",
                 where=f"step {s.state.step}",
-                fix="Give the scale an upper bound, max_scale.",
+                fix="Set an upper bound of the scale, max_scale.",
             )
         raise DivergedError(
             f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
             f"loss scale ({scale_text(s.state.loss_scale)}).",
-            where=f"step {s.state.step}; not finite, or too large: {shown or 'no tensor on this batch alone'}",
+            where=f"step {s.state.step}; not finite, or too large: "
+            f"{shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
         )
 
     def _check_finite(self, s: Session) -> None:
-        """Refuse to end well with a loss that is NaN: of the validation, or of a whole epoch."""
+        """Raise if the validation loss or the mean training loss of an epoch is NaN."""
         names = [n for n in ("val_loss", "train_loss") if math.isnan(s.state.metrics.get(n, 0.0))]
         if not names:
             return
@@ -398,7 +402,8 @@ class Trainer:
         best = None if self.store is None else self.store.best_step()
         raise DivergedError(
             f"Training diverged: at the end {names[0]} is nan.",
-            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were skipped",
+            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were "
+            "skipped",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model is the checkpoint of step {best}." if best else "."),
         )
@@ -411,8 +416,8 @@ class Trainer:
         try:
             return plot_log(self.log.path, self.plot)
         except OrtBoostError as error:
-            # A finished training must not fail for want of a picture.
+            # A failed plot must not fail a finished training.
             self.progress.message(f"no plot: {error.what} {error.fix}")
-        except Exception as error:  # of many kinds, where the log was damaged
+        except Exception as error:  # various types, if the log is damaged
             self.progress.message(f"no plot: {self.log.path} cannot be drawn: {error}")
         return None

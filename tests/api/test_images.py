@@ -84,7 +84,7 @@ def test_a_folder_of_other_classes_is_refused(run, folder, tmp_path, capsys):
     for name in ("dark", "green"):
         (other / name).mkdir(parents=True)
         Image.new("L", (9, 9)).save(other / name / "1.png")
-    with pytest.raises(FileError, match="'green' is no class that was trained"):
+    with pytest.raises(FileError, match="'green' is not a class of the training"):
         ob.evaluate(run, other)
     assert main(["eval", str(run), "--data", str(other)]) == 8
     (other / "green" / "1.png").unlink()

@@ -108,7 +108,7 @@ def test_the_same_error_speaks_of_arguments_or_of_options(folder, capsys):
     assert main(["convert", str(model_path("mlp")), "-o", str(folder)]) == 2
     assert "or --overwrite to replace it" in capsys.readouterr().err
     ob.train(folder, (X, Y), epochs=1, overwrite=True)
-    with pytest.raises(ob.UsageError, match="with resume=True, or start anew with overwrite=True"):
+    with pytest.raises(ob.UsageError, match="with resume=True, or start over with overwrite=True"):
         ob.train(folder, (X, Y), epochs=1)
     shown = repr(
         dataclasses.replace(ob.train(folder, (X, Y), overwrite=True), health="see --debug-overflow")

@@ -26,7 +26,7 @@ def test_skipped_steps_are_explained(engine, tmp_path, capsys):
     skips = summary["skipped_steps"]
     assert skips >= 4
     assert summary["healthy"]
-    assert f"all within the first {skips}, while the scale found its place" in summary["health"]
+    assert f"all within the first {skips}, while the scale settled" in summary["health"]
     events = read_log(tmp_path / "run" / "log.jsonl")
     found = [event for event in events if event["event"] == "diagnosis"]
     assert [event["step"] for event in found] == [n for n in (1, 2, 4, 8) if n <= skips]

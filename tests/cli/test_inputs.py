@@ -96,7 +96,7 @@ def test_an_axis_that_is_not_certain_is_asked_for(folder, capsys):
     words = ["eval", "cell.onnx", "--data", "data.npz", "--output", "y", "--batch-size", "3"]
     assert main(words) != 0
     said = capsys.readouterr().err
-    assert "Which axis of the input 'state' counts the samples is not certain." in said
+    assert "The batch axis of the input 'state' is ambiguous." in said
     assert "--batch-axis state=AXIS" in said
     assert main([*words, "--batch-axis", "state=1", "--json"]) == 0
     assert accuracy(capsys) == pytest.approx(expected_accuracy("cell.onnx"))

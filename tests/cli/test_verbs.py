@@ -451,7 +451,7 @@ def test_labels_that_do_not_count_are_in_no_accuracy(tmp_path, capsys):
         answers.append(json.loads(capsys.readouterr().out)["accuracy"])
     assert answers[0] == answers[1] == answers[2] == pytest.approx(shown, abs=0.03)
     assert main(["eval", MLP, "--data", str(half), "--metric", "top5"]) == 2  # what does not count?
-    assert "The label -100 is no class" in error_lines(capsys)
+    assert "The label -100 is not a class" in error_lines(capsys)
 
 
 def test_json_has_null_for_what_is_not_finite(capsys):

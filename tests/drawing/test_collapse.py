@@ -130,7 +130,7 @@ def test_a_rewrite_whose_place_is_in_doubt_is_in_a_note():
     whole = picture_of(model, weights=weights)
     picture, _ = collapse(model, whole, weights=weights, loss=None, labels=None, changed=changed)
     assert {b.key: b.mark for b in picture.boxes if b.kind == "node"} == {"v": None, "w": "r 1"}
-    assert picture.notes[-1] == "changed too, in no part of its own: r 2"
+    assert picture.notes[-1] == "also changed, but not a node of this graph: r 2"
 
 
 def test_what_is_made_of_weights_alone_is_where_it_is_read():
@@ -193,7 +193,7 @@ def test_names_that_are_no_html():
 def test_a_part_that_nobody_could_read_is_not_drawn():
     chain = [Box(f"n{i}", "Relu") for i in range(401)]
     page = to_html(Picture(chain[:1], []), [Part("n0", Picture(chain, []))])
-    assert "401 nodes: too many" in page
+    assert "401 nodes are too many" in page
     assert page.count("<svg") == 1
 
 

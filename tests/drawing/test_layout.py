@@ -9,7 +9,7 @@ from ortboost.drawing.layout import arrange, crossings, spread
 
 
 def random_graph(seed, count=30):
-    """Boxes of many sizes, and arrows from earlier boxes to later ones, some of them long or double."""
+    """Boxes of many sizes, with arrows to later boxes, some of them long or duplicated."""
     rng = np.random.default_rng(seed)
     sizes = [(float(w), float(h)) for w, h in rng.uniform(20, 200, (count, 2))]
     arrows = [(max(int(t - rng.geometric(0.3)), 0), t) for t in range(1, count)]

@@ -72,10 +72,10 @@ def test_what_is_gone_beside_other_weights_is_folded_only_where_it_can_be():
     before = small_mlp()
     assert marks_against(before, after)[0] == {"fc1": "Relu 'act' folded in"}
     before.graph.node(1).op_type = "Tanh"
-    assert marks_against(before, after)[0] == {"fc1": "other weights"}
+    assert marks_against(before, after)[0] == {"fc1": "different weights"}
     before.graph.node(1).op_type = "Relu"
     before.graph.outputs.append(before.graph.node(0).outputs[0])  # read elsewhere, too
-    assert marks_against(before, after)[0] == {"fc1": "other weights"}
+    assert marks_against(before, after)[0] == {"fc1": "different weights"}
 
 
 def test_what_is_different_is_said():
@@ -90,7 +90,7 @@ def test_what_is_different_is_said():
     assert marks == {
         "fc1": "attributes: alpha",
         "act": "was Relu",
-        "fc2": "other weights",
+        "fc2": "different weights",
         "extra": "new",
     }
     assert gone == {}

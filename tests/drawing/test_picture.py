@@ -100,7 +100,7 @@ def test_near_a_node():
     part = around(whole, "n4", 2)
     assert [box.key for box in part.boxes if box.kind == "node"] == ["n2", "n3", "n4", "n5", "n6"]
     assert [box.title for box in part.boxes if box.kind == "more"] == ["1 more", "1 more"]
-    assert part.notes == ("5 of 9 nodes: 2 steps around n4",)
+    assert part.notes == ("5 of 9 nodes: within 2 steps of n4",)
     assert len(around(whole, "n4", 0).boxes) == 3
     with pytest.raises(UsageError, match="no node 'n44'") as caught:
         around(whole, "n44", 1)

@@ -1,8 +1,8 @@
-"""A training run for the tests that kill it: ``python resumable.py FOLDER [--resume] [--kill-at N]...``.
+"""A run to be killed by tests: ``python resumable.py FOLDER [--resume] [--kill-at N]...``.
 
-Prints nothing but a hash of the final state. ``--kill-at N`` sends the process SIGKILL in the
-middle of step N; ``--kill-in-save N`` between the two files of the N-th checkpoint; ``--signal-at N``
-sends a SIGINT (or, with ``--signal TERM``, a SIGTERM) in step N.
+Prints only a hash of the final state. ``--kill-at N`` sends the process SIGKILL in the
+middle of step N; ``--kill-in-save N`` between the two files of the N-th checkpoint; ``--signal-at
+N`` sends a SIGINT (or, with ``--signal TERM``, a SIGTERM) in step N.
 """
 
 from __future__ import annotations

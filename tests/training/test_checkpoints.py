@@ -86,8 +86,12 @@ DAMAGES = {
     "tensors missing": ("safetensors", lambda p: p.unlink(), "missing"),
     "json truncated": ("json", lambda p: p.write_bytes(p.read_bytes()[:-20]), "not valid JSON"),
     "json empty": ("json", lambda p: p.write_bytes(b""), "not valid JSON"),
-    "json is a list": ("json", lambda p: p.write_text("[]"), "no ortboost checkpoint"),
-    "json of another tool": ("json", lambda p: p.write_text('{"a": 1}'), "no ortboost checkpoint"),
+    "json is a list": ("json", lambda p: p.write_text("[]"), "not an ortboost checkpoint"),
+    "json of another tool": (
+        "json",
+        lambda p: p.write_text('{"a": 1}'),
+        "not an ortboost checkpoint",
+    ),
     "progress changed": (
         "json",
         lambda p: edit(p, lambda c: c["progress"].update(step=31)),
@@ -162,7 +166,7 @@ def test_foreign_tensors_are_refused_by_name(tmp_path, change, reason):
     with pytest.raises(FileError, match="cannot be used") as caught:
         store.load(store.path(1), program="prog", expect=wanted)
     caught.match(reason)
-    assert "no good one before it" in caught.value.fix
+    assert "no valid one before it" in caught.value.fix
 
 
 def test_another_programs_checkpoint_is_refused(tmp_path):
@@ -266,7 +270,7 @@ def test_clear_leaves_other_files(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="folder cannot be made"):
+    with pytest.raises(FileError, match="folder cannot be created"):
         CheckpointStore(tmp_path / "file" / "folder")
 
 

@@ -90,11 +90,11 @@ def test_what_cannot_be_measured_is_refused():
         evaluate(model(), ArraySource(DATA, 8), [get_metric("accuracy")], labels="y")
     lossless = model()
     lossless.evaluate = lambda feeds: {"prediction": feeds["x"][:, 0]}
-    with pytest.raises(UsageError, match="nothing to report"):
+    with pytest.raises(UsageError, match="has no results"):
         evaluate(lossless, ArraySource(DATA, 8))
     only_loss = model()
     only_loss.evaluate = lambda feeds: {"loss": np.float32(1)}
-    with pytest.raises(UsageError, match="no output but its loss"):
+    with pytest.raises(UsageError, match="no output other than its loss"):
         evaluate(only_loss, ArraySource(DATA, 8), [ERROR])
 
 
@@ -158,5 +158,5 @@ def test_a_bare_model_refuses_labels_that_are_no_class():
     scores = np.eye(6, dtype=np.float32)
     assert metric.function(scores, np.arange(6)).tolist() == [1.0] * 6
     for stray in (6, -1):
-        with pytest.raises(UsageError, match=f"The label {stray} is no class"):
+        with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
             metric.function(scores, np.array([0, 1, 2, 3, 4, stray]))

@@ -78,7 +78,8 @@ def test_rewind_to_nothing_and_of_nothing(tmp_path):
 def test_lines_that_are_no_events_are_left_out(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(
-        b'{"event": "step", "step": 1}\nnoise\n[1]\n{"step": 2}\n\xff\n{"event": "a", "step": "b"}\n'
+        b'{"event": "step", "step": 1}\nnoise\n[1]\n'
+        b'{"step": 2}\n\xff\n{"event": "a", "step": "b"}\n'
     )
     assert read_log(path) == [{"event": "step", "step": 1}]
 

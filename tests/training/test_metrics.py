@@ -52,7 +52,7 @@ def test_top_k_agrees_with_sorting(k, seed):
 
 
 def test_labels_that_do_not_fit_are_refused():
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(UsageError, match="does not match"):
         accuracy(np.zeros((3, 4)), np.zeros((3, 2)))
 
 
@@ -78,7 +78,7 @@ def test_names():
         "top12",
     ]
     for name in ("acuracy", "top", "top0"):
-        with pytest.raises(UsageError, match="no metric"):
+        with pytest.raises(UsageError, match="Unknown metric"):
             get_metric(name)
     with pytest.raises(UsageError, match="did you mean 'accuracy'"):
         get_metric("acuracy")

@@ -89,7 +89,7 @@ def events(tmp_path, kind):
     return [event for event in read_log(tmp_path / "log.jsonl") if event["event"] == kind]
 
 
-# ---- the scale ------------------------------------------------------------------------------------
+# ---- the scale -----------------------------------------------------------------------------------
 
 
 def test_every_change_of_the_scale_is_an_event(tmp_path):
@@ -137,7 +137,7 @@ def test_a_resumed_run_knows_the_scale_it_had(tmp_path):
     assert found == [(2, 4.0, 2.0), (6, 2.0, 1.0)]
 
 
-# ---- diagnoses ------------------------------------------------------------------------------------
+# ---- diagnoses -----------------------------------------------------------------------------------
 
 
 def test_diagnoses_become_rarer_and_end():
@@ -184,12 +184,12 @@ def test_a_failed_diagnosis_does_not_stop_the_training(tmp_path):
 
 
 def test_a_stepper_that_cannot_diagnose_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="cannot say where") as caught:
+    with pytest.raises(UsageError, match="cannot diagnose overflows") as caught:
         fit(LinearStepper(), tmp_path, debug_overflow=1)
     assert caught.value.fix
 
 
-# ---- health ---------------------------------------------------------------------------------------
+# ---- health --------------------------------------------------------------------------------------
 
 
 def state_of(outcomes, scale=64.0):
@@ -209,15 +209,15 @@ GOOD, BAD = [False], [True]
     ("outcomes", "healthy", "hint"),
     [
         (GOOD * 50, True, "no step was skipped"),
-        (BAD * 12 + GOOD * 100, True, "all within the first 12, while the scale found its place"),
+        (BAD * 12 + GOOD * 100, True, "all within the first 12, while the scale settled"),
         (BAD * 12 + (GOOD * 99 + BAD) * 10, True, "12 within the first 12"),
         (BAD * 12 + (GOOD * 99 + BAD) * 10, True, "10 after, which is normal"),
-        (BAD * 5 + GOOD * 5, True, "looks for its place"),
-        (BAD * 20, False, "no place where steps go through"),
-        ((BAD + GOOD) * 100, False, "no place where steps go through"),
+        (BAD * 5 + GOOD * 5, True, "is settling"),
+        (BAD * 20, False, "no scale has been found"),
+        ((BAD + GOOD) * 100, False, "no scale has been found"),
         (GOOD * 30 + (GOOD * 9 + BAD) * 30, False, "which is many (9.1 %)"),
-        (GOOD * 1000 + (GOOD * 20 + BAD) * 12, False, "more and more of late"),
-        (BAD * 12 + GOOD * 3000 + (GOOD * 30 + BAD) * 70, False, "more and more of late"),
+        (GOOD * 1000 + (GOOD * 20 + BAD) * 12, False, "increasingly often of late"),
+        (BAD * 12 + GOOD * 3000 + (GOOD * 30 + BAD) * 70, False, "increasingly often of late"),
         ((GOOD * 49 + BAD) * 200, True, "which is normal"),  # as many as ever
         (GOOD * 9000 + (GOOD * 500 + BAD) * 10, True, "which is normal"),  # more, and very few
     ],

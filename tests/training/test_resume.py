@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, whole, 
     trainer.fit(train, validation, resume=True)
     err = capsys.readouterr().err
     assert f"checkpoint refused: {newest}" in err
-    assert "going back to the good one before it" in err
+    assert "falling back to the valid one before it" in err
     assert fingerprint(trainer) == whole[0]
     assert curves(tmp_path) == whole[1]
 
@@ -196,11 +196,11 @@ def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
     trainer, train, validation = build(tmp_path, callbacks=[best])
     trainer.fit(train, validation, resume=True)
     err = capsys.readouterr().err
-    assert "callback 'NewBest' starts without a past" in err
+    assert "callback 'NewBest' starts without saved state" in err
     assert "has a callback 'EarlyStopping' that this run lacks" in err
     trainer, train, validation = build(tmp_path, callbacks=[best, Callback()], epochs=9)
     trainer.fit(train, validation, resume=True)  # one without a state has no past to miss
-    assert "without a past" not in capsys.readouterr().err
+    assert "without saved state" not in capsys.readouterr().err
 
 
 def test_a_smaller_keep_makes_room_on_a_full_disk(tmp_path, monkeypatch):

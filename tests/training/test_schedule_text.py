@@ -33,7 +33,7 @@ from ortboost.training.schedules import (
 )
 def test_forms(text, schedule):
     if schedule is None:
-        with pytest.raises(ConfigError, match=r"There is no schedule '0\.1,warmup=5'"):
+        with pytest.raises(ConfigError, match=r"Unknown schedule '0\.1,warmup=5'"):
             parse_schedule(text)
     else:
         assert parse_schedule(text) == schedule
@@ -64,10 +64,10 @@ def test_cosine_ends_with_the_run():
         ("multistep:0.1,gamma=0.1", "'at' is missing"),
         ("multistep:0.1,at=5/x", "'at' has no valid value"),
         ("cosine:0.1,steps=many", "'steps' has no valid value"),
-        ("cosine:fast,steps=5", "'fast' is no number"),
-        ("list:0.1/x", "'x' is no number"),
-        ("cosine:,steps=5", "'' is no number"),
-        ("", "no schedule ''"),
+        ("cosine:fast,steps=5", "'fast' is not a number"),
+        ("list:0.1/x", "'x' is not a number"),
+        ("cosine:,steps=5", "'' is not a number"),
+        ("", "Unknown schedule ''"),
         ("-0.1", "'lr' is -0.1"),
     ],
 )

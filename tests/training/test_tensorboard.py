@@ -18,7 +18,7 @@ from tests.support import assert_three_lines
 
 
 def read_events(folder):
-    """The events of all files, in the order of TensorBoard: TFRecords, whose checksums are left to it."""
+    """The events of all files (TFRecords) in the order of TensorBoard; checksums are ignored."""
     from tensorboardX.proto.event_pb2 import Event
 
     for path in sorted(folder.iterdir()):

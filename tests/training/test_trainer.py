@@ -409,7 +409,7 @@ def test_a_fault_of_the_validation_data_does_not_lose_the_epoch(tmp_path):
     store = CheckpointStore(tmp_path / "c")
     with pytest.raises(UsageError, match="no class") as caught:
         trainer_for(one, store=store).fit(train_source(one), Faulty(one))
-    assert caught.value.fix == "Mend it. The training is saved at step 6: go on with --resume."
+    assert caught.value.fix == "Mend it. The training is saved at step 6: continue with --resume."
     resumed = LinearStepper()
     trainer_for(resumed, store=store).fit(train_source(resumed), Faulty(one, True), resume=True)
     trainer_for(other).fit(train_source(other), Faulty(other, True))
@@ -561,7 +561,7 @@ def test_unknown_metrics_and_goals_are_refused():
         trainer_for(LinearStepper(), metrics=("acuracy",))
     stepper = LinearStepper()
     trainer = trainer_for(stepper, callbacks=[BestModel(Goal("val_lost"))])
-    with pytest.raises(UsageError, match="no metric 'val_lost'"):
+    with pytest.raises(UsageError, match="Unknown metric 'val_lost'"):
         trainer.fit(train_source(stepper), ArraySource(make_data(8), 8))
 
 

@@ -1,4 +1,4 @@
-"""The callbacks of docs/watching.md do what they say, with modules of the shape of wandb and mlflow."""
+"""The callbacks of docs/watching.md work, with fakes of wandb and mlflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOUT = {"run": "mine", "batch_size": 4}
 
 
 class Service(types.ModuleType):
-    """Notes what is called; ``init`` gives the module itself, which can do what a run of wandb can."""
+    """Records calls; ``init`` returns the module itself, which also acts as a run of wandb."""
 
     # The arguments are those of wandb 0.31.0 and mlflow 3.17.2; other ones are errors.
     def __init__(self, name):

@@ -1,7 +1,8 @@
-"""Pure functions on batches: checking, padding, and counting them.
+"""Functions on batches: checking, padding, and counting samples.
 
 Samples are counted along the batch axis of each input, axis 0 unless its specification has another
-``batch_axis``; inputs whose batch axis is ``None`` are the same for all samples and count nothing.
+``batch_axis``; inputs whose batch axis is ``None`` are the same for all samples and are not
+counted.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ __all__ = [
 ]
 
 Axes = Mapping[str, int | None]
-"""Input to its batch axis, 0 where it is not named."""
+"""Input name to batch axis; 0 for inputs that are missing."""
 
 
 class Part(Batch):
     """One process's part of a batch.
 
     Args:
-        arrays: Input name to array; of no samples if the batch has fewer than there are processes.
+        arrays: Input name to array; without samples if the batch has fewer samples than processes.
         samples: The number of samples of the whole batch.
     """
 
@@ -45,7 +46,7 @@ class Part(Batch):
 
 
 def part_rows(samples: int, rank: int, size: int) -> slice:
-    """The samples of a batch that a process takes; parts differ by one sample at most.
+    """The samples of a batch for one process; the parts differ by at most one sample.
 
     Example:
         >>> [part_rows(5, rank, 2) for rank in range(2)]
@@ -58,24 +59,25 @@ def batch_axes(inputs: Sequence[InputLike]) -> dict[str, int | None]:
     """The batch axis of each input.
 
     Raises:
-        UsageError: One is not certain.
+        UsageError: The batch axis of an input is ambiguous.
     """
     axes: dict[str, int | None] = {}
     for spec in inputs:
         axis: Any = getattr(spec, "batch_axis", 0)
         if isinstance(axis, str):
             raise UsageError(
-                f"Which axis of the input '{spec.name}' counts the samples is not certain.",
+                f"The batch axis of the input '{spec.name}' is ambiguous.",
                 where=", ".join(f"{s.name} {_text(s.shape)}" for s in inputs),
-                fix=f"Say it with --batch-axis {spec.name}=AXIS, or --batch-axis {spec.name}=none if "
-                "the array is the same for all samples (for a program: at convert).",
+                fix=f"Specify it with --batch-axis {spec.name}=AXIS, or --batch-axis "
+                f"{spec.name}=none if the array is the same for all samples (for a program: at "
+                "convert).",
             )
         axes[spec.name] = axis
     return axes
 
 
 def rows_of(array: Array, rows: slice | Array, axis: int | None) -> Array:
-    """Some samples of an array; all of it where no axis counts them.
+    """Select samples of an array; the whole array if it has no batch axis.
 
     Example:
         >>> rows_of(np.arange(6).reshape(2, 3), slice(1, 3), 1).tolist()
@@ -89,15 +91,17 @@ def rows_of(array: Array, rows: slice | Array, axis: int | None) -> Array:
 def batch_length(
     batch: Mapping[str, Array], where: str = "batch", *, axes: Axes | None = None
 ) -> int:
-    """The number of samples of a batch, of a :class:`Part` that of the whole one; 1 where nothing counts them, as for a whole graph.
+    """The number of samples of a batch.
+
+    For a :class:`Part`, that of the whole batch. If no input has a batch axis (one whole graph), 1.
 
     Args:
         batch: The arrays.
-        where: What they are, for errors.
+        where: Description of the data, for error messages.
         axes: Batch axes, see :func:`batch_axes`.
 
     Raises:
-        UsageError: The batch is empty, holds scalars, or its arrays differ in length.
+        UsageError: The batch is empty, has scalars, or its arrays differ in length.
     """
     if isinstance(batch, Part):
         return batch.samples
@@ -110,33 +114,33 @@ def batch_length(
             raise UsageError(
                 f"'{name}' is a scalar, not a batch of samples."
                 if not array.ndim
-                else f"'{name}' has no axis {axis} that counts the samples.",
+                else f"'{name}' has no batch axis {axis}.",
                 where=where,
-                fix="Every array of a batch needs an axis for the samples; --batch-axis "
-                f"{name}=none is for one that is the same for all.",
+                fix="Every array of a batch needs a batch axis; use --batch-axis "
+                f"{name}=none for one that is the same for all samples.",
             )
         lengths[name] = array.shape[axis]
     if batch and not lengths:
         return 1
     if not lengths or 0 in lengths.values():
         raise UsageError(
-            "A batch holds no samples.", where=where, fix="Leave empty batches out of the data."
+            "A batch has no samples.", where=where, fix="Remove empty batches from the data."
         )
     if len(set(lengths.values())) > 1:
         raise UsageError(
             "The arrays of a batch have different lengths.",
             where=f"{where}: {', '.join(f'{name} {length}' for name, length in lengths.items())}",
-            fix="The batch axis, usually 0, must have one length in all arrays; --batch-axis INPUT=AXIS "
-            "names another one, or none.",
+            fix="The batch axis, usually 0, must have the same length in all arrays; "
+            "specify another one, or none, with --batch-axis INPUT=AXIS.",
         )
     return next(iter(lengths.values()))
 
 
 def static_batch(inputs: Sequence[InputLike]) -> int | None:
-    """The batch size that the graph is fixed to, or None when its batch axis is symbolic.
+    """The fixed batch size of the graph, or None if its batch axis is symbolic.
 
     Raises:
-        UsageError: The inputs are fixed to different sizes.
+        UsageError: The inputs have different fixed batch sizes.
     """
     axes = {spec.name: getattr(spec, "batch_axis", 0) for spec in inputs}
     sizes = {
@@ -147,24 +151,24 @@ def static_batch(inputs: Sequence[InputLike]) -> int | None:
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
     if len(set(fixed.values())) > 1:
         raise UsageError(
-            "The model's inputs are fixed to different batch sizes.",
+            "The model's inputs have different fixed batch sizes.",
             where=", ".join(f"{name}: {size}" for name, size in fixed.items()),
-            fix="Name the axis that counts the samples, --batch-axis INPUT=AXIS, or none; or export the "
-            "model with a symbolic batch axis.",
+            fix="Specify the batch axis with --batch-axis INPUT=AXIS (or none), or "
+            "export the model with a symbolic batch axis.",
         )
     return next(iter(fixed.values()), None)
 
 
 def check_batch_size(inputs: Sequence[InputLike], batch_size: int, *, of: int = 1) -> None:
-    """Refuse a batch size that the graph cannot take.
+    """Refuse a batch size that the graph does not accept.
 
     Args:
         inputs: The model's inputs.
-        batch_size: Samples that the graph is fed.
+        batch_size: Samples in a batch of one process.
         of: Number of processes that share a batch.
 
     Raises:
-        UsageError: The graph is fixed to another size.
+        UsageError: The graph has another fixed batch size.
     """
     fixed = static_batch(inputs)
     if fixed is not None and fixed != batch_size:
@@ -179,18 +183,18 @@ def check_batch_size(inputs: Sequence[InputLike], batch_size: int, *, of: int = 
 def pad_batch(
     batch: Mapping[str, Array], size: int, *, axes: Axes | None = None
 ) -> tuple[Batch, NDArray[np.bool_]]:
-    """Fill a short batch up to a fixed size by repeating its last sample.
+    """Pad a short batch to a fixed size by repeating its last sample.
 
     Args:
         batch: At most ``size`` samples.
-        size: The batch size that the graph is fixed to.
+        size: The fixed batch size of the graph.
         axes: Batch axes, see :func:`batch_axes`.
 
     Returns:
         The full batch and a mask ``bool[size]`` that is True where the samples are real.
 
     Raises:
-        UsageError: The batch is longer than ``size``, or no batch.
+        UsageError: The batch has more than ``size`` samples, or is invalid.
 
     Example:
         >>> padded, valid = pad_batch({"x": np.array([[1.0], [2.0]])}, 3)
@@ -200,7 +204,7 @@ def pad_batch(
     length = batch_length(batch, axes=axes)
     if length > size:
         raise UsageError(
-            f"A batch has {length} samples, the model is fixed to {size}.",
+            f"A batch has {length} samples, but the model has the fixed batch size {size}.",
             where="batch",
             fix=f"Use batches of at most {size}.",
         )

@@ -1,4 +1,4 @@
-"""Which array feeds which input of the model, and whether it fits."""
+"""Assign arrays to the inputs of a model, and check that they fit."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = [
 
 PIXEL_MAX = 255.0
 _SUFFIXES = {"train": ("_train",), "test": ("_test", "_val"), "val": ("_val", "_test")}
-_SCAN_BYTES = 1 << 33  # data up to 8 GiB are searched for NaN; larger ones are not read for it
+_SCAN_BYTES = 1 << 33  # larger arrays are not searched for NaN
 _PIECE_BYTES = 1 << 26
 
 
 def convert(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert one batch to the dtype that the graph wants.
+    """Convert a batch to the dtype of the graph input.
 
-    uint8 going to a float input is taken for pixels and divided by 255 (as torchvision's
-    ``ToTensor`` does), so images stay bytes on disk and in memory. Everything else is a plain cast.
-    To keep raw byte values, store the array as another dtype.
+    uint8 data for a float input are treated as pixels and divided by 255 (as in torchvision's
+    ``ToTensor``), so images stay bytes on disk and in memory. Everything else is a plain cast. To
+    keep raw byte values, store the array with another dtype.
 
     Example:
         >>> convert(np.array([0, 51, 255], np.uint8), np.dtype("float32"))
@@ -57,33 +57,33 @@ def bind_arrays(
 ) -> dict[str, Array]:
     """Choose an array for each input and check that it fits.
 
-    An input takes, in this order: what ``mapping`` says; the array of its own name; and, if it is
-    the only labels (or the only other) input, the array with a usual name (``y``, ``labels``,
-    ``target``... or ``x``, ``images``, ``data``...). With a ``split``, names with its suffix
-    (``x_train``; ``x_test`` or ``x_val``) come before the bare ones.
+    The array of an input is, in this order: the one that ``mapping`` specifies; the one with its
+    own name; and, if it is the only labels (or the only other) input, the one with a common name
+    (``y``, ``labels``, ``target``... or ``x``, ``images``, ``data``...). With a ``split``, names
+    with its suffix (``x_train``; ``x_test`` or ``x_val``) take precedence over bare names.
 
-    Axes of length one are added or dropped and samples are flattened where the model wants vectors
-    (MNIST's ``[N, 28, 28]`` fits ``[N, 1, 28, 28]`` and ``[N, 784]``); axes are never re-ordered.
+    Axes of length one are added or dropped, and samples are flattened if the model needs vectors
+    (MNIST's ``[N, 28, 28]`` fits ``[N, 1, 28, 28]`` and ``[N, 784]``); axes are never reordered.
 
-    Where the batch axis of an input is another one than axis 0, its array has the samples there too
-    (``[2, N, 128]`` for a state ``[2, batch, 128]``); an input without one takes the array as it is.
+    If the batch axis of an input is not axis 0, neither is that of its array (``[2, N, 128]`` for a
+    state ``[2, batch, 128]``); for an input without a batch axis, the array is used unchanged.
 
     Args:
-        arrays: Key to array, ``[N, ...]``, as :func:`load_arrays` gives it.
+        arrays: Key to array, ``[N, ...]``, as returned by :func:`load_arrays`.
         inputs: The model's batch inputs.
         split: "train", "test", "val" or None for bare names only.
-        mapping: Input name to array key (``--map x=images``: input ``x`` takes ``images``).
-        path: Where the arrays came from, for error texts.
-        what: What they are where there is no path (``validation data``).
+        mapping: Input name to array key (``--map x=images``: ``images`` feeds the input ``x``).
+        path: The file of the arrays, for error messages.
+        what: Description of the data without a path (``validation data``), for error messages.
 
     Returns:
-        Input name to array, in the order of ``inputs``. Arrays are views (mapped ones stay
-        mapped); their dtype is still that of the data, :func:`convert` changes it batch by batch.
+        Input name to array, in the order of ``inputs``. Arrays are views (mapped ones stay mapped)
+        in the dtype of the data; :func:`convert` converts them batch by batch.
 
     Raises:
-        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a label
-            that is no class).
-        UsageError: The same without a ``path``; or ``mapping`` or ``split`` name what is not there.
+        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a
+            label that is not a class).
+        UsageError: The same without a ``path``; or a name in ``mapping`` or ``split`` is unknown.
     """
     binder = _Binder(arrays, inputs, split, dict(mapping or {}), path, what)
     bound = {spec.name: binder.fit(spec, binder.choose(spec)) for spec in inputs}
@@ -92,7 +92,7 @@ def bind_arrays(
 
 
 class _Binder:
-    """The arguments of :func:`bind_arrays`, so that its parts need not pass them around."""
+    """The arguments of :func:`bind_arrays`, shared by its parts."""
 
     def __init__(
         self,
@@ -106,9 +106,7 @@ class _Binder:
         self.what = what
         self.arrays, self.inputs, self.mapping, self.path = arrays, inputs, mapping, path
         if split is not None and split not in SPLITS:
-            raise UsageError(
-                f"There is no split '{split}'.", where="split", fix=nearest(split, SPLITS)
-            )
+            raise UsageError(f"Unknown split '{split}'.", where="split", fix=nearest(split, SPLITS))
         self.axes = batch_axes(inputs)
         self.suffixes = (*_SUFFIXES.get(split or "", ()), "")
         self.labels = [spec.name for spec in inputs if spec.name.lower() in LABEL_KEYS]
@@ -119,7 +117,7 @@ class _Binder:
             require_known(key, arrays, f"The data has no array '{key}'.", "map")
 
     def error(self, what: str, key: str, fix: str) -> OrtBoostError:
-        """The error for the array ``key``: of the file if there is one."""
+        """The error for the array ``key``: a FileError if there is a file."""
         kind = FileError if self.path else UsageError
         return kind(what, where=f"{self.path or self.what}: {key}", fix=fix)
 
@@ -132,7 +130,7 @@ class _Binder:
         )
 
     def choose(self, spec: InputLike) -> str:
-        """The key of the array for one input."""
+        """The key of an input's array."""
         if spec.name in self.mapping:
             return self.mapping[spec.name]
         for suffix in self.suffixes:
@@ -141,7 +139,7 @@ class _Binder:
         peers, aliases = (
             (self.labels, LABEL_KEYS) if spec.name in self.labels else (self.data, DATA_KEYS)
         )
-        # A key that another input takes by its own name or by the mapping is not free.
+        # A key that another input uses, by name or by the mapping, is not available.
         taken = {i.name + s for i in self.inputs for s in self.suffixes} | set(
             self.mapping.values()
         )
@@ -157,11 +155,11 @@ class _Binder:
                 raise self.error(
                     f"Several arrays could feed the input '{spec.name}'.",
                     f"keys {', '.join(found)}",
-                    f"Say which: --map {spec.name}={found[0]}",
+                    f"Select one: --map {spec.name}={found[0]}",
                 )
             if found:
                 return found[0]
-        # Nor is one that another input takes by a usual name.
+        # Nor is one that another input uses by a common name.
         usual = {*LABEL_KEYS, *DATA_KEYS}
         free = [key for key in self.arrays if key not in taken]
         free.sort(key=lambda key: key.split("_")[0].lower() in usual)
@@ -186,8 +184,8 @@ class _Binder:
             raise self.error(
                 "An array has no samples.",
                 f"'{key}' has the shape {list(array.shape)}",
-                "Axis 0 counts the samples, and there must be at least one; for an input that is the "
-                f"same for all samples, --batch-axis {spec.name}=none.",
+                "Axis 0 is the batch axis and must not be empty; for an input that is "
+                f"the same for all samples, --batch-axis {spec.name}=none.",
             )
         lazy = lazy_of(array)
         if lazy is not None:
@@ -213,7 +211,7 @@ class _Binder:
         return as_array_like(fitted)
 
     def _fit_as_it_is(self, spec: InputLike, key: str, array: Array) -> Array:
-        """An array with its samples in another axis than 0, or without: in the shape of the input."""
+        """An array whose batch axis is not 0, or that has none; it must have the input's shape."""
         self._check_dtype(spec, key, array)
         axis = self.axes[spec.name]
         wanted = tuple(None if i == axis else dim for i, dim in enumerate(spec.shape))
@@ -221,9 +219,10 @@ class _Binder:
             raise self._misfit(
                 spec,
                 key,
-                "The input is the same for all samples: give one array of its shape."
+                "The input is the same for all samples: provide one array of its shape."
                 if axis is None
-                else f"Axis {axis} counts the samples; --batch-axis {spec.name}=AXIS names another.",
+                else f"The batch axis is {axis}; specify another one with --batch-axis "
+                f"{spec.name}=AXIS.",
             )
         self._check_classes(spec, key, array)
         return array
@@ -232,12 +231,12 @@ class _Binder:
     def _label_fix(spec: InputLike, array: Array) -> str:
         if array.ndim < len(spec.shape):
             return (
-                "The loss wants a number for each output; for class numbers convert with --loss "
+                "The loss needs a value for each output; for class indices convert with --loss "
                 "softmax-cross-entropy, without --dense-labels."
             )
         return (
-            "For one-hot or dense labels convert with --dense-labels; else reshape the array, or "
-            "map another one to this input (--map INPUT=KEY)."
+            "For one-hot or dense labels convert with --dense-labels; otherwise reshape the "
+            "array, or map another one to this input (--map INPUT=KEY)."
         )
 
     def _check_classes(self, spec: InputLike, key: str, array: Array) -> None:
@@ -253,7 +252,7 @@ class _Binder:
         if not numeric or (want == np.bool_ and have != np.bool_):
             raise self.error(
                 f"The array '{key}' cannot feed the input '{spec.name}'.",
-                f"'{key}' is {have}, the input wants {want}",
+                f"'{key}' is {have}, the input needs {want}",
                 f"Save it as {want}.",
             )
         lazy = lazy_of(array)
@@ -262,18 +261,19 @@ class _Binder:
             row = first_row(array, lambda piece: ~np.isfinite(piece))
             if row is not None:
                 raise self.error(
-                    f"The array '{key}' holds NaN or infinite values.",
+                    f"The array '{key}' has NaN or infinite values.",
                     f"'{key}', first in row {row}",
                     "Clean the data: drop or fill these rows.",
                 )
         if whole and have.kind == "f" and not np.array_equal(array, np.floor(array)):
             raise self.error(
-                f"The array '{key}' holds fractions, the input '{spec.name}' wants {want}.",
+                f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
                 f"'{key}' is {have}",
-                "Labels are class numbers; for rows of probabilities convert with --dense-labels, "
-                "for numbers with --loss mse."
+                "Labels are class indices; for rows of probabilities convert with --dense-labels, "
+                "for real values with --loss mse."
                 if spec.name in self.labels
-                else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
+                else "Save whole numbers, or map another array to this input: --map "
+                f"{spec.name}=KEY",
             )
         if whole and have.kind in "iuf" and not np.can_cast(have, want):
             limits = np.iinfo(want)
@@ -281,12 +281,12 @@ class _Binder:
             if low < limits.min or high > limits.max:
                 raise self.error(
                     f"The array '{key}' has values that do not fit into {want}.",
-                    f"'{key}' goes from {low} to {high}",
-                    f"Values must lie in {limits.min}..{limits.max}.",
+                    f"'{key}' ranges from {low} to {high}",
+                    f"Values must be in {limits.min}..{limits.max}.",
                 )
 
     def check_lengths(self, bound: Mapping[str, Array]) -> None:
-        """All arrays must count the same samples."""
+        """Check that all arrays have the same number of samples."""
         lengths = {
             name: array.shape[axis]
             for name, array in bound.items()
@@ -296,17 +296,17 @@ class _Binder:
             raise self.error(
                 "The arrays have different numbers of samples.",
                 ", ".join(f"'{name}' {length}" for name, length in lengths.items()),
-                "The batch axis, usually 0, counts the samples and must have one length in all; "
-                "--batch-axis INPUT=AXIS names another one, or none.",
+                "The batch axis, usually 0, must have the same length in all arrays; "
+                "specify another one, or none, with --batch-axis INPUT=AXIS.",
             )
 
 
 def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
-    """The first row that has a stray value, or ``None``; read piece by piece.
+    """The first row with a value that ``strays`` selects, or ``None``; searched in blocks.
 
     Args:
-        array: The array; a scalar is a row.
-        strays: Makes of a piece a mask of its shape.
+        array: The array; a scalar counts as one row.
+        strays: Returns a mask for a block of rows, in its shape.
 
     Example:
         >>> first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
@@ -322,10 +322,10 @@ def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
 
 
 def stray_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
-    """What is wrong with a label that is no class, its row, and what to do; ``None`` if all are.
+    """The error text, row and fix for the first label that is not a class; ``None`` if all are.
 
     Args:
-        spec: The input; one that does not know its classes takes all labels.
+        spec: The input; without a known number of classes it accepts all labels.
         array: The labels.
     """
     stray_class = getattr(spec, "stray_class", None)
@@ -346,10 +346,10 @@ def stray_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
     count = getattr(spec, "classes", 0)
     known = f": the model has {count}, 0 to {count - 1}" if count else ""
     return (
-        f"The label {found[0]} is no class{known}.",
+        f"The label {found[0]} is not a class{known}.",
         row,
-        "Mend the labels, give the model a head with more classes (--new-head), or name "
-        "the label that does not count (--ignore-index).",
+        "Fix the labels, give the model a head with more classes (--new-head), or specify "
+        "the label to ignore (--ignore-index).",
     )
 
 

@@ -23,7 +23,7 @@ _PATTERNS = {"train": "data_batch_*.bin", "test": "test_batch.bin", "val": "test
 
 
 def load_cifar(paths: list[Path] | str | os.PathLike[str]) -> dict[str, Array]:
-    """Read one or several CIFAR-10 binary files.
+    """Read one or more CIFAR-10 binary files.
 
     Args:
         paths: One file, which is memory-mapped, or several, which are read and joined in order
@@ -34,7 +34,7 @@ def load_cifar(paths: list[Path] | str | os.PathLike[str]) -> dict[str, Array]:
         float32 / 255 batch by batch, see :func:`ortboost.training.data.bind.convert`.
 
     Raises:
-        FileError: A file is missing, empty, no whole number of records, or has a label over 9.
+        FileError: A file is missing, empty, has an incomplete record, or a label above 9.
     """
     files = paths if isinstance(paths, list) else [Path(paths)]
     parts = [_load_one(path) for path in files]
@@ -68,5 +68,5 @@ def _load_one(path: Path) -> Array:
 
 
 def find_cifar(folder: Path, split: str) -> list[Path]:
-    """The binary files of a split in a folder, in order; empty when there are none."""
+    """The binary files of a split in a folder, in order; empty if there are none."""
     return sorted(folder.glob(_PATTERNS.get(split, "\0")))

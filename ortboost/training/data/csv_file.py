@@ -1,7 +1,7 @@
-"""CSV files: a header with the names of the columns, numbers below, one row a sample.
+"""CSV files: a header with the names of the columns, then one row of numbers per sample.
 
-Which column feeds which input: :mod:`ortboost.training.data.tables`. Nothing is filled in or encoded: a cell that is no
-number is refused with its row.
+:mod:`ortboost.training.data.tables` assigns columns to inputs. Nothing is filled in or encoded: a
+cell that is not a number is an error that names its row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
         path: The file, in UTF-8.
 
     Returns:
-        Column to numbers ``float64[N]``, and all but the labels as ``x``, ``[N, columns]`` in float32, if no column has this name.
+        Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
+        in float32, unless a column has this name.
 
     Raises:
         FileError: See :func:`read_csv`.
@@ -42,14 +43,14 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
-    """Read a CSV file; commas separate, in ``.tsv`` files tabs.
+    """Read a CSV file, separated by commas, or by tabs if it is ``.tsv``.
 
     Args:
         path: The file, in UTF-8.
 
     Raises:
-        FileError: The header is missing or has a name twice, no column has labels, a cell is no number,
-            or a row has another length.
+        FileError: The header is missing or has duplicate names, no column has labels, a cell is not
+            a number, or the rows differ in length.
     """
     source, header = Path(path), list[str]()
     separator = "\t" if source.suffix.lower() == ".tsv" else ","
@@ -58,39 +59,39 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
             header = [name.strip() for name in next(csv.reader(text, delimiter=separator), [])]
             _check_header(header, source)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that there are no rows is told below
+                warnings.simplefilter("ignore", UserWarning)  # no rows: reported below
                 rows = np.loadtxt(
                     text, np.float64, delimiter=separator, comments=None, quotechar='"', ndmin=2
                 )
     except (ValueError, OSError, csv.Error) as error:
         raise FileError(
-            f"'{source.name}' is no table of numbers.",
-            where=f"{source}: {_said(error, header)}",
-            fix="Fill or drop empty cells, write text as numbers, and give each row as many cells as the "
-            "header.",
+            f"'{source.name}' is not a table of numbers.",
+            where=f"{source}: {_cause(error, header)}",
+            fix="Fill or drop empty cells, write text as numbers, and give each row as many cells "
+            "as the header.",
         ) from error
     if rows.shape[0] == 0 or rows.shape[1] != len(header):
         raise FileError(
-            f"'{source.name}' has {len(header)} names and rows of {rows.shape[1]} cells."
+            f"'{source.name}' has {len(header)} column names and rows of {rows.shape[1]} cells."
             if rows.size
             else f"'{source.name}' has no rows.",
             where=str(source),
-            fix="The first row names the columns, each other one is a sample.",
+            fix="The first row has the column names; each of the others is a sample.",
         )
     return MemoryTable({name: rows[:, i] for i, name in enumerate(header)}, str(source))
 
 
 def _check_header(header: list[str], source: Path) -> None:
     if any(_is_number(name) for name in header):
-        what, fix = "has numbers where the names belong", "Name the columns in the first row."
+        what, fix = "has numbers instead of column names", "Name the columns in the first row."
     elif not all(header) or len(set(header)) < len(header):
         what, fix = (
-            "has a column without a name, or one twice",
-            "Give each column a name of its own.",
+            "has a column without a name or with a duplicate one",
+            "Give each column a unique name.",
         )
     elif not any(name.lower() in LABEL_KEYS for name in header):
         what = "has no column of labels"
-        fix = f"Call it one of {', '.join(LABEL_KEYS)}; all others become the features."
+        fix = f"Name it one of {', '.join(LABEL_KEYS)}; all others become features."
     else:
         return
     raise FileError(
@@ -100,16 +101,16 @@ def _check_header(header: list[str], source: Path) -> None:
     )
 
 
-def _said(error: Exception, header: list[str]) -> str:
-    """What numpy says, with the line of the file: it counts cells from row 0, and short rows from 1."""
+def _cause(error: Exception, header: list[str]) -> str:
+    """The message of numpy with the line of the file; its rows count from 0 or from 1."""
     text = " ".join(str(error).split())
     cell = re.search(r"string (.*) to float64 at row (\d+), column (\d+)", text)
     if cell:
         name = header[min(int(cell[3]), len(header)) - 1]
-        return f"line {int(cell[2]) + 2}, column '{name}': {cell[1]} is no number"
+        return f"line {int(cell[2]) + 2}, column '{name}': {cell[1]} is not a number"
     short = re.search(r"columns changed from (\d+) to (\d+) at row (\d+)", text)
     if short:
-        return f"line {int(short[3]) + 1} has {short[2]} cells, the ones before {short[1]}"
+        return f"line {int(short[3]) + 1} has {short[2]} cells, earlier ones have {short[1]}"
     return text[:200]
 
 

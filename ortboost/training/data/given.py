@@ -1,6 +1,6 @@
-"""Data that is in memory already: arrays by name or in order, tensors of any framework, tables of columns.
+"""In-memory data: arrays by name or in order, tensors of any framework, and tables.
 
-Nothing is imported for it: arrays and tables are recognised by what they can do.
+No framework is imported: arrays and tables are recognised by their methods (duck typing).
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ __all__ = ["given_arrays"]
 def given_arrays(
     data: Any, inputs: Sequence[InputLike], mapping: Mapping[str, str] | None = None
 ) -> dict[str, Array] | None:
-    """Arrays by name out of what holds whole arrays.
+    """Convert in-memory data to arrays by name.
 
     - a mapping of names to arrays, tensors or lists;
     - a tuple or list of arrays, such as ``(x, y)``: in the order of the inputs, labels last;
     - one array: the first input;
-    - a table of columns, such as a pandas DataFrame, by the rule of :mod:`ortboost.training.data.tables`.
+    - a table of columns, such as a pandas DataFrame, by the rule of
+      :mod:`ortboost.training.data.tables`.
 
     Args:
-        data: Whatever the user gave.
+        data: The user's data.
         inputs: The inputs to feed.
         mapping: Input name to the key or column of its array.
 
     Returns:
-        Name to array; ``None`` if it is none of these, but perhaps batches.
+        Name to array; ``None`` for anything else, such as an iterable of batches.
 
     Raises:
-        UsageError: More arrays than inputs, or columns that cannot be told apart.
+        UsageError: There are more arrays than inputs, or the use of a column is ambiguous.
         ArgumentTypeError: An array does not hold numbers.
 
     Example:
@@ -56,19 +57,19 @@ def given_arrays(
     names = [spec.name for spec in inputs]
     if len(parts) > len(names):
         raise UsageError(
-            f"There are {len(parts)} arrays, and {len(names)} to feed.",
+            f"There are {len(parts)} arrays for {len(names)} inputs.",
             where="data",
-            fix=f"Give them in this order: {', '.join(names)}; batches are tuples or dicts.",
+            fix=f"Pass them in this order: {', '.join(names)}; batches are tuples or dicts.",
         )
     return {name: _array(part, f"data: '{name}'") for name, part in zip(names, parts, strict=False)}
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array of a framework, or a table, with an axis that can count samples."""
+    """Whether ``value`` is an array or table of any framework with at least one axis."""
     holds = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
     return holds and len(getattr(value, "shape", ())) > 0
 
 
 def _array(value: Any, where: str) -> Array:
-    """An array as it is; anything else as one."""
+    """``value`` as a numpy array."""
     return value if isinstance(value, np.ndarray) else as_array(value, where)

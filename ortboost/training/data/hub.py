@@ -1,8 +1,9 @@
-"""Objects of Hugging Face ``datasets``, recognised by what they can do; the package is not imported.
+"""Objects of Hugging Face ``datasets``, recognised by their methods; without importing it.
 
-A ``Dataset`` is a table (:mod:`ortboost.training.data.tables`): numbers, lists of a fixed length, ``Array2D`` and
-their kind, and images, which are decoded when they are needed. Of a ``DatasetDict`` the split is taken that is asked for. An
-``IterableDataset`` is a stream of batches; with ``set_epoch`` where it has it.
+A ``Dataset`` is a table (:mod:`ortboost.training.data.tables`) of numbers, lists of a fixed length,
+``Array2D`` and so on, and images, which are decoded on access. Of a ``DatasetDict`` the requested
+split is used. An ``IterableDataset`` is a stream of batches; its ``set_epoch`` is called if it
+exists.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _SPLITS: Final = {
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether it is a ``datasets.Dataset``, or answers as one."""
-    return _speaks(data, "features", "select_columns", "__getitem__", "__len__")
+    """Whether ``data`` is a ``datasets.Dataset``, or behaves like one."""
+    return _has_methods(data, "features", "select_columns", "__getitem__", "__len__")
 
 
 def is_stream(data: Any) -> bool:
-    """Whether it is a ``datasets.IterableDataset``, or answers as one."""
-    return _speaks(data, "iter", "__iter__") and not is_dataset(data)
+    """Whether ``data`` is a ``datasets.IterableDataset``, or behaves like one."""
+    return _has_methods(data, "iter", "__iter__") and not is_dataset(data)
 
 
 def chosen_split(data: Any, split: str) -> Any:
-    """One of several data sets by name, such as a ``DatasetDict``; anything else as it is.
+    """Select a split of a mapping such as a ``DatasetDict``; other data are returned unchanged.
 
     Raises:
-        UsageError: There is none for this split.
+        UsageError: There is no data set for this split.
     """
     if not isinstance(data, Mapping) or not data:
         return data
@@ -57,7 +58,7 @@ def chosen_split(data: Any, split: str) -> Any:
     raise UsageError(
         f"The data sets have no split '{_SPLITS[split][0]}'.",
         where=f"data: {', '.join(map(str, data))}",
-        fix="Give one of them: data['NAME'].",
+        fix="Pass one of them: data['NAME'].",
     )
 
 
@@ -66,8 +67,8 @@ class DatasetTable(Table):
 
     Args:
         dataset: The data set.
-        images: What is done to images.
-        augment: How they vary in training.
+        images: Preprocessing of images.
+        augment: Random augmentation of training images.
     """
 
     kind = UsageError
@@ -79,7 +80,7 @@ class DatasetTable(Table):
         self._dataset, self._images, self._augment = dataset, images or ImageConfig(), augment
 
     def column(self, name: str) -> Array:
-        """A column, read when rows of it are asked for."""
+        """A column, whose rows are read on access."""
         feature, only = self._dataset.features[name], self._dataset.select_columns([name])
         if type(feature).__name__ == "Image":
             plain = only.with_format(None)
@@ -101,7 +102,7 @@ class DatasetTable(Table):
         return np.stack([np.asarray(column) for column in columns], axis=1)
 
     def _number(self, name: str) -> np.dtype[Any]:
-        """The type of the numbers of a column, also in lists."""
+        """The dtype of the numbers of a column, including those in lists."""
         feature = self._dataset.features[name]
         inner = feature
         while hasattr(inner, "feature"):
@@ -112,21 +113,23 @@ class DatasetTable(Table):
             kind = np.dtype("V")
         if kind.kind not in "biuf" or getattr(inner, "dtype", None) is None:
             raise UsageError(
-                f"The column '{name}' holds no numbers.",
+                f"The column '{name}' is not numeric.",
                 where=f"{self.where}: {feature}",
                 fix="Encode it (class_encode_column, map), or drop it (remove_columns).",
             )
         return kind
 
     def _named(self) -> ImageConfig:
-        """The settings of images with the names of the classes, which are in the order of their numbers."""
+        """The image settings with the class names, in the order of the class indices."""
         known = [f.names for f in self._dataset.features.values() if getattr(f, "names", None)]
         names = tuple(known[0]) if len(known) == 1 else ()
         if names and self._images.classes and names != self._images.classes:
             raise UsageError(
-                "The classes are not those that were trained.",
-                where=f"{self.where}: {', '.join(names[:8])}; trained: {', '.join(self._images.classes[:8])}",
-                fix="Give the labels the same names and numbers (cast_column, align_labels_with_mapping).",
+                "The classes differ from those of the training.",
+                where=f"{self.where}: {', '.join(names[:8])}; trained: "
+                f"{', '.join(self._images.classes[:8])}",
+                fix="Give the labels the same names and indices (cast_column, "
+                "align_labels_with_mapping).",
             )
         return dataclasses.replace(self._images, classes=self._images.classes or names)
 
@@ -142,26 +145,28 @@ class _DatasetArray(LazyArray):
         super().__init__((len(dataset), *first.shape), kind)
 
     def read(self, rows: Array) -> Array:
-        """Ask the data set for rows."""
+        """Read rows of the data set."""
         found = np.asarray(self._dataset[rows.tolist()][self._name])
         if found.shape[1:] != self._sample or found.dtype != self.dtype:
             raise UsageError(
                 "The rows of a column differ in shape, or lack values.",
-                where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to {rows.max()}",
-                fix="Pad or crop them to one shape, and fill or drop rows without a value (map, filter).",
+                where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to "
+                f"{rows.max()}",
+                fix="Pad or crop them to one shape, and fill or drop rows without a value (map, "
+                "filter).",
             )
         return found
 
 
 class StreamBatches:
-    """The batches of a stream of samples, as often as they are asked for.
+    """The batches of a stream of samples; can be iterated over repeatedly.
 
     Args:
         stream: A ``datasets.IterableDataset``.
         batch_size: Samples in a batch.
         inputs: The inputs to feed.
         mapping: Input name to column.
-        drop_last: Leave out the last batch when it is short.
+        drop_last: Drop the last batch if it is incomplete.
     """
 
     def __init__(
@@ -177,7 +182,7 @@ class StreamBatches:
         self._how = {"batch_size": batch_size, "drop_last_batch": drop_last}
 
     def set_epoch(self, epoch: int) -> None:
-        """Let a stream that is shuffled give another order."""
+        """Set the epoch of the stream, which changes the order of a shuffled one."""
         if hasattr(self._stream, "set_epoch"):
             self._stream.set_epoch(epoch)
 
@@ -188,6 +193,6 @@ class StreamBatches:
             yield bind_arrays(arrays, self._inputs, mapping=self._mapping)
 
 
-def _speaks(data: Any, *names: str) -> bool:
+def _has_methods(data: Any, *names: str) -> bool:
     needed = ("column_names", "with_format", *names)
     return not isinstance(data, type) and all(hasattr(data, name) for name in needed)

@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST and its relatives, plain (memory-mapped) or gzipped (read).
+"""IDX files, the format of MNIST and similar data sets, memory-mapped unless gzipped.
 
 Layout (Y. LeCun, http://yann.lecun.com/exdb/mnist/), all big-endian::
 
@@ -53,13 +53,13 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
     """Read one IDX file.
 
     Args:
-        path: The file; ``.gz`` is decompressed into memory, anything else is mapped.
+        path: The file; ``.gz`` is decompressed into memory, other files are memory-mapped.
 
     Returns:
-        The array, in the dtype of the file (big-endian where it has more than one byte).
+        The array, in the dtype of the file (big-endian for multi-byte types).
 
     Raises:
-        FileError: The file is missing, no IDX file, or its length is not what its header says.
+        FileError: The file is missing, not an IDX file, or its length differs from its header.
 
     Example:
         ``load_idx("train-images-idx3-ubyte").shape`` is ``(60000, 28, 28)``.
@@ -69,7 +69,7 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
         with _open(source) as stream:
             head = stream.read(4)
             if not _is_header(head):
-                raise ValueError("the first four bytes are no IDX header")  # noqa: TRY301
+                raise ValueError("the first four bytes are not an IDX header")  # noqa: TRY301
             shape = struct.unpack(f">{head[3]}I", stream.read(4 * head[3]))
             dtype: np.dtype[Any] = np.dtype(_DTYPES[head[2]])
             promised = dtype.itemsize * math.prod(shape)
@@ -81,7 +81,9 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
         found = len(data) if data is not None else source.stat().st_size - offset
         if promised != found:
             more = "more" if data is not None and found > promised else str(found)
-            raise ValueError(f"its header promises {promised} data bytes, it has {more}")  # noqa: TRY301
+            raise ValueError(  # noqa: TRY301
+                f"its header specifies {promised} data bytes, but it has {more}"
+            )
         if promised == 0:
             raise ValueError("it is empty")  # noqa: TRY301
     except FileNotFoundError as error:
@@ -100,7 +102,7 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
 
 
 def load_idx_pair(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Read a file of images and the file of labels beside it.
+    """Read a file of images and the file of labels in the same folder.
 
     Returns:
         ``x`` (uint8 ``[N, H, W]`` for MNIST) and ``y`` (uint8 ``[N]``).
@@ -115,7 +117,7 @@ def load_idx_pair(path: str | os.PathLike[str]) -> dict[str, Array]:
     y = load_idx(labels)
     if len(x) != len(y) or y.ndim != 1:
         raise FileError(
-            "The images and the labels do not belong together.",
+            "The images and the labels do not match.",
             where=f"{images}: {x.shape}, {labels}: {y.shape}",
             fix="Download both files again.",
         )
@@ -129,9 +131,9 @@ def _partner(path: Path, old: str, new: str, old_rank: str, new_rank: str) -> Pa
         if candidate != path.name and path.with_name(candidate).is_file():
             return path.with_name(candidate)
     raise FileError(
-        f"The file of {new} that belongs to '{path.name}' is missing.",
+        f"The {new} file for '{path.name}' is missing.",
         where=str(path.with_name(name)),
-        fix="Put both files of the pair into one folder, named as MNIST names them.",
+        fix="Put both files into the same folder, with the file names of MNIST.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Usual names of arrays and columns."""
+"""Common names of arrays and columns."""
 
 from __future__ import annotations
 

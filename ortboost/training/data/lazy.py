@@ -1,4 +1,4 @@
-"""Arrays that are read when rows of them are asked for: image files, row groups of a Parquet file, data sets."""
+"""Arrays whose rows are read on access: image files, Parquet row groups, data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Blocks(NamedTuple):
 
     Args:
         starts: The first row of each block, increasing from 0, int64.
-        window: How many blocks are held at once, and shuffled with each other.
+        window: Number of blocks that are held in memory and shuffled together.
     """
 
     starts: Array
@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
 
 
 class LazyArray(abc.ABC):
-    """What sources ask of an array ``[N, ...]``, without its values.
+    """An array ``[N, ...]`` whose values are read on access.
 
     Args:
         shape: Its shape; axis 0 counts the samples.
@@ -38,7 +38,7 @@ class LazyArray(abc.ABC):
     """
 
     blocks: Blocks | None = None
-    decodes: ClassVar[bool] = False  # whether reading costs so much that more threads pay
+    decodes: ClassVar[bool] = False  # whether reading is slow enough for several threads
     finite: ClassVar[bool] = False  # whether its values are finite by construction
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -46,21 +46,21 @@ class LazyArray(abc.ABC):
 
     @abc.abstractmethod
     def read(self, rows: Array) -> Array:
-        """Some rows, by number and in this order, in memory; called by several threads at once."""
+        """Read rows by index, in this order; may be called by several threads concurrently."""
 
     def checksum(self) -> int | None:
-        """Of the contents, or of enough of them to tell two data sets apart; None if that of a choice of rows will do."""
+        """A checksum of the contents, or of a sample of them; None for the default of sources."""
         return None
 
     def in_epoch(self: Self, seed: int, epoch: int) -> Self:
-        """The array as training sees it in an epoch: with that epoch's augmentations, if there are any."""
+        """The array with the random augmentation of an epoch, if it has any."""
         return self
 
     def fitted(self: Self, wanted: Wanted) -> Self | None:
-        """The array in the shape of an input (with the axis of the samples), or None if it cannot have it.
+        """The array in the shape of an input, batch axis included; None if it does not fit.
 
         Raises:
-            UsageError: It could, if something was said.
+            UsageError: It could fit, but needs a further setting.
         """
         shape = fit_shape(self.shape[1:], wanted[1:])
         if shape is None or shape == self.shape[1:]:
@@ -81,7 +81,7 @@ class LazyArray(abc.ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return self.size * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -101,10 +101,10 @@ class LazyArray(abc.ABC):
 
 
 def as_array_like(array: LazyArray) -> Array:
-    """The array for those who hold arrays of both kinds and ask only what both answer."""
+    """Cast a lazy array to ``Array``, for code that uses only what both kinds support."""
     return cast(Array, array)
 
 
 def lazy_of(array: object) -> LazyArray | None:
-    """The array if it is a lazy one."""
+    """``array`` if it is lazy, otherwise None."""
     return array if isinstance(array, LazyArray) else None

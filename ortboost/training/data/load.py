@@ -1,4 +1,4 @@
-"""One door for data files: recognise the format, read it, or say clearly why not."""
+"""Load data files: recognise the format, read it, or explain why that is impossible."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ __all__ = ["SPLITS", "find_table", "load_arrays"]
 
 SPLITS = ("train", "test", "val")
 _KINDS = (
-    "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a folder of .npy files "
-    "or .parquet files, called as the arrays (x.npy, y.npy), of IDX, of CIFAR-10 files, or of images (DIR/CLASS/IMAGE.png)."
+    "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a "
+    "folder of .npy files (x.npy, y.npy, named like the arrays), .parquet, IDX or CIFAR-10 files, "
+    "or images (DIR/CLASS/IMAGE.png)."
 )
 
 
@@ -37,23 +38,24 @@ def load_arrays(
 
     Args:
         path: An ``.npz`` file (stored members are memory-mapped), an IDX file of images or labels
-            (its partner is found beside it), a CIFAR-10 ``.bin`` file, a CSV or Parquet file, an ``.npy`` file, or a
-            folder of IDX, CIFAR-10, Parquet or ``.npy`` files, or of images in a folder for each class.
-        split: "train", "test" or "val"; chooses the files of a folder ("train" when None). It does
-            not touch the keys of an ``.npz`` file: ``bind_arrays(..., split=)`` chooses there.
-        images: How images become inputs.
-        augment: How images vary in training.
+            (the other file of the pair must be in the same folder), a CIFAR-10 ``.bin`` file, a CSV
+            or Parquet file, an ``.npy`` file, or a folder of IDX, CIFAR-10, Parquet or ``.npy``
+            files, or of images with a folder for each class.
+        split: "train", "test" or "val"; selects the files of a folder ("train" if None). It has no
+            effect on the keys of an ``.npz`` file, which ``bind_arrays(..., split=)`` selects.
+        images: How images are converted to inputs.
+        augment: Random augmentation of training images.
 
     Returns:
-        Key to array; ``x`` and ``y`` for IDX and CIFAR-10, the name of the file for ``.npy``, and for CSV
-        see :mod:`ortboost.training.data.csv_file`. Pickled data is never loaded.
+        Key to array; ``x`` and ``y`` for IDX and CIFAR-10, the name of the file for ``.npy``, and
+        for CSV see :mod:`ortboost.training.data.csv_file`. Pickled data is never loaded.
 
     Raises:
         FileError: The file is missing, damaged, truncated, empty or of an unknown kind.
         UsageError: The split is unknown.
     """
     if split is not None and split not in SPLITS:
-        raise UsageError(f"There is no split '{split}'.", where="split", fix=nearest(split, SPLITS))
+        raise UsageError(f"Unknown split '{split}'.", where="split", fix=nearest(split, SPLITS))
     source = Path(path)
     if source.is_dir():
         table = find_table(source, split)
@@ -64,14 +66,16 @@ def load_arrays(
         if folder is not None:
             return load_images(folder, images or ImageConfig(), augment)
         raise FileError(
-            f"The folder holds no data files for the split '{split or 'train'}'.",
+            f"The folder has no data files for the split '{split or 'train'}'.",
             where=str(source),
             fix=_KINDS,
         )
     if not source.is_file():
         raise FileError("A data file is missing.", where=str(source), fix="Check the path.")
     if source.stat().st_size == 0:
-        raise FileError("A data file is empty.", where=str(source), fix="Write or fetch it again.")
+        raise FileError(
+            "A data file is empty.", where=str(source), fix="Write or download it again."
+        )
     table = find_table(source, split)
     if table is not None:
         return table.arrays()
@@ -83,15 +87,15 @@ def load_arrays(
         return load_cifar(source)
     if "idx" in source.name or is_idx(source):
         return load_idx_pair(source)
-    raise FileError(f"'{source.name}' is no known kind of data.", where=str(source), fix=_KINDS)
+    raise FileError(f"'{source.name}' has an unknown data format.", where=str(source), fix=_KINDS)
 
 
 def find_table(path: str | os.PathLike[str], split: str | None = None) -> Table | None:
-    """The table that a file is, or a folder of Parquet files; None if it is none.
+    """The table of a CSV or Parquet file, or of a folder of Parquet files; None otherwise.
 
     Args:
         path: The file or folder.
-        split: Chooses the files of a folder by how their names begin.
+        split: Selects the files of a folder by the prefix of their names.
 
     Raises:
         FileError: It is damaged.

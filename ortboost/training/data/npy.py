@@ -1,4 +1,4 @@
-"""``.npy`` files: one array each, mapped into memory."""
+"""``.npy`` files, memory-mapped."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["load_npy"]
 
 
 def load_npy(path: str | os.PathLike[str]) -> Array:
-    """Map the array of an ``.npy`` file, read-only; Python objects are never loaded.
+    """Memory-map an ``.npy`` file, read-only; Python objects are never loaded.
 
     Args:
         path: The file.
 
     Raises:
-        FileError: It is damaged, of another kind, or holds objects.
+        FileError: The file is damaged, of another kind, or has Python objects.
     """
     source = Path(path)
     try:
         return read_npy(source)
     except (ValueError, OSError) as error:
         raise FileError(
-            f"'{source.name}' is no .npy file that can be read.",
+            f"'{source.name}' is not a readable .npy file.",
             where=f"{source}: {' '.join(str(error).split())[:200]}",
             fix="Write it with np.save(path, array), with a numeric dtype.",
         ) from error

@@ -1,16 +1,16 @@
 """Memory-mapping the members of an ``.npz`` file.
 
-``np.load(..., mmap_mode="r")`` ignores the mapping for ``.npz``. But a member that is *stored* (as
-``np.savez`` writes it; ``np.savez_compressed`` deflates) is a plain ``.npy`` file at some offset of
-the archive, so it can be mapped in place:
+``np.load(..., mmap_mode="r")`` ignores ``mmap_mode`` for ``.npz``. But a *stored* (uncompressed)
+member, as ``np.savez`` writes it, is a plain ``.npy`` file at some offset in the archive, so it can
+be mapped in place:
 
     archive:  ... | local header: 30 bytes, name (n), extra (m) | .npy header | data | ...
 
-The central directory gives the offset of the local header; the lengths n and m stand at its bytes
-26-27 and 28-29 (APPNOTE.TXT 4.3.7, little-endian). They may differ from the lengths in the
-central directory, so the local header is what is read.
+The central directory gives the offset of the local header; the lengths n and m are its bytes 26-27
+and 28-29 (APPNOTE.TXT 4.3.7, little-endian). They may differ from the lengths in the central
+directory, so they are read from the local header.
 
-A mapped member's CRC is not checked: that would read all of it. Its size is checked.
+The size of a mapped member is checked, but not its CRC, for which all of it would have to be read.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
         Key to array, in the archive's order. Mapped arrays are read-only.
 
     Raises:
-        FileError: The file or one key of it is missing, damaged, encrypted or holds objects
-            (which would need pickle, and are never loaded).
+        FileError: The file or one of its members is missing, damaged, encrypted, or has Python
+            objects (which would need pickle, and are never loaded).
     """
     source = Path(path)
     try:
@@ -69,7 +69,7 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
         ) from error
     if not arrays:
         raise FileError(
-            f"'{source.name}' holds no arrays.",
+            f"'{source.name}' has no arrays.",
             where=str(source),
             fix="Write it with np.savez(path, x=..., y=...).",
         )
@@ -77,24 +77,24 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfile.ZipInfo) -> Array:
-    """One member, mapped where that is possible."""
+    """One member, mapped if possible."""
     where = f"{source}: key '{info.filename.removesuffix('.npy')}'"
     try:
         if info.flag_bits & _ENCRYPTED:
-            raise ValueError("the member is encrypted")  # noqa: TRY301 - one place words all of them
+            raise ValueError("the member is encrypted")  # noqa: TRY301 - reworded below
         if info.compress_type == zipfile.ZIP_STORED:
             mapped = _map(source, raw, info)
             if mapped is not None:
                 return mapped
-        with archive.open(info) as stream:  # of each member no more than `file_size` is unpacked
+        with archive.open(info) as stream:  # reads at most `file_size` bytes
             size = _size_of(stream)
         if size is not None and size != info.file_size:
-            raise ValueError(f"its header promises {size} bytes, it has {info.file_size}")  # noqa: TRY301
+            raise ValueError(_mismatch(size, info))  # noqa: TRY301
         check_unpacked(info.file_size, where)
         with archive.open(info) as stream:
             with npy_faults():
                 array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-            # Reading to the end makes zipfile compare the CRC.
+            # zipfile checks the CRC at the end of the stream.
             if stream.read(1):
                 raise ValueError("there are bytes after the array")  # noqa: TRY301
             return array
@@ -108,9 +108,9 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
     ) as error:
         objects = "pickle" in str(error) or "Object arrays" in str(error)
         raise FileError(
-            "An array holds Python objects, which are never loaded."
+            "An array has Python objects, which are never loaded."
             if objects
-            else "An array in an .npz file is damaged or foreign.",
+            else "An array in an .npz file is damaged or of another format.",
             where=f"{where}: {error}",
             fix="Save it with a numeric dtype (array.astype(np.float32))."
             if objects
@@ -119,7 +119,7 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Shape, order and dtype; None for a version that numpy does not read by itself."""
+    """Shape, order and dtype; None for a version without a public reader in numpy."""
     with npy_faults():
         version = np.lib.format.read_magic(stream)
         if version == (1, 0):
@@ -130,15 +130,19 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | 
 
 
 def _size_of(stream: IO[bytes]) -> int | None:
-    """Bytes of an array and its header, as the header says; None where that is not known."""
+    """Bytes of an array and its header, according to the header; None if unknown."""
     found = _header(stream)
     if found is None or found[2].hasobject:
         return None
     return stream.tell() + found[2].itemsize * math.prod(found[0])
 
 
+def _mismatch(expected: int, info: zipfile.ZipInfo) -> str:
+    return f"its header specifies {expected} bytes, but it has {info.file_size}"
+
+
 def _map(source: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> Array | None:
-    """Map a stored member; None when it has to be read instead (empty, or a rare header)."""
+    """Map a stored member; None if it must be read instead (empty, or a rare header version)."""
     raw.seek(info.header_offset)
     magic, name_length, extra_length = _LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size))
     if magic != b"PK\x03\x04":
@@ -154,10 +158,12 @@ def _map(source: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> Array | None:
     size = dtype.itemsize * math.prod(shape)
     header = raw.tell() - start
     if header + size != info.file_size:
-        raise ValueError(f"its header promises {header + size} bytes, it has {info.file_size}")
+        raise ValueError(_mismatch(header + size, info))
     if start + info.file_size > source.stat().st_size:
-        raise ValueError("the file ends inside of it")
+        raise ValueError("the file ends within it")
     if size == 0:
         return None
     order = "F" if fortran else "C"
-    return np.memmap(source, dtype, mode="r", offset=start + header, shape=shape, order=order)  # type: ignore[call-overload,no-any-return]
+    return np.memmap(  # type: ignore[call-overload,no-any-return]
+        source, dtype, mode="r", offset=start + header, shape=shape, order=order
+    )

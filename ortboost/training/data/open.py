@@ -1,4 +1,4 @@
-"""Whatever holds data, as a source of batches."""
+"""Open any kind of data as a source of batches."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def open_source(
     images: ImageConfig | None = None,
     augment: AugmentConfig | None = None,
 ) -> Source:
-    """Make a source of whatever holds data.
+    """Make a source of batches from any kind of data.
 
     Args:
         data: A file or folder, arrays or tensors by name or in order, a table of columns (see
-            :func:`given_arrays`), a data set of Hugging Face or one that gives samples by number (of torch), a source (given
-            back as it is), or any iterable of batches.
+            :func:`given_arrays`), a Hugging Face data set, a data set with samples by index
+            (torch), a source (returned unchanged), or any iterable of batches.
         inputs: The inputs to feed.
-        split: Which part of a file with several, ``train`` or ``test``.
+        split: The split to use if the data have several, ``train``, ``test`` or ``val``.
         batch_size: Samples in a batch, for files and arrays.
         mapping: Input name to the key of its array.
-        shuffle: Give each epoch its own order.
+        shuffle: Shuffle the samples in each epoch.
         seed: Seed of the order.
-        drop_last: Leave out the last batch when it is short.
+        drop_last: Drop the last batch if it is incomplete.
         part: Rank and number of processes: each batch is divided among them.
-        what: What they are, for errors (``validation data``).
-        images: How images become inputs: those of files, and bytes of arrays.
-        augment: How images vary from epoch to epoch.
+        what: Description of the data (``validation data``), for error messages.
+        images: How images (files, or uint8 arrays) are converted to inputs.
+        augment: Random augmentation of images.
 
     Raises:
         FileError: A file cannot be read, or does not fit the inputs.
@@ -85,9 +85,9 @@ def open_source(
     elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
         if part[1] > 1:
             raise UsageError(
-                "A source of your own is not divided among processes.",
+                "A custom source cannot be divided among processes.",
                 where=f"data: {type(data).__name__}",
-                fix="Give a file, arrays or an iterable of batches.",
+                fix="Pass a file, arrays or an iterable of batches.",
             )
         source: Source = data
         return source

@@ -1,11 +1,13 @@
 """Parquet files, and folders of them: columns by name, read row group by row group.
 
-A row group is the unit that Parquet compresses and that is read at once. No more of them are held than two windows of
-128 MiB (:data:`WINDOW`; one row group at least), so that a file may be larger than the memory; training shuffles the row groups, and
-the rows within each window of them (:func:`~ortboost.training.data.sources.window_order`). A file of one window is shuffled as a whole.
+A row group is the unit that Parquet compresses and that is read at once. At most two windows of 128
+MiB of row groups (:data:`WINDOW`; at least one row group) are held in memory, so that a file may be
+larger than the memory. Training shuffles the row groups, and the rows within each window
+(:func:`~ortboost.training.data.sources.window_order`). A file that fits in a window is shuffled as
+a whole.
 
-Types: integers, floats and booleans; lists of a fixed length become a further axis. What is no number, or not there (null), is refused. The index of a pandas
-table is no column.
+Types: integers, floats and booleans; lists of a fixed length add an axis. Other types and null
+    values are errors. The index of a pandas table is not a column.
 """
 
 from __future__ import annotations
@@ -29,18 +31,20 @@ from ortboost.training.protocols import Array
 __all__ = ["WINDOW", "ParquetTable", "find_parquet"]
 
 WINDOW: Final = 128 << 20
-"""Bytes of row groups that are shuffled with each other."""
+"""Bytes of row groups that are shuffled together."""
 
 _SAMPLED: Final = 64 << 20
-_INDEX: Final = re.compile(r"__index_level_\d+__")  # pandas writes the index of a table so
+_INDEX: Final = re.compile(r"__index_level_\d+__")  # the index of a pandas table
 _SPLITS: Final = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
 
 
 def find_parquet(folder: Path, split: str) -> list[Path]:
-    """The Parquet files of a folder, sorted: those whose names begin with the split where any name does (``train-00000.parquet``).
+    """The Parquet files of a split in a folder, sorted by name.
+
+    If any name starts with a split (``train-00000.parquet``), only the files of this split.
 
     Args:
-        folder: Where to look.
+        folder: The folder.
         split: ``train``, ``test`` or ``val``.
     """
     files = sorted(folder.glob("*.parquet"))
@@ -51,13 +55,14 @@ def find_parquet(folder: Path, split: str) -> list[Path]:
 
 
 class ParquetTable(Table):
-    """The rows of Parquet files, one after the other.
+    """The concatenated rows of Parquet files.
 
     Args:
         paths: The files; all have the same columns.
 
     Raises:
-        FileError: One is damaged, without rows, or of other columns, or a row group is beyond the limit ``tensor_bytes``.
+        FileError: A file is damaged or has different columns, there are no rows, or a row group
+            exceeds the limit ``tensor_bytes``.
         DependencyError: pyarrow is not installed.
     """
 
@@ -83,9 +88,9 @@ class ParquetTable(Table):
                 raise self._damaged(path, error) from error
             if self._files and not file.schema_arrow.equals(self._files[0].schema_arrow):
                 raise FileError(
-                    "Two Parquet files have other columns.",
+                    "Two Parquet files have different columns.",
                     where=f"{paths[0]} and {path}",
-                    fix="Write them with one schema, or give one of them.",
+                    fix="Write them with the same schema, or use one of them.",
                 )
             self._files.append(file)
             for group in range(file.metadata.num_row_groups):
@@ -96,9 +101,9 @@ class ParquetTable(Table):
         super().__init__([n for n in self._schema.names if not _INDEX.fullmatch(n)], where)
         if len(set(self.columns)) < len(self.columns):
             raise FileError(
-                "Two columns have one name.",
+                "Two columns have the same name.",
                 where=f"{where}: {', '.join(self.columns)[:200]}",
-                fix="Give each column a name of its own.",
+                fix="Give each column a unique name.",
             )
         self._starts = np.cumsum(lengths)
         if not self._starts[-1]:
@@ -115,7 +120,7 @@ class ParquetTable(Table):
         return int(self._starts[-1])
 
     def column(self, name: str) -> Array:
-        """A column, read when rows of it are asked for."""
+        """A column, whose rows are read on access."""
         return as_array_like(_ParquetArray(self, (name,), self._numeric(name)))
 
     def features(self, names: Sequence[str]) -> Array:
@@ -130,7 +135,7 @@ class ParquetTable(Table):
         return as_array_like(_ParquetArray(self, tuple(names), kind))
 
     def rows(self, names: tuple[str, ...], rows: Array, kind: np.dtype[Any]) -> Array:
-        """Some rows of some columns, side by side if there are several."""
+        """Rows of one or more columns, side by side if there are several."""
         found = np.empty((len(rows), *kind.shape), kind.base)
         groups = np.searchsorted(self._starts, rows, side="right") - 1
         for group in np.unique(groups).tolist():
@@ -139,7 +144,7 @@ class ParquetTable(Table):
         return found
 
     def checksum(self, names: tuple[str, ...]) -> int:
-        """Of the schema, the row groups' sizes, and the values of a seeded choice of row groups, 64 MiB of them."""
+        """A checksum of the schema, the row group sizes, and 64 MiB of chosen row groups."""
         found, left = zlib.crc32(str((names, self._starts.tolist())).encode()), _SAMPLED
         kinds = [self._numeric(name) for name in names]
         for group in np.random.Philox(0).random_raw(len(self._groups)).argsort().tolist():
@@ -152,7 +157,7 @@ class ParquetTable(Table):
         return found
 
     def _group(self, group: int, names: tuple[str, ...], kind: np.dtype[Any]) -> Array:
-        """A row group of columns, kept while it is needed."""
+        """The values of columns in a row group, cached."""
         with self._lock:
             self._readers.add(names)
             key = (group, names)
@@ -190,7 +195,7 @@ class ParquetTable(Table):
         return found
 
     def _kind(self, name: str) -> np.dtype[Any] | None:
-        """The type of a cell, an array type for lists; None if it is no number."""
+        """The type of a cell, an array type for lists; None if it is not numeric."""
         import pyarrow as pa
 
         kind, shape = self._schema.field(name).type, list[int]()
@@ -206,7 +211,8 @@ class ParquetTable(Table):
         kind = self._kind(name)
         if kind is None:
             raise FileError(
-                f"The column '{name}' holds {self._schema.field(name).type}, not numbers.",
+                f"The column '{name}' has the type {self._schema.field(name).type}, which is not "
+                "numeric.",
                 where=self.where,
                 fix="Write it as numbers (lists with a fixed length), or drop it.",
             )
@@ -225,9 +231,9 @@ class ParquetTable(Table):
     @staticmethod
     def _damaged(path: Path, error: Exception, more: str = "") -> FileError:
         return FileError(
-            f"'{path.name}' is no Parquet file that can be read.",
+            f"'{path.name}' is not a readable Parquet file.",
             where=f"{path}{more}: {' '.join(str(error).split())[:200]}",
-            fix="The file is cut, damaged or of another kind; write it again.",
+            fix="The file is truncated, damaged or of another kind; write it again.",
         )
 
 
@@ -240,9 +246,9 @@ class _ParquetArray(LazyArray):
         self.blocks = table.blocks
 
     def read(self, rows: Array) -> Array:
-        """Read rows out of their row groups."""
+        """Read rows from their row groups."""
         return self._table.rows(self._names, rows, self._kind)
 
     def checksum(self) -> int:
-        """Of enough of the file."""
+        """A checksum of part of the file."""
         return self._table.checksum(self._names)

@@ -26,7 +26,7 @@ class _Worker(Generic[T]):
         self._changed = threading.Condition()
         self._stopped = self._ended = False
         self._error: BaseException | None = None
-        # A daemon, so that an iterable which blocks forever cannot keep the process alive.
+        # A daemon thread, so that an iterable that blocks forever cannot keep the process alive.
         self._thread = threading.Thread(target=self._fill, name="ortboost-prefetch", daemon=True)
         self._thread.start()
 
@@ -51,7 +51,7 @@ class _Worker(Generic[T]):
                 self._changed.notify_all()
 
     def items(self) -> Generator[T, None, None]:
-        """The items in order; the iterable's exception, with its traceback, where it happened."""
+        """The items in order; an exception of the iterable is raised in its place."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._items or self._ended)
@@ -64,7 +64,7 @@ class _Worker(Generic[T]):
             yield item
 
     def stop(self) -> None:
-        """Stop the thread; it ends after the item that it is reading."""
+        """Stop the thread after the item that it is reading."""
         with self._changed:
             self._stopped = True
             self._items.clear()
@@ -75,13 +75,13 @@ class _Worker(Generic[T]):
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     """Iterate in the same order while a thread reads up to ``depth`` items ahead.
 
-    The thread starts with the first item that is asked for, and is gone when the generator is
+    The thread starts when the first item is requested, and has ended when the generator is
     exhausted, closed or fails. An exception of the iterable is raised here with its traceback,
     after the items before it.
 
     Args:
         iterable: What to read.
-        depth: Items to hold ready; 0 reads in the caller's thread.
+        depth: Number of items to read ahead; 0 reads in the caller's thread.
 
     Raises:
         UsageError: ``depth`` is negative.
@@ -108,17 +108,18 @@ def _threaded(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
 def work_ahead(
     tasks: Iterable[Callable[[], T]], workers: int, depth: int = 2
 ) -> Generator[T, None, None]:
-    """The results of tasks in their order, while threads work on those to come.
+    """The results of tasks in order, while threads work on the next ones.
 
-    No result depends on the number of threads as long as the tasks do not depend on each other. Threads,
-    not processes: what takes long in reading (decoding images, inflating, comparing) lets other threads run,
-    and no array has to be copied between processes. The threads are gone when the generator is
+    The results do not depend on the number of threads, provided that the tasks are independent.
+    Threads, not processes: the slow operations (decoding images, decompressing) release the GIL,
+    and no array has to be copied between processes. The threads have ended when the generator is
     exhausted, closed or fails.
 
     Args:
         tasks: Functions without arguments.
-        workers: Threads, 1 or more.
-        depth: Results to hold ready besides the ones that are being worked on; 0 works in the caller's thread.
+        workers: Number of threads, 1 or more.
+        depth: Number of finished results to hold in addition to those in progress; 0 runs the tasks
+            in the caller's thread.
 
     Example:
         >>> list(work_ahead([lambda: 1, lambda: 2, lambda: 3], workers=2))

@@ -1,4 +1,4 @@
-"""Data sets that give one sample at a time, such as a map-style ``torch.utils.data.Dataset``."""
+"""Data sets that return one sample at a time, such as a map-style ``torch.utils.data.Dataset``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SampleSource", "gives_samples"]
 
 
 def gives_samples(data: Any) -> bool:
-    """Whether it is asked for samples by number, and nothing else."""
+    """Whether ``data`` has samples by index, but cannot be iterated over."""
     return (
         hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
@@ -30,17 +30,18 @@ class SampleSource(IterableSource):
     """Batches of samples ``data[i]``: tuples in the order of the inputs, or dicts by their names.
 
     Args:
-        data: It has ``len`` and gives a sample by number; by several threads at once if more ``workers`` are asked for.
+        data: The data set, with ``len`` and samples by index; with more than one of ``workers``,
+            several threads access it concurrently.
         inputs: The model's inputs.
         batch_size: Samples in a batch.
-        shuffle: Give each epoch its own order, that of :class:`ArraySource`.
+        shuffle: Shuffle each epoch, in the order of :class:`ArraySource`.
         seed: Seed of the order.
-        drop_last: Leave out the last batch when it is short.
+        drop_last: Drop the last batch if it is incomplete.
         part: Rank and number of processes.
-        what: What the data are, for errors.
+        what: Description of the data, for error messages.
 
-    Resuming reads only what is left. It is bit-exact if a sample is the same whenever it is asked for: random
-    transforms of the data set are its own.
+    Resuming reads only the remaining samples. It is bit-exact if a sample is the same each time
+    it is read, that is, without random transforms in the data set.
 
     Raises:
         UsageError: There are no samples, or they do not fill a batch.
@@ -68,7 +69,7 @@ class SampleSource(IterableSource):
             drop_last=drop_last,
         )
 
-    threads = 1  # the data set is not ours: who knows that it bears more asks for them
+    threads = 1  # the user's data set may not be thread-safe; more on request
 
     @property
     def steps_per_epoch(self) -> int:
@@ -76,18 +77,18 @@ class SampleSource(IterableSource):
         return self._order.steps_per_epoch
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from ``start`` on; samples before it are not read."""
+        """The batches of an epoch from ``start`` on; earlier samples are not read."""
         for task in self.tasks(epoch, start):
             yield task()
 
     def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
-        """What reads each batch of an epoch from ``start`` on."""
+        """Functions that read the batches of an epoch from ``start`` on."""
         for index, batch in enumerate(self._order.epoch(epoch, start), start):
             where = f"{self._what}: epoch {epoch}, batch {index}"
             yield functools.partial(self._read, batch["row"].tolist(), where)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Number and order of the samples; the contents are the caller's."""
+        """Number and order of the samples; their contents are not checked."""
         return {**super().fingerprint(), "order": self._order.fingerprint()}
 
     def _items(self, epoch: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Whether an array has the shape that an input wants."""
+"""Whether the shape of an array fits an input."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 __all__ = ["Wanted", "fit_shape", "matches"]
 
 Wanted = tuple[int | str | None, ...]
-"""One entry an axis: a length, or what stands for any."""
+"""Per axis a length, or anything else for an arbitrary length."""
 
 
 def matches(have: tuple[int, ...], want: Wanted) -> bool:
-    """Whether a shape is the one that is wanted, axis by axis.
+    """Whether a shape matches the required one, axis by axis.
 
     Example:
         >>> matches((2, 3), ("N", 3)), matches((2, 3), (3, 3))
@@ -23,10 +23,10 @@ def matches(have: tuple[int, ...], want: Wanted) -> bool:
 
 
 def fit_shape(have: tuple[int, ...], want: Wanted) -> tuple[int, ...] | None:
-    """The shape of a sample in which it is what is wanted: with axes of length one added or dropped, or flattened.
+    """Reshape a sample to fit an input: add or drop axes of length one, or flatten it.
 
     Returns:
-        The shape, or None if there is none.
+        The new shape, or None if it does not fit.
 
     Example:
         >>> fit_shape((28, 28), (1, 28, 28)), fit_shape((28, 28), (784,)), fit_shape((3, 2), (2, 3))

@@ -1,7 +1,7 @@
-"""Where batches come from: arrays, any iterable, a torch ``DataLoader``.
+"""Sources of batches: arrays, any iterable, a torch ``DataLoader``.
 
-A source gives the batches of an epoch from any position on. Its order is a function of
-(seed, epoch) alone, so that a resumed run sees the same batches as an uninterrupted one.
+A source yields the batches of an epoch from any position on. Its order depends only on (seed,
+epoch), so that a resumed run sees the same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ __all__ = [
 _WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
 _MOST_THREADS = 8
 
-_PIECE = 1 << 24  # labels that are counted at once
-_SPLIT = 2**64 - 1  # in place of an epoch: no epoch is shuffled like that
+_PIECE = 1 << 24  # labels per block when counting
+_SPLIT = 2**64 - 1  # an epoch number that no epoch has
 
 
 @runtime_checkable
 class Source(Protocol):
-    """What the trainer asks of data."""
+    """The trainer's interface to data."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Batches in an epoch, or None when that is not known before its end."""
+        """Batches in an epoch, or None if unknown before its end."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch ``start`` on."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """JSON data by which a resumed run recognises its data."""
+        """JSON data that identifies the data, so that a resumed run can verify them."""
 
 
 @runtime_checkable
@@ -71,17 +71,17 @@ class ParallelSource(Source, Protocol):
 
     @property
     def threads(self) -> int:
-        """How many it pays to read with."""
+        """The recommended number of threads."""
 
     def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
-        """What reads each batch of an epoch from ``start`` on, in any thread and order."""
+        """Functions that read the batches of an epoch from ``start`` on, in any order."""
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The shuffled order of an epoch, a function of its arguments alone.
+    """The shuffled order of an epoch, which depends only on the arguments.
 
     Sorts ``length`` raw 64-bit draws of Philox seeded with (seed, epoch). Raw draws, unlike
-    ``Generator.permutation``, are promised to stay the same in all versions of numpy (NEP 19).
+    ``Generator.permutation``, are guaranteed to be the same in all versions of numpy (NEP 19).
 
     Returns:
         A permutation of ``0 .. length - 1``, int64.
@@ -93,10 +93,11 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[
 def window_order(
     blocks: Blocks, length: int, seed: int, epoch: int
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The order of an epoch over rows that are read in blocks, a function of its arguments alone.
+    """The shuffled order of an epoch for rows that are read in blocks.
 
-    The blocks are shuffled; then each ``window`` of them in a row is shuffled row by row, so that
-    no more than one window (two, where they meet) has to be in memory. Draws as in :func:`epoch_order`.
+    The blocks are shuffled; then the rows within each group of ``window`` consecutive blocks are
+    shuffled, so that only one group (two at a boundary) has to be in memory. The order depends only
+    on the arguments; draws as in :func:`epoch_order`.
 
     Args:
         blocks: The blocks; a block may be empty.
@@ -127,26 +128,27 @@ def window_order(
 
 
 class ArraySource:
-    """Batches out of arrays in memory, mapped from disk, or read when they are needed.
+    """Batches from arrays in memory, mapped from disk, or read on access.
 
     Args:
-        arrays: Input name to array ``[N, ...]``, as :func:`bind_arrays` gives it; see also
+        arrays: Input name to array ``[N, ...]``, as returned by :func:`bind_arrays`; see also
             :class:`~ortboost.training.data.lazy.LazyArray`.
         batch_size: Samples in a batch.
-        shuffle: Give each epoch its own order, see :func:`epoch_order`.
+        shuffle: Shuffle each epoch, see :func:`epoch_order`.
         seed: Seed of the order, 0 or more.
-        drop_last: Leave out the last batch when it is short. Training a graph with a fixed batch
-            axis needs it.
+        drop_last: Drop the last batch if it is incomplete; required to train a graph with a fixed
+            batch size.
         inputs: The model's inputs; each batch is converted to their dtypes (in the prefetch
-            thread) by :func:`convert`, and cut along their batch axes. None leaves the dtypes alone
-            and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
-        part: Rank and number of processes: each batch is divided, and this process reads its part only.
-        rows: The samples to use, by number and in this order; all if not given.
-        augment: Let images vary from epoch to epoch, as their settings say.
+            thread) by :func:`convert`, and sliced along their batch axes. None keeps the dtypes and
+            slices along axis 0. If no input has a batch axis, the arrays are one batch.
+        part: Rank and number of processes: each batch is divided among them, and this process
+            reads only its part.
+        rows: Indices of the samples to use, in this order; None for all.
+        augment: Apply the random augmentation of images.
 
     Raises:
-        UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
-            ``drop_last`` does not allow.
+        UsageError: There are no samples, the lengths differ, or the batch size is below 1 or not
+            allowed by the model or ``drop_last``.
 
     Example:
         >>> source = ArraySource({"x": np.arange(5)}, batch_size=2)
@@ -173,7 +175,9 @@ class ArraySource:
         self._rows = rows
         self.length = batch_length(arrays, "data", axes=self._axes) if rows is None else len(rows)
         if batch_size < 1:
-            raise UsageError("A batch needs samples.", where="batch_size", fix="Use 1 or more.")
+            raise UsageError(
+                "The batch size is not positive.", where="batch_size", fix="Use 1 or more."
+            )
         if seed < 0:
             raise UsageError("The seed is negative.", where="seed", fix="Use 0 or more.")
         if drop_last and self.length < batch_size:
@@ -192,16 +196,17 @@ class ArraySource:
         self._inputs = inputs
 
     def split(self, share: float) -> tuple[ArraySource, ArraySource]:
-        """Hold a part of the samples out, drawn with the seed; the others keep their order.
+        """Hold out random samples, drawn with the seed; the others keep their order.
 
         Args:
-            share: Share of the samples to hold out, rounded to whole samples, at least one.
+            share: Fraction of the samples to hold out, rounded to whole samples, at least one.
 
         Returns:
-            The rest, and what is held out: not shuffled, short batches kept, for every process all of it.
+            The remaining samples and the held-out ones. The latter are not shuffled, keep short
+            batches, and are not divided among processes.
 
         Raises:
-            UsageError: The share is not between 0 and 1, or leaves no sample.
+            UsageError: The share is not between 0 and 1, or no samples remain.
 
         Example:
             >>> rest, held_out = ArraySource({"x": np.arange(10)}, 4, seed=1).split(0.2)
@@ -213,7 +218,7 @@ class ArraySource:
             raise UsageError(
                 f"A share of {share:g} of {self.length} samples cannot be held out.",
                 where="val_split",
-                fix="Give a share between 0 and 1 that leaves samples on both sides, such as 0.1.",
+                fix="Use a share between 0 and 1 that leaves samples on both sides, such as 0.1.",
             )
         order = epoch_order(self.length, self.seed, _SPLIT)
         parts = []
@@ -236,20 +241,20 @@ class ArraySource:
 
     @property
     def images(self) -> ImageConfig | None:
-        """What is done to images, the size that the model sees included; None if there are none."""
+        """The preprocessing of images, including the model's input size; None without images."""
         arrays = (array for array in self._lazy.values() if isinstance(array, ImageArray))
         return next((array.config for array in arrays), None)
 
     def counts(self, name: str, number: int) -> tuple[int, ...]:
-        """How many of the labels are each class; labels that are none count nowhere.
+        """The number of labels of each class; labels that are not a class are not counted.
 
         Args:
             name: The array of the labels.
-            number: How many classes there are.
+            number: Number of classes.
         """
         labels, found = self.arrays[name], np.zeros(number, np.int64)
         step = max(1, _PIECE * self.length // max(1, labels.size))
-        for start in range(0, self.length, step):  # mapped labels may be larger than the memory
+        for start in range(0, self.length, step):  # mapped labels may not fit in memory
             rows: slice | Array = slice(start, start + step)
             rows = rows if self._rows is None else self._rows[rows]
             piece = rows_of(labels, rows, self._axes[name])
@@ -264,12 +269,12 @@ class ArraySource:
         return whole + (1 if rest and not self.drop_last else 0)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from ``start`` on; the ones before it are not read."""
+        """The batches of an epoch from ``start`` on; earlier ones are not read."""
         for task in self.tasks(epoch, start):
             yield task()
 
     def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
-        """What reads each batch of an epoch from ``start`` on, in any thread and order."""
+        """Functions that read the batches of an epoch from ``start`` on, in any order."""
         order = self._order(epoch) if self.shuffle else None
         arrays = dict(self.arrays)
         for name, array in self._lazy.items() if self._augment else ():
@@ -293,7 +298,7 @@ class ArraySource:
             yield functools.partial(read, index * self.batch_size)
 
     def _order(self, epoch: int) -> Array:
-        """The shuffled order of an epoch: of all samples, or window by window where they are read in blocks."""
+        """The shuffled order of an epoch: of all samples, or by windows of blocks."""
         blocks = next(filter(None, (array.blocks for array in self._lazy.values())), None)
         if blocks is None:
             return epoch_order(self.length, self.seed, epoch)
@@ -308,7 +313,7 @@ class ArraySource:
 
     @property
     def threads(self) -> int:
-        """Threads that it pays to read with: one, and one for each core where samples are decoded."""
+        """The recommended number of threads: one, or one per core if samples are decoded."""
         decoded = any(array.decodes for array in self._lazy.values())
         return min(_MOST_THREADS, os.cpu_count() or 1) if decoded else 1
 
@@ -317,10 +322,11 @@ class ArraySource:
         return {name: _content(array) for name, array in self.arrays.items()}
 
     def fingerprint(self) -> dict[str, Any]:
-        """Sizes, dtypes and checksums of each array, and how they are cut.
+        """Shapes, dtypes and checksums of the arrays, and the settings of the batches.
 
-        ``crc`` is of the first and the last sample; ``content`` of all of an array up to 256 MiB (0.1 to
-        0.3 s), and of a seeded choice of samples, 64 MiB of them, of a larger one. They are computed once.
+        ``crc`` covers the first and the last sample. ``content`` covers a whole array up to 256 MiB
+        (0.1 to 0.3 s), and 64 MiB of pseudo-randomly chosen samples of a larger one. The checksums
+        are computed once.
         """
         return {
             "arrays": {
@@ -341,7 +347,7 @@ class ArraySource:
         }
 
     def _image_settings(self) -> dict[str, Any]:
-        """As JSON data, so that a run can go on, and its model be measured, with the same."""
+        """The image settings as JSON data, to resume the run or evaluate its model."""
         found = next((a for a in self._lazy.values() if isinstance(a, ImageArray)), None)
         if found is None:
             return {}
@@ -352,12 +358,12 @@ class ArraySource:
 
 
 def _ends(array: Array) -> Array:
-    """The first and last entry of axis 0; a scalar itself."""
+    """The first and last entry along axis 0; a scalar is returned unchanged."""
     return array[[0, -1]] if array.ndim else array
 
 
 def _content(array: Array) -> int:
-    """A checksum of an array, or of a choice of its samples if it is large."""
+    """A checksum of an array, or of some of its samples if it is large."""
     lazy = lazy_of(array)
     found = None if lazy is None else lazy.checksum()
     if found is not None:
@@ -378,22 +384,22 @@ def _content(array: Array) -> int:
 
 
 class IterableSource:
-    """Batches out of any iterable of dicts or tuples of arrays, or a torch ``DataLoader``.
+    """Batches from any iterable of dicts or tuples of arrays, or a torch ``DataLoader``.
 
-    Tensors are recognised by what they can do (``detach``, ``cpu``, ``numpy``); torch is not imported.
+    Tensors are recognised by their methods (``detach``, ``cpu``, ``numpy``); torch is not imported.
 
     Args:
-        data: An iterable that can be iterated once an epoch (a list, a ``DataLoader``), or a
-            function without arguments that gives a fresh iterable. A generator object works for
-            one epoch only; a second one is refused.
+        data: An iterable that can be iterated over in each epoch (a list, a ``DataLoader``), or a
+            function without arguments that returns a new iterable. A generator object works for one
+            epoch only; a second epoch is an error.
         inputs: The model's inputs: a tuple is matched to them in order, a dict by name, and arrays
             are converted to their dtypes.
-        part: Rank and number of processes: of each batch that the iterable gives, this process keeps
-            its part. The iterables of all processes must give the same batches.
-        what: What the data are, for errors.
+        part: Rank and number of processes: this process keeps its part of each batch. The
+            iterables of all processes must yield the same batches.
+        what: Description of the data, for error messages.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
-    gives the same batches in the same epoch again; the source cannot check that.
+    yields the same batches in the same epoch again, which the source cannot check.
 
     Example:
         >>> spec = [InputSpec("x", np.dtype("float32"), ("N",))]  # doctest: +SKIP
@@ -417,17 +423,17 @@ class IterableSource:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """``len(data)`` where there is one."""
+        """``len(data)``, or None if it has no length."""
         try:
             return len(self._data)  # type: ignore[arg-type]
         except TypeError:
             return None
 
     def look(self) -> None:
-        """Check the first batch; the next epoch begins with it.
+        """Check the first batch; the next epoch starts with it.
 
         Raises:
-            UsageError: It does not fit the inputs, or holds NaN or a label that is no class.
+            UsageError: It does not fit the inputs, or has NaN or a label that is not a class.
         """
         items = iter(self._items(0))
         first = list(itertools.islice(items, 1))
@@ -440,7 +446,7 @@ class IterableSource:
                     row = first_row(array, lambda piece: ~np.isfinite(piece))
                 if row is not None:
                     raise UsageError(
-                        f"The array '{name}' holds NaN or infinite values.",
+                        f"The array '{name}' has NaN or infinite values.",
                         where=f"{self._what}: batch 0, row {row}",
                         fix="Clean the data: drop or fill these rows.",
                     )
@@ -453,7 +459,7 @@ class IterableSource:
                 yield self._batch(item, f"{self._what}: epoch {epoch}, batch {index}")
 
     def _items(self, epoch: int) -> Iterable[Any]:
-        """What the data give in an epoch."""
+        """The iterable of an epoch."""
         if hasattr(self._data, "set_epoch"):
             self._data.set_epoch(epoch)
         iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
@@ -461,20 +467,20 @@ class IterableSource:
             raise UsageError(
                 "The data cannot be iterated.",
                 where=f"{self._what}: {type(iterable).__name__}",
-                fix="Give an iterable of batches, or a function that returns one.",
+                fix="Pass an iterable of batches, or a function that returns one.",
             )
         if iterable is iter(iterable) and not callable(self._data):
             if self._used:
                 raise UsageError(
                     "The data can be iterated only once.",
                     where=f"{self._what}: {type(iterable).__name__}, epoch {epoch}",
-                    fix="Give a list, or a function that returns a fresh iterator.",
+                    fix="Pass a list, or a function that returns a new iterator.",
                 )
             self._used = True
         return iterable
 
     def fingerprint(self) -> dict[str, Any]:
-        """The number of batches and the names; the contents are the caller's."""
+        """The number of batches and the input names; the contents are not checked."""
         return {"iterable": self.steps_per_epoch, "inputs": [spec.name for spec in self._inputs]}
 
     def _batch(self, item: Any, where: str) -> Batch:
@@ -488,9 +494,10 @@ class IterableSource:
             parts = list(item)
             if len(item) > len(self._inputs):
                 raise UsageError(
-                    f"A batch has {len(item)} arrays, the model {len(self._inputs)} inputs.",
+                    f"A batch has {len(item)} arrays, but the model has {len(self._inputs)} "
+                    "inputs.",
                     where=where,
-                    fix=f"Give them in this order: {', '.join(i.name for i in self._inputs)}.",
+                    fix=f"Pass them in this order: {', '.join(i.name for i in self._inputs)}.",
                 )
         else:
             raise UsageError(

@@ -1,8 +1,8 @@
-"""Tables of named columns, and which column feeds which input; one rule for all tables.
+"""Tables of named columns, and how columns are assigned to inputs.
 
-- a column that has the name of an input, or that ``--map`` names, is that input;
-- the labels are under one of the usual names (``y``, ``label``, ``target``, ...), which are no features;
-- all other columns, in their order, are the rows of the one input that is left.
+- a column with the name of an input, or that ``--map`` assigns to it, is that input;
+- the labels have one of the common names (``y``, ``label``, ``target``, ...), and are not features;
+- all other columns, in their order, form the one remaining input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Table(abc.ABC):
 
     Args:
         columns: Their names, in order.
-        where: What the table is, for errors.
+        where: Description of the table, for error messages.
     """
 
     kind: ClassVar[type[OrtBoostError]] = FileError
@@ -38,18 +38,18 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def column(self, name: str) -> Array:
-        """A column: ``[N]``, or ``[N, ...]`` where its cells are arrays."""
+        """A column: ``[N]``, or ``[N, ...]`` if its cells are arrays."""
 
     @abc.abstractmethod
     def features(self, names: Sequence[str]) -> Array:
         """Several columns side by side, ``[N, len(names)]``."""
 
     def not_alone(self, name: str) -> OrtBoostError:
-        """The error for a column of arrays that others are to stand beside."""
+        """The error for a column of arrays that would have to be combined with others."""
         return self.kind(
-            f"The column '{name}' is not one number a row, and others are to stand beside it.",
+            f"The column '{name}' has arrays, which cannot be combined with other columns.",
             where=self.where,
-            fix=f"Say which input it is: --map INPUT={name}; or drop the other columns.",
+            fix=f"Assign it to an input with --map INPUT={name}, or drop the other columns.",
         )
 
     def arrays(
@@ -57,22 +57,22 @@ class Table(abc.ABC):
         inputs: Sequence[InputLike] | None = None,
         mapping: Mapping[str, str] | None = None,
     ) -> dict[str, Array]:
-        """Arrays by name, by the rule of this module.
+        """Arrays by name, by the rules of this module.
 
         Args:
-            inputs: The inputs to feed. If not given: each column by its name, and all but the labels as ``x``, unless a
-                column is called so.
+            inputs: The inputs to feed. None: each column by its name, and all columns except the
+                labels as ``x``, unless a column has this name.
             mapping: Input name to column.
 
         Raises:
-            FileError: It is not certain what the columns are, or one holds no numbers (of a table in memory: UsageError,
-                ArgumentTypeError).
+            FileError: The use of the columns is ambiguous, or one is not numeric (for a table in
+                memory: UsageError, ArgumentTypeError).
         """
         features = [name for name in self.columns if name.lower() not in LABEL_KEYS]
         if inputs is None:
             arrays = {name: self.column(name) for name in self.columns}
             return arrays if _FEATURES in arrays else {**arrays, _FEATURES: self.features(features)}
-        own: dict[str, str] = {}  # column of each input that has one of its own
+        own: dict[str, str] = {}  # input to its own column
         for spec in inputs:
             usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()
             wanted = [(mapping or {}).get(spec.name, spec.name), *usual]
@@ -84,7 +84,7 @@ class Table(abc.ABC):
                     f"No array feeds the input '{spec.name}'.",
                     where=f"{self.where}: columns {', '.join(self.columns[:8])}"
                     + (", ..." if len(self.columns) > 8 else ""),
-                    fix=f"Call the column of the labels one of {', '.join(LABEL_KEYS)}, or say which it is: "
+                    fix=f"Name the label column one of {', '.join(LABEL_KEYS)}, or specify it with "
                     f"--map {spec.name}=COLUMN.",
                 )
         rest = [name for name in features if name not in own.values()]
@@ -92,19 +92,19 @@ class Table(abc.ABC):
         if rest and len(left) != 1 and inputs:
             what = "no input is" if not left else f"the inputs {', '.join(left)} are"
             raise self.kind(
-                f"It is not certain what the columns are: {what} left for {', '.join(rest[:6])}.",
+                f"The use of the columns is ambiguous: {what} left for {', '.join(rest[:6])}.",
                 where=f"{self.where} of {len(self.columns)} columns",
-                fix="Name them with --map INPUT=COLUMN, or drop those that are no input.",
+                fix="Assign them with --map INPUT=COLUMN, or drop those that are not an input.",
             )
         arrays = {name: self.column(name) for name in own.values()}
         return {**arrays, left[0]: self.features(rest)} if rest and left else arrays
 
 
 class MemoryTable(Table):
-    """Columns that were read from a file.
+    """Columns in memory, read from a file.
 
     Args:
-        columns: Name to numbers ``[N]``.
+        columns: Name to values ``[N]``.
         where: The file.
     """
 
@@ -117,7 +117,7 @@ class MemoryTable(Table):
         return self._columns[name]
 
     def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in float32; one column of arrays as it is."""
+        """Columns side by side in float32; a single column of arrays is returned unchanged."""
         wide = next((name for name in names if self._columns[name].ndim > 1), None)
         if wide is not None and len(names) > 1:
             raise self.not_alone(wide)
@@ -130,10 +130,10 @@ class MemoryTable(Table):
 
 
 class FrameTable(Table):
-    """A table in memory that answers as a pandas DataFrame does.
+    """A table in memory with the interface of a pandas DataFrame.
 
     Args:
-        frame: It has ``columns``, and gives a column by name and several by a list of names.
+        frame: The table, with ``columns``, and indexed by a name or a list of names.
     """
 
     kind = UsageError
@@ -148,7 +148,7 @@ class FrameTable(Table):
 
     def features(self, names: Sequence[str]) -> Array:
         """Columns side by side in their common type."""
-        for name in names:  # one by one first: an error names the column
+        for name in names:  # one by one, so that an error names the column
             self.column(name)
         chosen = self._frame[[self._names[name] for name in names]]
         return as_array(chosen, f"columns {names[0]} to {names[-1]}")

@@ -1,4 +1,4 @@
-"""What a compressed file says of its size is looked at before it is unpacked."""
+"""Check the size of compressed data before it is decompressed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ __all__ = ["check_unpacked"]
 
 
 def check_unpacked(size: int, where: str) -> None:
-    """Refuse an array that is larger than the limit when it is unpacked.
+    """Refuse an array that is larger than the limit when decompressed.
 
     Args:
-        size: Its bytes, as the header says.
+        size: Its size in bytes, according to the header.
         where: The file and the key.
 
     Raises:
-        FileError: It is beyond :attr:`~ortboost.core.limits.Limits.tensor_bytes`.
+        FileError: It is larger than :attr:`~ortboost.core.limits.Limits.tensor_bytes`.
     """
     limit = Limits.from_environment().tensor_bytes
     if size > limit:
         raise FileError(
             f"A compressed array has {size:,} bytes, more than {limit:,}.",
             where=where,
-            fix=f"Store it uncompressed, and it is mapped; or set {LIMITS_VARIABLE}=tensor_bytes={size}.",
+            fix="Store it uncompressed, so that it is memory-mapped; or set "
+            f"{LIMITS_VARIABLE}=tensor_bytes={size}.",
         )

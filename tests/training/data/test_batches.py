@@ -27,7 +27,7 @@ def test_a_full_batch_is_unchanged_and_a_longer_one_refused():
     padded, valid = pad_batch({"x": np.arange(3)}, 3)
     assert padded["x"].tolist() == [0, 1, 2]
     assert valid.all()
-    with pytest.raises(UsageError, match="4 samples, the model is fixed to 3"):
+    with pytest.raises(UsageError, match="4 samples, but the model has the fixed batch size 3"):
         pad_batch({"x": np.arange(4)}, 3)
 
 
@@ -35,7 +35,7 @@ def test_static_batch():
     assert static_batch([spec("x", "N", 3), spec("y", None)]) is None
     assert static_batch([spec("x", 8, 3), spec("y", "N")]) == 8
     assert static_batch([spec("rate")]) is None
-    with pytest.raises(UsageError, match="different batch sizes"):
+    with pytest.raises(UsageError, match="different fixed batch sizes"):
         static_batch([spec("x", 8), spec("y", 4)])
 
 

@@ -83,13 +83,13 @@ def test_the_array_that_is_proposed_is_free():
 def test_a_label_that_is_no_class_is_found_before_the_first_step():
     spec = TensorSpec("labels", I64, ("N",), classes=3, ignored=-1)
     bind_arrays({"x": DATA, "y": np.array([0, 2, -1])}, [X, spec])
-    with pytest.raises(FileError, match="The label 3 is no class: the model has 3") as caught:
+    with pytest.raises(FileError, match="The label 3 is not a class: the model has 3") as caught:
         bind_arrays({"x": DATA, "y": np.array([0, 2, 3])}, [X, spec], path="d.npz")
     assert caught.value.where == "d.npz: 'y', first in row 2"
 
 
 def test_all_rows_are_looked_at_piece_by_piece(monkeypatch):
-    """Labels of any size: those above 64 MiB were not looked at, and failed in the middle of a run."""
+    """Labels of any size: those above 64 MiB were not checked, and failed during a run."""
     monkeypatch.setattr(bind, "_PIECE_BYTES", 256)
     spec = TensorSpec("labels", I64, ("N",), classes=3)
     x, y = np.zeros((1000, 4), np.float32), np.zeros(1000, np.int64)

@@ -18,7 +18,7 @@ INPUTS = [
 
 
 class Tensor:
-    """What a framework's tensor can do; a tensor of torch on a GPU has no ``__array__`` that works."""
+    """A framework's tensor, like that of torch on a GPU without a working ``__array__``."""
 
     def __init__(self, array):
         self._array, self.shape = np.asarray(array), np.shape(array)
@@ -115,7 +115,7 @@ def test_batches_are_left_to_be_iterated(data):
 @pytest.mark.parametrize(
     ("data", "kind", "what"),
     [
-        ((X, Y, Y), UsageError, "3 arrays, and 2 to feed"),
+        ((X, Y, Y), UsageError, "3 arrays for 2 inputs"),
         (Table(a=Y, b=Y), UsageError, "No array feeds the input 'labels'"),
         (Table(x=Y, y=Y, z=Y), UsageError, "no input is left for z"),
         (Table(a=Y, name=["u"] * 4, y=Y), ArgumentTypeError, "column 'name'"),

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: the package itself where it is installed, and what is used of it everywhere."""
+"""Data sets of Hugging Face: the package itself if it is installed, and always a fake one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class FakeDataset:
         return list(self._columns)
 
     def select_columns(self, names):
-        return FakeDataset({n: self._columns[n] for n in names}, {n: self.features[n] for n in names})  # fmt: skip
+        chosen = {n: self._columns[n] for n in names}
+        return FakeDataset(chosen, {n: self.features[n] for n in names})
 
     def with_format(self, kind, **how):
         return FakeDataset(self._columns, self.features, how if kind else None)
@@ -168,7 +169,9 @@ def test_columns_feed_inputs(make):
         found = joined(source(make(*names)).epoch(0))
         assert found["labels"].tolist() == [i % 4 for i in range(N)]
         every = columns()
-        wanted = every["vector"] if "vector" in names else np.stack([every[n] for n in "abc"], axis=1)  # fmt: skip
+        wanted = every["vector"]
+        if "vector" not in names:
+            wanted = np.stack([every[n] for n in "abc"], axis=1)
         np.testing.assert_array_equal(found["x"], np.asarray(wanted, np.float32))
     found = source(make("vector", "a", "label"), mapping={"x": "vector", "labels": "a"})
     assert joined(found.epoch(0))["labels"].tolist() == list(range(N))
@@ -179,9 +182,11 @@ def test_it_is_shuffled_split_and_told_from_others_as_arrays_are(make):
     shuffled = source(make("vector", "label"), shuffle=True, seed=3)
     assert isinstance(shuffled, ArraySource)
     arrays = {"x": np.asarray(columns()["vector"], np.float32), "labels": np.arange(N) % 4}
-    for batch, other in zip(shuffled.epoch(1), source(arrays, shuffle=True, seed=3).epoch(1), strict=True):  # fmt: skip
+    expected = source(arrays, shuffle=True, seed=3).epoch(1)
+    for batch, other in zip(shuffled.epoch(1), expected, strict=True):
         assert_same_bits(batch, other)
-    assert shuffled.fingerprint() == source(make("vector", "label"), shuffle=True, seed=3).fingerprint()  # fmt: skip
+    again = source(make("vector", "label"), shuffle=True, seed=3)
+    assert shuffled.fingerprint() == again.fingerprint()
     assert shuffled.split(0.25)[1].length == 3
 
 
@@ -201,7 +206,7 @@ def test_images_are_decoded_when_they_are_needed(make):
 
 @both
 def test_classes_of_another_training_are_refused(make):
-    with pytest.raises(UsageError, match="not those that were trained") as caught:
+    with pytest.raises(UsageError, match="differ from those of the training") as caught:
         source(make("image", "label"), IMAGES, images=ImageConfig(classes=("x", "y")))
     assert_three_lines(caught.value)
 
@@ -210,8 +215,8 @@ def test_classes_of_another_training_are_refused(make):
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        (("text", "label"), "'text' holds no numbers"),
-        (("image", "a", "label"), "not one number a row"),
+        (("text", "label"), "'text' is not numeric"),
+        (("image", "a", "label"), "has arrays, which cannot be combined"),
         (("vector",), "No array feeds the input 'labels'"),
     ],
 )

@@ -98,10 +98,10 @@ def test_a_missing_or_foreign_partner_is_named(tmp_path):
     write_mnist(tmp_path, "train", 4)
     labels = tmp_path / "train-labels-idx1-ubyte"
     labels.write_bytes(idx_bytes(np.zeros(5, np.uint8)))
-    with pytest.raises(FileError, match="do not belong together"):
+    with pytest.raises(FileError, match="The images and the labels do not match"):
         load_arrays(tmp_path)
     labels.unlink()
-    with pytest.raises(FileError, match="file of labels"):
+    with pytest.raises(FileError, match="labels file"):
         load_arrays(tmp_path)
 
 
@@ -170,7 +170,7 @@ def bomb(path, shape, data):
 def test_no_more_is_unpacked_than_the_header_says(tmp_path):
     path = bomb(tmp_path / "a-idx1-ubyte.gz", (10,), bytes(64 << 20))
     tracemalloc.start()
-    with pytest.raises(FileError, match="promises 10 data bytes, it has more"):
+    with pytest.raises(FileError, match="specifies 10 data bytes, but it has more"):
         load_idx(path)
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
@@ -201,4 +201,4 @@ def test_a_header_that_promises_more_than_the_archive_is_refused(tmp_path):
         archive.writestr("x.npy", liar)
     with pytest.raises(FileError, match="damaged") as caught:
         load_arrays(tmp_path / "a.npz")
-    assert "its header promises 920 bytes, it has 208" in caught.value.where
+    assert "its header specifies 920 bytes, but it has 208" in caught.value.where

@@ -132,7 +132,7 @@ def test_a_folder_of_files_is_one_table(tmp_path):
     assert labels(source(tmp_path).epoch(0)) == list(range(20))
     assert np.asarray(load_arrays(tmp_path, split="test")["label"]).tolist() == list(range(20, 30))
     write(tmp_path / "train-2.parquet", {"other": np.arange(3), "label": np.arange(3)})
-    with pytest.raises(FileError, match="have other columns"):
+    with pytest.raises(FileError, match="have different columns"):
         source(tmp_path)
 
 
@@ -155,8 +155,8 @@ def without_values():
 @pytest.mark.parametrize(
     ("change", "what", "where"),
     [
-        ({"b": [f"{i}" for i in range(N)]}, "'b' holds string, not numbers", ""),
-        ({"b": [[1.0] * (i % 3) for i in range(N)]}, "'b' holds list", ""),
+        ({"b": [f"{i}" for i in range(N)]}, "'b' has the type string, which is not numeric", ""),
+        ({"b": [[1.0] * (i % 3) for i in range(N)]}, "'b' has the type list", ""),
         ({"b": without_values()}, "without a value", "row group 3"),
         ({"b": np.where(np.arange(N) == 52, np.nan, 1.0)}, "NaN", "row 52"),
         ({"label": None, "kind": np.arange(N)}, "No array feeds the input 'labels'", "kind"),
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     raw = bytearray(path.read_bytes())
     raw[4:60] = b"\xff" * 56
     path.write_bytes({"cut": raw[:-20], "text": b"no table" * 9, "page": raw}[damage])
-    with pytest.raises(FileError, match=r"'d.parquet' is no Parquet file") as caught:
+    with pytest.raises(FileError, match=r"'d.parquet' is not a readable Parquet file") as caught:
         source(path)
     assert str(path) in caught.value.where
     assert_three_lines(caught.value)

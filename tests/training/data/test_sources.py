@@ -99,7 +99,7 @@ def test_batches_are_converted_to_the_inputs_dtypes():
         ({"x": np.zeros((0, 2))}, {}, "no samples"),
         ({"x": np.array(1.0)}, {}, "scalar"),
         ({}, {}, "no samples"),
-        (arrays(3), {"batch_size": 0}, "needs samples"),
+        (arrays(3), {"batch_size": 0}, "batch size is not positive"),
         (arrays(3), {"seed": -1}, "negative"),
         (arrays(3), {"batch_size": 4, "drop_last": True}, "do not fill one batch"),
     ],
@@ -206,7 +206,7 @@ def test_a_generator_lasts_one_epoch():
     [
         ((np.zeros((2, 2)),), "no array for the input 'labels'"),
         ({"x": np.zeros((2, 2))}, "no array for the input 'labels'"),
-        ((1, 2, 3), "3 arrays, the model 2 inputs"),
+        ((1, 2, 3), "3 arrays, but the model has 2 inputs"),
         (np.zeros((2, 2)), "not a dict or tuple"),
         (([[1, 2], [3]], [0, 1]), "differ in shape"),
         ((np.zeros((2, 2)), ["a", "b"]), "not numbers"),
@@ -292,7 +292,7 @@ def test_looking_at_a_stream_takes_nothing_from_it():
 
 
 def test_a_label_that_is_no_class_is_told_with_batch_and_row():
-    with pytest.raises(UsageError, match="The label 7 is no class: the model has 3") as caught:
+    with pytest.raises(UsageError, match="The label 7 is not a class: the model has 3") as caught:
         labelled([(0, 7)]).look()
     assert caught.value.where == "validation data: batch 0, row 1"
     source = labelled([(0, 1), (-1, 2)])
@@ -305,6 +305,6 @@ def test_a_label_that_is_no_class_is_told_with_batch_and_row():
 def test_a_first_batch_with_nan_is_refused():
     x = np.ones((2, 2))
     x[1] = np.nan
-    with pytest.raises(UsageError, match="'x' holds NaN") as caught:
+    with pytest.raises(UsageError, match="'x' has NaN") as caught:
         IterableSource([(x, np.zeros(2))], SPECS, what="validation data").look()
     assert caught.value.where == "validation data: batch 0, row 1"

@@ -52,13 +52,13 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what", "where"),
     [
-        ("a,b,label\n1,2,0\n3,,1\n", "no table of numbers", "line 3, column 'b': '' is no number"),
-        ("a,label\n1,setosa\n", "no table of numbers", "line 2, column 'label': 'setosa' is no number"),
-        ("a,b,label\n1,2,0\n3,1\n", "no table of numbers", "line 3 has 2 cells, the ones before 3"),
-        ("a,label\n1,2,0\n", "2 names and rows of 3 cells", ""),
+        ("a,b,label\n1,2,0\n3,,1\n", "not a table", "line 3, column 'b': '' is not a number"),
+        ("a,label\n1,setosa\n", "not a table", "line 2, column 'label': 'setosa' is not a number"),
+        ("a,b,label\n1,2,0\n3,1\n", "not a table", "line 3 has 2 cells, earlier ones have 3"),
+        ("a,label\n1,2,0\n", "2 column names and rows of 3 cells", ""),
         ("a,label\n", "no rows", ""),
-        ("1,2,3\n4,5,6\n", "numbers where the names belong", "1, 2, 3"),
-        ("a,a,label\n1,2,0\n", "or one twice", "a, a, label"),
+        ("1,2,3\n4,5,6\n", "numbers instead of column names", "1, 2, 3"),
+        ("a,a,label\n1,2,0\n", "or with a duplicate one", "a, a, label"),
         ("a,,label\n1,2,0\n", "without a name", ""),
         ("a,b,species\n1,2,0\n", "no column of labels", "a, b, species"),
         ("a;b;label\n1;2;0\n", "no column of labels", "a;b;label"),
@@ -108,6 +108,6 @@ def damaged(path, kind):
 @pytest.mark.parametrize("kind", ["objects", "short", "header", "tiny"])
 def test_a_damaged_npy_file_is_named(tmp_path, kind):
     path = damaged(tmp_path / "x.npy", kind)
-    with pytest.raises(FileError, match=r"'x.npy' is no .npy file") as caught:
+    with pytest.raises(FileError, match=r"'x.npy' is not a readable .npy file") as caught:
         load_npy(path)
     assert_three_lines(caught.value)

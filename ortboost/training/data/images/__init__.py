@@ -1,4 +1,4 @@
-"""Images as data: what is done to them, what varies from epoch to epoch, where they come from."""
+"""Images as data: preprocessing, random augmentation, and storage."""
 
 from __future__ import annotations
 

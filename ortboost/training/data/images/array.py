@@ -1,16 +1,19 @@
-"""Images as an array: decoded, brought to size and to numbers when rows of it are asked for.
+"""Images as a lazy array: decoded, resized and normalised on access.
 
 For an image of w x h pixels and a crop of tw x th:
 
-    colour:   as it is, or Pillow's ``convert("RGB")``, ``convert("L")``
-    size:     resize=s: the shorter side s, the longer int(s * longer / shorter); resize=HxW: both; none, and not the size
-              of the crop: times max(tw / w, th / h), rounded, which covers it. Pillow's ``Image.resize``, with its antialiasing
+    colour:   unchanged, or Pillow's ``convert("RGB")``, ``convert("L")``
+    size:     resize=s: the shorter side s, the longer int(s * longer / shorter); resize=HxW: both;
+              no resize: unchanged if it equals the crop, else scaled by max(tw / w, th / h),
+                  rounded,
+              which covers it. Pillow's ``Image.resize``, with its antialiasing
     crop:     from round((w - tw) / 2), round((h - th) / 2), half to even
-    numbers:  (pixel / 255 - mean) / std in float32, or the bytes
+    values:   (pixel / 255 - mean) / std in float32, or the bytes
 
-which is what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` give for an image of Pillow, bit by bit
-(``tools/golden/torchvision_images.py``). As there, the orientation in EXIF is not looked at. Training images vary before
-the numbers, see :mod:`ortboost.training.data.images.augment`.
+This equals torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` for a Pillow
+image, bit by bit (``tools/golden/torchvision_images.py``). As there, the EXIF orientation is
+ignored. Training images are augmented before the last step, see
+:mod:`ortboost.training.data.images.augment`.
 """
 
 from __future__ import annotations
@@ -41,18 +44,18 @@ _CONVERTIBLE: Final = {*_KINDS, "LA", "PA", "RGBA", "RGBX", "CMYK", "YCbCr", "LA
 _CHANNELS: Final = {"gray": 1, "rgb": 3}
 _MODES: Final = {"gray": "L", "rgb": "RGB"}
 _log = logging.getLogger(__name__)
-_FIX: Final = "Say color=rgb or color=gray (--images color=rgb) to convert all images"
+_FIX: Final = "Set color=rgb or color=gray (--images color=rgb) to convert all images"
 
 
 class ImageArray(LazyArray):
-    """Images that become an input ``[N, C, H, W]``, ``[N, H, W, C]``, or ``[N, H, W]`` and ``[N, H * W]`` of gray ones.
+    """Images as an array ``[N, C, H, W]`` or ``[N, H, W, C]``; also ``[N, H, W]``, ``[N, H * W]``.
+
+    The last two are for greyscale images. The shape is known after :meth:`fitted`.
 
     Args:
-        store: Where they come from.
-        config: What is done to each.
-        augment: How they vary in training, if they do.
-
-    It has its shape once it was :meth:`fitted` to an input.
+        store: The source of the images.
+        config: Preprocessing of images.
+        augment: Random augmentation of training images, if any.
     """
 
     decodes: ClassVar[bool] = True
@@ -65,7 +68,7 @@ class ImageArray(LazyArray):
         self._kind, self._layout, self._numbers = "rgb", "nchw", _numbers(config, 3)
 
     def in_epoch(self, seed: int, epoch: int) -> ImageArray:
-        """With the augmentations of an epoch."""
+        """A view with the random augmentation of an epoch."""
         if self.augment is None:
             return self
         found = copy.copy(self)
@@ -73,10 +76,10 @@ class ImageArray(LazyArray):
         return found
 
     def fitted(self, wanted: Wanted) -> ImageArray:
-        """With the axes, channels and size that an input wants; all headers that are known are held to them.
+        """A view with the axes, channels and size of an input; checks all known image headers.
 
         Raises:
-            UsageError: The layout or size is not certain, or an image has not what is wanted.
+            UsageError: The layout or size is ambiguous, or an image does not fit.
         """
         found, headers = copy.copy(self), self._store.headers()
         config = self.config
@@ -98,7 +101,8 @@ class ImageArray(LazyArray):
             )
         if len(config.resize) == 2 and (config.resize[0] < size[0] or config.resize[1] < size[1]):
             raise UsageError(
-                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of {size[0]}x{size[1]}.",
+                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of "
+                f"{size[0]}x{size[1]}.",
                 where="images: resize",
                 fix=f"Use resize={size[0]}x{size[1]} or more (--images).",
             )
@@ -113,21 +117,21 @@ class ImageArray(LazyArray):
         found.shape, found._numbers = shape, _numbers(config, number)
         if found._layout == "n" and isinstance(wanted[1], int) and wanted[1] != shape[1]:
             raise UsageError(
-                f"Images of {size[0]}x{size[1]} pixels have not {wanted[1]} numbers.",
+                f"Images of {size[0]}x{size[1]} pixels do not have {wanted[1]} values.",
                 where=headers[0].name,
-                fix="Say the size that the model was made for, such as crop=28 (--images).",
+                fix="Set the size that the model was made for, such as crop=28 (--images).",
             )
         return found
 
     def read(self, rows: Array) -> Array:
-        """Decode images."""
+        """Decode and preprocess images."""
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for place, row in enumerate(rows.tolist()):
             found[place] = self._pixels(row).reshape(self.shape[1:])
         return found
 
     def checksum(self) -> int:
-        """Of the images; what is done to them is :attr:`config` and :attr:`augment`."""
+        """A checksum of the stored images, before preprocessing."""
         return self._store.checksum()
 
     def _pixels(self, row: int) -> Array:
@@ -143,7 +147,7 @@ class ImageArray(LazyArray):
             image = self._centre(self._resized(image))
         pixels = np.asarray(image)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-        if self._numbers is not None:  # 256 numbers a channel are all that there are
+        if self._numbers is not None:  # a table of 256 values per channel
             pixels = self._numbers[pixels, np.arange(pixels.shape[2])]
         return pixels.transpose(2, 0, 1) if self._layout == "nchw" else pixels
 
@@ -190,25 +194,26 @@ class ImageArray(LazyArray):
         return image.crop((left, top, left + wide, top + tall))
 
     def _check(self, header: Header) -> None:
-        """Whether an image has the colours that are wanted.
+        """Check that an image has the expected colours.
 
         Raises:
-            FileError: It has not.
+            FileError: It does not.
         """
         kind = _KINDS.get(header.mode)
         if header.mode in _CONVERTIBLE if self.config.color != "auto" else kind == self._kind:
             return
         if header.mode not in _CONVERTIBLE:
             raise FileError(
-                f"An image has pixels of another kind than 8 bits ({header.mode}).",
+                f"An image has pixels of more than 8 bits or of an unknown kind ({header.mode}).",
                 where=header.name,
-                fix="Write it with 8 bits a channel, or store arrays (.npz).",
+                fix="Write it with 8 bits per channel, or store arrays (.npz).",
             )
         words = {"gray": "grayscale", "rgb": "in colour"}
         raise FileError(
-            f"An image is {words.get(kind or '', header.mode)}, and the input takes {words[self._kind]} ones.",
+            f"An image is {words.get(kind or '', header.mode)}, but the input needs images "
+            f"that are {words[self._kind]}.",
             where=header.name,
-            fix=f"{_FIX}, or take it out of the data.",
+            fix=f"{_FIX}, or remove it from the data.",
         )
 
 
@@ -218,16 +223,16 @@ def as_images(
     augment: AugmentConfig | None,
     where: str,
 ) -> dict[str, Array]:
-    """Arrays of which those that hold bytes of images are treated as images.
+    """Treat uint8 arrays with the shape of images as images.
 
     Args:
-        arrays: Name to array; images of files are treated already.
-        config: What is done to each image.
-        augment: How they vary in training.
-        where: What the arrays are, for the error.
+        arrays: Name to array; image files are already :class:`ImageArray`.
+        config: Preprocessing of images.
+        augment: Random augmentation of training images.
+        where: Description of the arrays, for error messages.
 
     Raises:
-        UsageError: Images are to vary, and there are none.
+        UsageError: ``augment`` is set, but there are no images.
     """
     found = dict(arrays)
     for name, array in arrays.items():
@@ -236,26 +241,27 @@ def as_images(
     if not any(isinstance(lazy_of(array), ImageArray) for array in found.values()):
         if augment is not None:
             raise UsageError(
-                "There are no images that could vary.",
+                "There are no images to augment.",
                 where=where,
-                fix="Give a folder of images or an array of bytes (uint8, [N, H, W, C]); or leave --augment out.",
+                fix="Use a folder of images or an array of bytes (uint8, [N, H, W, C]); or omit "
+                "--augment.",
             )
         _log.warning(
-            "%s: no images: the settings of images do not apply, numbers are taken as they are",
+            "%s: no images: the image settings do not apply, values are used unchanged",
             where,
         )
     return found
 
 
 def _numbers(config: ImageConfig, channels: int) -> Array | None:
-    """What each byte of each channel becomes, ``[256, channels]``."""
+    """The value of each byte in each channel, ``[256, channels]``."""
     if not config.mean:
         return None
     if len(config.mean) not in (1, channels):
         raise UsageError(
-            f"There are means of {len(config.mean)} channels, and the images have {channels}.",
+            f"There are means of {len(config.mean)} channels, but the images have {channels}.",
             where="images: normalize",
-            fix="Give one number, or one a channel: normalize=0.5/0.5 (--images).",
+            fix="Use one number, or one per channel: normalize=0.5/0.5 (--images).",
         )
     pixels = np.arange(256, dtype=np.float32)[:, None] / np.float32(255)
     mean, std = np.array(config.mean, np.float32), np.array(config.std, np.float32)
@@ -267,24 +273,25 @@ def _layout(wanted: Wanted) -> str:
     first, last = wanted[1] in (1, 3), wanted[3] in (1, 3)
     if first == last:
         raise UsageError(
-            "Which axis of the input counts the channels is not certain.",
+            "The channel axis of the input is ambiguous.",
             where=f"input [{', '.join(map(str, wanted))}]",
-            fix="Say layout=nchw or layout=nhwc (--images).",
+            fix="Set layout=nchw or layout=nhwc (--images).",
         )
     return "nchw" if first else "nhwc"
 
 
 def _kind(config: ImageConfig, channels: int | str | None, first: Header) -> str:
-    """``rgb`` or ``gray``: as the channels of the input are, as was said, or as the first image is."""
+    """``rgb`` or ``gray``, from the input's channels, the configuration, or the first image."""
     named = {1: "gray", 3: "rgb"}
     kind = config.color if config.color != "auto" else _KINDS.get(first.mode, "rgb")
     if isinstance(channels, int):
         wanted = named.get(channels)
         if wanted is None or (config.color != "auto" and wanted != kind):
             raise UsageError(
-                f"An input of {channels} channels takes no {'' if wanted is None else kind + ' '}images.",
+                f"An input of {channels} channels does not accept "
+                f"{'' if wanted is None else kind + ' '}images.",
                 where="images: color",
-                fix="Leave color out." if wanted else "Give arrays (.npz, .npy).",
+                fix="Omit color." if wanted else "Use arrays (.npz, .npy).",
             )
         return wanted
     return kind
@@ -295,23 +302,23 @@ def _size(
 ) -> tuple[int, int]:
     """Height and width of the crop."""
     fixed = tuple(side if isinstance(side, int) else None for side in (height, width))
-    said = config.crop or (config.resize if len(config.resize) == 2 else ())
+    size = config.crop or (config.resize if len(config.resize) == 2 else ())
     if not config.crop and None not in fixed:
-        said = fixed  # type: ignore[assignment]
-    if not said:
+        size = fixed  # type: ignore[assignment]
+    if not size:
         sizes = {(header.height, header.width) for header in headers}
         if len(sizes) > 1 or config.resize:
             raise UsageError(
-                "The model takes images of any size, and these differ.",
+                "The model accepts images of any size, and these have different sizes.",
                 where=f"images: {', '.join(f'{h}x{w}' for h, w in sorted(sizes)[:3])}, ...",
-                fix="Say the size: crop=224 (--images).",
+                fix="Set the size: crop=224 (--images).",
             )
-        said = next(iter(sizes))
-    if any(want is not None and want != have for want, have in zip(fixed, said, strict=True)):
+        size = next(iter(sizes))
+    if any(want is not None and want != have for want, have in zip(fixed, size, strict=True)):
         raise UsageError(
-            f"The input takes {'x'.join('?' if s is None else str(s) for s in fixed)} pixels, not "
-            f"{said[0]}x{said[1]}.",
+            f"The input has {'x'.join('?' if s is None else str(s) for s in fixed)} pixels, not "
+            f"{size[0]}x{size[1]}.",
             where="images: crop",
-            fix="Leave crop out: the size is that of the input.",
+            fix="Omit crop: the size is that of the input.",
         )
-    return said[0], said[1]
+    return size[0], size[1]

@@ -1,13 +1,14 @@
-"""What varies in training images: a crop, a mirror, colours.
+"""Random augmentation of training images: crop, flip, and colour jitter.
 
-Draws come from raw 64-bit numbers of Philox seeded with (seed, epoch, sample + 1), which numpy promises to keep
-(NEP 19). So a sample looks the same in the same epoch whoever reads it: a resumed run, another number of
-threads or processes, another batch size.
+Draws are raw 64-bit numbers of Philox seeded with (seed, epoch, sample + 1), which numpy guarantees
+to keep (NEP 19). So a sample is the same in the same epoch, whatever the number of threads or
+processes, the batch size, or the step from which the run resumed.
 
-Random resized crop (Szegedy et al., "Going deeper with convolutions", 2015, section 6): a share of the area uniform in
-[least, 1] and a ratio of the sides log-uniform in [3/4, 4/3], drawn anew (10 times at most) until the crop fits; then the largest crop in the
-middle with a ratio in the range. It and the colours are what torchvision's ``RandomResizedCrop`` and ``ColorJitter``
-compute for the same draws.
+Random resized crop (Szegedy et al., "Going deeper with convolutions", 2015, section 6): a share of
+the area uniform in [least, 1] and an aspect ratio log-uniform in [3/4, 4/3], drawn again (at most
+10 times) until the crop fits; after that the largest centre crop with a ratio in the range. The
+crop and the colour jitter equal those of torchvision's ``RandomResizedCrop`` and ``ColorJitter``
+for the same draws.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Draws", "crop_box", "jittered", "random_crop"]
 
 _TRIES: Final = 10
 _RATIOS: Final = (3 / 4, 4 / 3)
-_NUMBERS: Final = 4 * _TRIES + 8  # more than one image needs
+_NUMBERS: Final = 4 * _TRIES + 8  # an upper bound for one image
 
 
 class Draws:
@@ -36,7 +37,7 @@ class Draws:
     Args:
         seed: Seed of the run.
         epoch: Number of the epoch.
-        sample: Number of the sample in its data.
+        sample: Index of the sample in the data.
     """
 
     def __init__(self, seed: int, epoch: int, sample: int) -> None:
@@ -48,7 +49,7 @@ class Draws:
         return low + (high - low) * (next(self._raw) >> 11) * 2.0**-53
 
     def below(self, end: int) -> int:
-        """A whole number from 0 to below ``end``."""
+        """An integer from 0 to below ``end``."""
         return min(int(self.uniform(0, end)), end - 1)
 
 
@@ -57,9 +58,9 @@ def crop_box(draws: Draws, width: int, height: int, least: float) -> tuple[int, 
 
     Args:
         draws: The random numbers.
-        width: Of the image.
-        height: Of the image.
-        least: Least share of the area.
+        width: Width of the image.
+        height: Height of the image.
+        least: Minimum share of the area.
     """
     low, high = _RATIOS
     for _ in range(_TRIES):
@@ -75,7 +76,7 @@ def crop_box(draws: Draws, width: int, height: int, least: float) -> tuple[int, 
 
 
 def random_crop(draws: Draws, image: Image, size: tuple[int, int], padding: int) -> Image:
-    """A crop at a random place, of the image with zeros around it.
+    """A random crop of the zero-padded image.
 
     Args:
         draws: The random numbers.
@@ -86,11 +87,11 @@ def random_crop(draws: Draws, image: Image, size: tuple[int, int], padding: int)
     tall, wide = size
     top = draws.below(image.height + 2 * padding - tall + 1) - padding
     left = draws.below(image.width + 2 * padding - wide + 1) - padding
-    return image.crop((left, top, left + wide, top + tall))  # Pillow fills with zeros outside
+    return image.crop((left, top, left + wide, top + tall))  # Pillow pads with zeros
 
 
 def jittered(draws: Draws, image: Image, config: AugmentConfig) -> Image:
-    """Other brightness, contrast and saturation, in an order that is drawn, too."""
+    """Change brightness, contrast and saturation by random factors, in random order."""
     from PIL import ImageEnhance
 
     kinds = {

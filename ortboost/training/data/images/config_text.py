@@ -1,4 +1,4 @@
-"""Image settings as the command line writes them: ``resize=256,crop=224,normalize=imagenet`` and ``flip,crop=4``."""
+"""Image settings in the syntax of the command line, such as ``resize=256,crop=224``."""
 
 from __future__ import annotations
 
@@ -53,15 +53,16 @@ _AUGMENT: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 def parse_images(text: str) -> ImageConfig:
-    """Read how images become inputs.
+    """Parse the preprocessing of images.
 
     Args:
-        text: Settings of :class:`ImageConfig`: ``resize=256`` (shorter side) or ``resize=32x48`` (height, width), ``crop=224``,
-            ``color=rgb``, ``layout=nhwc``, ``interpolation=bicubic``, ``normalize=imagenet`` or ``normalize=MEAN/STD``,
-            one number or one a channel: ``normalize=0.5:0.5:0.5/0.2:0.2:0.2``.
+        text: Settings of :class:`ImageConfig`: ``resize=256`` (shorter side) or ``resize=32x48``
+            (height, width), ``crop=224``, ``color=rgb``, ``layout=nhwc``,
+            ``interpolation=bicubic``, ``normalize=imagenet`` or ``normalize=MEAN/STD``, with one
+            number or one per channel: ``normalize=0.5:0.5:0.5/0.2:0.2:0.2``.
 
     Raises:
-        ConfigError: A name is unknown, or a value makes no sense.
+        ConfigError: A name is unknown, or a value is invalid.
 
     Example:
         >>> parse_images("resize=40,crop=32x32,normalize=0.5/0.25").mean
@@ -74,13 +75,14 @@ def parse_images(text: str) -> ImageConfig:
 
 
 def parse_augment(text: str) -> AugmentConfig:
-    """Read how training images vary.
+    """Parse the random augmentation of training images.
 
     Args:
-        text: Settings of :class:`AugmentConfig`; ``flip`` alone is 0.5, ``resized-crop`` alone 0.08.
+        text: Settings of :class:`AugmentConfig`; ``flip`` alone means 0.5, ``resized-crop`` alone
+            0.08.
 
     Raises:
-        ConfigError: A name is unknown, or a value makes no sense.
+        ConfigError: A name is unknown, or a value is invalid.
 
     Example:
         >>> parse_augment("crop=4,flip").flip
@@ -96,7 +98,7 @@ def _read(
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         where = f"{what} '{text}'"
-        require_known(name, known, f"There is no setting '{name}'.", where, ConfigError)
+        require_known(name, known, f"Unknown setting '{name}'.", where, ConfigError)
         try:
             found[name.replace("-", "_")] = known[name](value)
         except ValueError:

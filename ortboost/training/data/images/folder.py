@@ -1,7 +1,8 @@
-"""Folders of images, one folder a class: ``DIR/cat/1.png``, as torchvision's ``ImageFolder`` reads them.
+"""Image folders with one folder per class: ``DIR/cat/1.png``, as in torchvision's ``ImageFolder``.
 
-The classes are the names of the folders, sorted, and the files of a class are found in its sub-folders too, in the order of
-their paths. ``DIR/train`` and ``DIR/val`` (or ``test``, ``validation``) are taken where all folders are called so.
+The classes are the sorted names of the folders. The files of a class, including those in
+subfolders, are ordered by path. ``DIR/train`` and ``DIR/val`` (or ``test``, ``validation``) are
+used as splits if all folders have such names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_images(folder: Path, split: str) -> Path | None:
-    """The folder with a folder for each class, or None if there are no images in any.
+    """The folder with the class folders, or None if none of them has images.
 
     Args:
         folder: Where to look.
@@ -55,32 +56,33 @@ def find_images(folder: Path, split: str) -> Path | None:
 def load_images(
     folder: Path, config: ImageConfig, augment: AugmentConfig | None = None
 ) -> dict[str, Array]:
-    """The images of a folder and the numbers of their classes.
+    """The images of a folder and their class indices.
 
     Args:
-        folder: It holds a folder for each class.
-        config: What is done to images; its classes, if it has any, are the ones that count.
-        augment: How they vary in training.
+        folder: A folder with one folder per class.
+        config: Preprocessing of images; its classes, if set, define the class indices.
+        augment: Random augmentation of training images.
 
     Returns:
         ``images``, an :class:`ImageArray`, and ``labels``, int64.
 
     Raises:
-        FileError: A file is no image, a folder is no class or empty, or there is one class only.
+        FileError: A file is not an image, a folder is empty or not a known class, or there is only
+            one class.
     """
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     if not config.classes and len(classes) < 2:
         raise FileError(
-            f"The images are of one class only, '{classes[0]}'.",
+            f"There is only one class of images, '{classes[0]}'.",
             where=str(folder),
-            fix="Give a folder for each class: DIR/cat/1.png, DIR/dog/2.png.",
+            fix="Use one folder per class: DIR/cat/1.png, DIR/dog/2.png.",
         )
     numbers = {name: number for number, name in enumerate(config.classes or classes)}
     paths, labels, others = list[str](), list[int](), 0
     for name in classes:
         if name not in numbers:
             raise FileError(
-                f"The folder '{name}' is no class that was trained.",
+                f"The folder '{name}' is not a class of the training.",
                 where=str(folder / name),
                 fix=nearest(name, numbers),
             )
@@ -93,14 +95,14 @@ def load_images(
         others += len(files) - len(found)
         if not found:
             raise FileError(
-                f"The folder of the class '{name}' holds no images.",
+                f"The folder of the class '{name}' has no images.",
                 where=str(folder / name),
-                fix=f"Fill or remove it; images are {', '.join(sorted(SUFFIXES))}.",
+                fix=f"Fill or remove it; the image formats are {', '.join(sorted(SUFFIXES))}.",
             )
         paths += found
         labels += [numbers[name]] * len(found)
     if others:
-        _log.warning("%s: %d files that are no images were left out", folder, others)
+        _log.warning("%s: skipped %d files that are not images", folder, others)
     named = dataclasses.replace(config, classes=config.classes or tuple(classes))
     images = ImageArray(FileImages(paths, folder), named, augment)
     return {"images": as_array_like(images), "labels": np.array(labels, np.int64)}

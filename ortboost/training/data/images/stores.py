@@ -1,4 +1,4 @@
-"""Where images come from: files, bytes in an array, items of a data set."""
+"""Sources of images: files, arrays of bytes, items of a data set."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["ArrayImages", "FileImages", "Header", "ItemImages", "Store", "require_pillow"]
 
 T = TypeVar("T")
-_CHOSEN = 64  # images
-_SAMPLED = 64 << 20  # bytes of files that a checksum reads at most
+_CHOSEN = 64  # number of images in a checksum
+_SAMPLED = 64 << 20  # maximum bytes of files that a checksum reads
 
 
 class Header(NamedTuple):
@@ -34,35 +34,35 @@ class Header(NamedTuple):
 
 
 class Store(Protocol):
-    """Images by number."""
+    """Images by index."""
 
     def __len__(self) -> int: ...
 
     def headers(self) -> Sequence[Header]:
-        """Of all images where that costs little, else of the first."""
+        """The headers of all images if that is cheap, otherwise that of the first."""
 
     def load(self, number: int) -> Image:
-        """An image, decoded.
+        """Decode an image.
 
         Raises:
-            FileError: It cannot be.
+            FileError: It cannot be decoded.
         """
 
     def name(self, number: int) -> str:
-        """What it is called in errors."""
+        """The name of an image in error messages."""
 
     def checksum(self) -> int:
-        """Of the contents, or of enough of them to tell two data sets apart."""
+        """A checksum of the contents, or of a sample of them."""
 
 
 def require_pillow() -> None:
-    """Refuse to read images without Pillow.
+    """Check that Pillow is installed.
 
     Raises:
         DependencyError: It is not installed.
     """
     try:
-        import PIL.Image  # noqa: F401 - whether it is there
+        import PIL.Image  # noqa: F401 - is it installed?
     except ImportError as error:
         raise DependencyError(
             "Images are read with Pillow, which is not installed.",
@@ -72,14 +72,14 @@ def require_pillow() -> None:
 
 
 class FileImages:
-    """Image files. Their headers are read at once, so that no damaged one waits until its turn.
+    """Image files; all headers are read at the start, to find damaged files early.
 
     Args:
         paths: The files.
-        root: The folder that they are in, for short names.
+        root: The common folder, for relative paths in the checksum.
 
     Raises:
-        FileError: One is no image, or has more pixels than Pillow's ``MAX_IMAGE_PIXELS``.
+        FileError: A file is not an image, or has more pixels than Pillow's ``MAX_IMAGE_PIXELS``.
     """
 
     def __init__(self, paths: Sequence[str], root: Path) -> None:
@@ -91,7 +91,7 @@ class FileImages:
         return len(self._paths)
 
     def headers(self) -> Sequence[Header]:
-        """Of all files."""
+        """The headers of all files."""
         return self._headers
 
     def name(self, number: int) -> str:
@@ -103,7 +103,7 @@ class FileImages:
         return self._read(self._paths[number], _itself)
 
     def checksum(self) -> int:
-        """Of all names and lengths, and of the bytes of a seeded choice of files, 64 MiB of them."""
+        """A checksum of all names and lengths, and of the bytes of chosen files, up to 64 MiB."""
         found = 0
         for path in self._paths:
             note = f"{os.path.relpath(path, self._root)}:{os.path.getsize(path)}\n"
@@ -129,7 +129,7 @@ class FileImages:
 
         try:
             with open(path, "rb") as file:
-                if not decode:  # in one thread: filters of warnings are for all of them
+                if not decode:  # in one thread: warning filters are global
                     with warnings.catch_warnings():
                         warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
                         return read(PIL.Image.open(file))
@@ -140,7 +140,7 @@ class FileImages:
             raise FileError(
                 "An image has more pixels than Pillow decodes.",
                 where=f"{path}: {error}",
-                fix="Take it out of the data, or make it smaller.",
+                fix="Remove it from the data, or make it smaller.",
             ) from error
         except (
             Exception
@@ -148,16 +148,16 @@ class FileImages:
             raise FileError(
                 "An image cannot be read.",
                 where=f"{path}: {' '.join(str(error).split())[:200]}",
-                fix="The file is damaged or no image; write it again, or take it out of the data.",
+                fix="The file is damaged or not an image; replace it, or remove it from the data.",
             ) from error
 
 
 class ArrayImages:
-    """Bytes of an array as images.
+    """Arrays of bytes as images.
 
     Args:
         array: uint8 ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]`` with 1 or 3 channels.
-        name: What it is called.
+        name: Name of the array, for error messages.
     """
 
     def __init__(self, array: Array, name: str) -> None:
@@ -167,7 +167,7 @@ class ArrayImages:
 
     @staticmethod
     def suits(array: Array) -> bool:
-        """Whether an array can hold images."""
+        """Whether an array has the dtype and shape of images."""
         channels = (array.shape[3], array.shape[1]) if array.ndim == 4 else (1,)
         return array.dtype == np.uint8 and array.ndim in (3, 4) and not {1, 3}.isdisjoint(channels)
 
@@ -175,7 +175,7 @@ class ArrayImages:
         return len(self._array)
 
     def headers(self) -> Sequence[Header]:
-        """Of the first: all are alike."""
+        """The header of the first row; all are the same."""
         first = self.load(0)
         return [Header(*first.size, first.mode, self.name(0))]
 
@@ -195,7 +195,7 @@ class ArrayImages:
         return PIL.Image.fromarray(np.ascontiguousarray(pixels))
 
     def checksum(self) -> int:
-        """Of all bytes up to 256 MiB, else of the first and last 64 MiB."""
+        """A checksum of up to 256 MiB, or of the first and last 64 MiB."""
         rows = self._array
         step = max(1, _SAMPLED * len(rows) // max(1, rows.nbytes))
         parts = [rows] if rows.nbytes <= 4 * _SAMPLED else [rows[:step], rows[-step:]]
@@ -206,12 +206,12 @@ class ArrayImages:
 
 
 class ItemImages:
-    """Images that a data set gives one by one, such as a column of Hugging Face ``datasets``.
+    """Images from a data set, such as a column of Hugging Face ``datasets``.
 
     Args:
-        load: Gives an image of Pillow by number.
-        length: How many there are.
-        name: What they are called.
+        load: Returns the Pillow image with an index.
+        length: Number of images.
+        name: Name of the images, for error messages.
     """
 
     def __init__(self, load: Callable[[int], Any], length: int, name: str) -> None:
@@ -222,7 +222,7 @@ class ItemImages:
         return self._length
 
     def headers(self) -> Sequence[Header]:
-        """Of the first: the others are looked at when they are decoded."""
+        """The header of the first image; the others are checked when they are decoded."""
         first = self.load(0)
         return [Header(*first.size, first.mode, self.name(0))]
 
@@ -231,20 +231,20 @@ class ItemImages:
         return f"{self._name}, row {number}"
 
     def load(self, number: int) -> Image:
-        """Ask the data set for it."""
+        """Get an image from the data set."""
         import PIL.Image
 
         found = self._load(number)
         if not isinstance(found, PIL.Image.Image):
             raise FileError(
-                "A row holds no image.",
+                "A row is not an image.",
                 where=f"{self.name(number)}: {type(found).__name__}",
-                fix="Drop the row, or decode it to an image of Pillow.",
+                fix="Drop the row, or decode it to a Pillow image.",
             )
         return found
 
     def checksum(self) -> int:
-        """Of their number and the pixels of a seeded choice of them."""
+        """A checksum of the number of images and the pixels of 64 chosen ones."""
         found = zlib.crc32(str(len(self)).encode())
         for number in np.random.Philox(0).random_raw(len(self)).argsort()[:_CHOSEN].tolist():
             found = zlib.crc32(np.asarray(self.load(number)).tobytes(), found)

@@ -96,7 +96,7 @@ def test_gray_images_for_a_vector():
     data = pixels(3, (4, 5))
     array = images("", 20, data=data)
     np.testing.assert_array_equal(array[:], data.reshape(3, 20))
-    with pytest.raises(UsageError, match="not 21 numbers"):
+    with pytest.raises(UsageError, match="do not have 21 values"):
         images("", 21, data=data)
 
 
@@ -199,14 +199,14 @@ def test_the_settings_are_part_of_the_fingerprint():
 @pytest.mark.parametrize(
     ("config", "shape", "what"),
     [
-        ("crop=9x12", (3, 10, 12), "takes 10x12 pixels, not 9x12"),
+        ("crop=9x12", (3, 10, 12), "has 10x12 pixels, not 9x12"),
         ("resize=8", (3, 10, 12), "do not cover"),
         ("resize=9x20", (3, 10, 12), "do not cover"),
         ("resize=20", (3, "H", "W"), "of any size"),
-        ("", ("C", "H", "W"), "counts the channels is not certain"),
-        ("", (4, 10, 12), "counts the channels is not certain"),
-        ("color=gray", (3, 10, 12), "3 channels takes no gray images"),
-        ("layout=nchw", (4, 10, 12), "4 channels takes no images"),
+        ("", ("C", "H", "W"), "The channel axis of the input is ambiguous"),
+        ("", (4, 10, 12), "The channel axis of the input is ambiguous"),
+        ("color=gray", (3, 10, 12), "3 channels does not accept gray images"),
+        ("layout=nchw", (4, 10, 12), "4 channels does not accept images"),
         ("normalize=1:2:3/1:1:1,color=gray", (1, 10, 12), "means of 3 channels"),
     ],
 )
@@ -217,7 +217,9 @@ def test_settings_that_do_not_fit_the_input(config, shape, what):
 
 
 def test_colour_and_gray_are_not_mixed_without_a_word():
-    with pytest.raises(FileError, match="is in colour, and the input takes grayscale") as caught:
+    with pytest.raises(
+        FileError, match="in colour, but the input needs images that are grayscale"
+    ) as caught:
         images("", 1, 10, 12)
     assert "'x', row 0" in caught.value.where
     assert_three_lines(caught.value)
@@ -232,11 +234,11 @@ def test_an_open_size_is_that_of_the_images():
 
 def test_images_that_are_to_vary_must_be_there():
     data = {"x": np.zeros((4, 3, 10, 12), np.float32), "y": np.zeros(4)}
-    with pytest.raises(OrtBoostError, match="no images that could vary"):
+    with pytest.raises(OrtBoostError, match="There are no images to augment"):
         open_source(data, inputs(3, 10, 12), "train", 2, None, augment=AUGMENT)
 
 
 def test_settings_that_numbers_ignore_are_told(caplog):
     data = {"x": np.zeros((4, 3, 10, 12), np.float32), "y": np.zeros(4)}
     open_source(data, inputs(3, 10, 12), "train", 2, None, images=ImageConfig())
-    assert "no images: the settings" in caplog.text
+    assert "no images: the image settings" in caplog.text

@@ -46,7 +46,8 @@ def test_classes_are_sorted_and_so_are_files(folder):
     batches = list(found.epoch(0))
     assert np.concatenate([batch["labels"] for batch in batches]).tolist() == [0, 0, 0, 1]
     assert found.images.classes == ("cat", "dog")
-    wanted = [np.asarray(Image.open(folder / name)) for name in ("cat/10.bmp", "cat/2.png", "cat/more/1.png", "dog/b.png")]  # fmt: skip
+    names = ("cat/10.bmp", "cat/2.png", "cat/more/1.png", "dog/b.png")
+    wanted = [np.asarray(Image.open(folder / name)) for name in names]
     pixels = np.concatenate([batch["x"] for batch in batches])
     np.testing.assert_array_equal(pixels, np.stack(wanted).transpose(0, 3, 1, 2) / np.float32(255))
 
@@ -55,14 +56,14 @@ def test_what_is_no_image_is_left_out_and_told(folder, caplog):
     (folder / "cat" / "notes.txt").write_text("x")
     (folder / "cat" / ".hidden.png").write_text("x")
     assert source(folder).length == 4
-    assert "2 files that are no images" in caplog.text
+    assert "skipped 2 files that are not images" in caplog.text
 
 
 def test_classes_that_were_trained_keep_their_numbers(folder):
     known = ImageConfig(classes=("ape", "cat", "dog"))
     labels = np.concatenate([batch["labels"] for batch in source(folder, images=known).epoch(0)])
     assert labels.tolist() == [1, 1, 1, 2]
-    with pytest.raises(FileError, match="'dog' is no class that was trained") as caught:
+    with pytest.raises(FileError, match="'dog' is not a class of the training") as caught:
         source(folder, images=ImageConfig(classes=("cat", "dogs")))
     assert "did you mean 'dogs'" in caught.value.fix
     assert_three_lines(caught.value)
@@ -70,7 +71,8 @@ def test_classes_that_were_trained_keep_their_numbers(folder):
 
 def test_splits_are_folders_too(folder, tmp_path_factory):
     parent = tmp_path_factory.mktemp("both")
-    for seed, name in enumerate(("train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png", "val/b/5.png")):  # fmt: skip
+    names = ("train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png", "val/b/5.png")
+    for seed, name in enumerate(names):
         picture(parent / name, seed=seed)
     assert len(load_arrays(parent, split="train")["labels"]) == 2
     assert len(load_arrays(parent, split="test")["labels"]) == 3
@@ -97,8 +99,8 @@ def bad(folder, kind):
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        ("gray", "An image is grayscale, and the input takes in colour ones"),
-        ("16 bits", "another kind than 8 bits"),
+        ("gray", "An image is grayscale, but the input needs images that are in colour"),
+        ("16 bits", "pixels of more than 8 bits"),
         ("transparent", "An image is RGBA"),
         ("bomb", "more pixels than Pillow decodes"),
         ("text", "cannot be read"),
@@ -127,11 +129,11 @@ def test_all_are_converted_where_it_is_said(folder, kind):
 
 def test_one_class_is_none_and_an_empty_one_too(tmp_path):
     picture(tmp_path / "only" / "1.png")
-    with pytest.raises(FileError, match="of one class only, 'only'") as caught:
+    with pytest.raises(FileError, match="only one class of images, 'only'") as caught:
         source(tmp_path)
     assert_three_lines(caught.value)
     (tmp_path / "void").mkdir()
-    with pytest.raises(FileError, match="'void' holds no images"):
+    with pytest.raises(FileError, match="'void' has no images"):
         source(tmp_path)
 
 
