@@ -135,8 +135,8 @@ def follow(
 ) -> Iterator[tuple[RunHistory, Sequence[Mapping[str, Any]]]]:
     """Watch a training by its log: the run so far, whenever something happened, until it ends.
 
-    A run that does not go on is given at once. One that has not begun is waited for, its folder too. When
-    a run begins anew there is a new history.
+    A run that does not go on is given at once. One that has not begun is waited for, its folder
+    too. When a run begins anew there is a new history.
 
     Args:
         run: The program folder.

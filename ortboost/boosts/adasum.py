@@ -5,15 +5,18 @@ their optimizers):
 
     c = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
 
-which is `a + b` where they are orthogonal and `a` where they are equal. More than two are joined pair by
-pair. A server that stood still (`a = 0`) leaves `b` as it is. Gradients are averaged inside a server.
+which is `a + b` where they are orthogonal and `a` where they are equal. More than two are joined
+pair by pair. A server that stood still (`a = 0`) leaves `b` as it is. Gradients are averaged inside
+a server.
 
-Dot products are of single tensors. A pair does not exchange whole tensors: each keeps one half, and adds up the
+Dot products are of single tensors. A pair does not exchange whole tensors: each keeps one half, and
+    adds up the
 dot products of the halves, so that a pair of graphs does it: ``adasum.dots`` and ``adasum``.
 
-Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021), and the documents of
-MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a division by zero is left out
-instead, so that small updates are not distorted.
+Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021), and the
+    documents of
+MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a division by zero is left
+out instead, so that small updates are not distorted.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ class AdaSum(Boost):
 
     Args:
         group_size: Processes of a server (``device_number``).
-        every: Steps from one joining to the next. In between the servers go on by themselves, and what is joined is
-            the way that each has gone; ours.
+        every: Steps from one joining to the next. In between the servers go on by themselves, and
+            what is joined is the way that each has gone; ours.
 
     Example:
         >>> AdaSum(group_size=4).servers(16)
@@ -97,7 +100,8 @@ def dots_graph(number: int) -> ir.Model:
 def combine_graph(number: int) -> ir.Model:
     """The joined tensors.
 
-    Inputs as of :func:`dots_graph`, and ``dots`` with the sums over all halves; outputs ``c0``, ``c1``, ...
+    Inputs as of :func:`dots_graph`, and ``dots`` with the sums over all halves; outputs ``c0``,
+    ``c1``, ...
     """
     pairs, b = _pairs(number, "adasum")
     dots = ir.Value(name="dots", type=ir.TensorType(_FLOAT), shape=ir.Shape((3, number)))

@@ -1,6 +1,7 @@
 r"""DimReduce: steps in the space of the principal components of past weights, with a line search.
 
-With `P` (`k x n`) the components, `w` all trained weights as one vector of `n` numbers, `g` their un-scaled gradient:
+With `P` (`k x n`) the components, `w` all trained weights as one vector of `n` numbers, `g` their
+un-scaled gradient:
 
     gk = P g
     B  <- BFGS(B, y = gk - gk_last, sk)     if there is a last step, and y.sk > 1e-20
@@ -10,15 +11,18 @@ With `P` (`k x n`) the components, `w` all trained weights as one vector of `n` 
     m  <- gamma m + g - P^T gk              the momentum of the residual
     w  <- w - alpha m + rate P^T dk         rate = 0 if no trial was accepted
 
-`B`, `gk_last` and `sk = rate dk` move only if a trial was accepted. BFGS is the inverse form: with `p = 1 / y.sk` and
-`T = I - p y sk^T`,
+`B`, `gk_last` and `sk = rate dk` move only if a trial was accepted. BFGS is the inverse form: with
+`p = 1 / y.sk` and `T = I - p y sk^T`,
 
     B <- T^T B T + p sk sk^T
 
-It takes three graphs on one state: ``step`` (gradients, projection, direction, `m`), ``trial`` (the loss at one rate; once or
-twice), ``accept`` (the rate that was accepted, or 0). The optimizer of the configuration has no part in it.
+It takes three graphs on one state: ``step`` (gradients, projection, direction, `m`), ``trial`` (the
+    loss at one rate; once or
+twice), ``accept`` (the rate that was accepted, or 0). The optimizer of the configuration has no
+part in it.
 
-Source: MindSpore Boost 2.10, DimReduce (the algebra by reading and running it); Li et al., Low Dimensional Trajectory
+Source: MindSpore Boost 2.10, DimReduce (the algebra by reading and running it); Li et al., Low
+    Dimensional Trajectory
 Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces (2021), for the idea.
 """
 
@@ -59,15 +63,15 @@ class DimReduce(StepTaker):
     """Dimension-reduced training.
 
     Args:
-        pca_mat_path: The ``.npy`` file of the components, `k x n`, made by ``ortboost pca``; it is copied into the
-            program.
+        pca_mat_path: The ``.npy`` file of the components, `k x n`, made by ``ortboost pca``; it is
+            copied into the program.
         n_components: `k`; 0 for all that the file has, otherwise its first ones.
         rho: Rate of the second trial.
         gamma: Decay of the momentum of the residual.
         alpha: Rate of the residual; 0 trains in the subspace alone, and only `k` numbers travel.
         sigma: Share of the slope that a trial must win.
-        first: `B` starts as this number times the identity (1 in MindSpore); less where no rate is ever
-            accepted, because a step as long as the gradient is too long.
+        first: `B` starts as this number times the identity (1 in MindSpore); less where no rate is
+            ever accepted, because a step as long as the gradient is too long.
 
     Raises:
         ConfigError: A number out of range.

@@ -6,17 +6,20 @@ r"""THOR: gradients preconditioned with the inverse Fisher matrix of each layer.
     u  <- u + wd w,   u <- u min(1, 1/|u|)    with clip
     v  <- mu v + u,   w <- w - lr v           the optimizer: Momentum for MindSpore's `nn.thor`
 
-Factors and inverses are made at every ``frequency``-th update, by a graph of its own (``step.onnx``); all updates
-between use the stored inverses and cost little more than a plain step (``step.1.onnx``). Which graph comes next follows from the number of
-applied updates: a step that overflows is tried again with the same one.
+Factors and inverses are made at every ``frequency``-th update, by a graph of its own
+(``step.onnx``); all updates between use the stored inverses and cost little more than a plain step
+(``step.1.onnx``). Which graph comes next follows from the number of applied updates: a step that
+overflows is tried again with the same one.
 
-An inverse that does not come out accurate is not taken: its block goes on with the old one, at first the unit matrix, and is
+An inverse that does not come out accurate is not taken: its block goes on with the old one, at
+    first the unit matrix, and is
 counted in the state ``ortboost/thor/kept_blocks``.
 
-Sources: see :mod:`ortboost.boosts.thor_factors`; which arguments there are, MindSpore 2.10's `nn.thor`; the running
-average and the correction `pi` of the damping, Martens and Grosse, 2015, sections 5 and 6.3; the bound on the change of
-the outputs, Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored approximations",
-ICLR 2017.
+Sources: see :mod:`ortboost.boosts.thor_factors`; which arguments there are, MindSpore 2.10's
+    `nn.thor`; the running
+average and the correction `pi` of the damping, Martens and Grosse, 2015, sections 5 and 6.3; the
+bound on the change of the outputs, Ba, Grosse and Martens, "Distributed second-order optimization
+using Kronecker-factored approximations", ICLR 2017.
 """
 
 from __future__ import annotations
@@ -58,16 +61,19 @@ class Thor(UpdateSplitter):
     """THOR.
 
     Args:
-        damping: Added to the spectrum of `F`; a number, or one for each update, the last of which goes on.
+        damping: Added to the spectrum of `F`; a number, or one for each update, the last of which
+            goes on.
         damping_decay: The damping is multiplied with it at each update.
         frequency: Updates from one computation of factors and inverses to the next.
         mode: ``paper``, or ``mindspore`` for the factors that MindSpore computes on a GPU.
-        batch_size: Terms that the loss is the mean of; ``None`` to count them. Needed with ``mindspore``.
+        batch_size: Terms that the loss is the mean of; ``None`` to count them. Needed with
+            ``mindspore``.
         block: Most rows of a factor that are inverted together; 0 for whole factors.
         factor_decay: Share of the former factors in a running average, 0 for none.
         pi: Divide the damping between the two factors by their mean eigenvalues.
-        kl_clip: Bound of the change of the network's outputs by one update, as a divergence to second order; 0 for
-            none. It keeps the first updates, whose factors are poor, from leading astray; 0.001 is usual.
+        kl_clip: Bound of the change of the network's outputs by one update, as a divergence to
+            second order; 0 for none. It keeps the first updates, whose factors are poor, from
+            leading astray; 0.001 is usual.
         clip: Shorten each update, decay included, to a norm of 1 at most.
 
     Raises:
@@ -95,7 +101,8 @@ class Thor(UpdateSplitter):
     separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "grad-freeze": "what is frozen at a second-order update would get no factors; both split "
+            "grad-freeze": "what is frozen at a second-order update would get no factors; both "
+            "split "
             "the update",
             "group-loss-scale": "factors are un-scaled with the one scale of all layers",
         }
@@ -109,7 +116,8 @@ class Thor(UpdateSplitter):
             )
         if self.mode == "mindspore" and (self.batch_size is None or self.factor_decay or self.pi):
             raise ConfigError(
-                "MindSpore's factors need the batch size, and know neither running averages nor pi.",
+                "MindSpore's factors need the batch size, and know neither running averages nor "
+                "pi.",
                 where="boost 'thor', mode=mindspore",
                 fix="Give batch_size, and leave factor_decay and pi out.",
             )

@@ -27,9 +27,10 @@ def layer_cost(
         output: Its output in the training graph, which tells the rows of a sample.
 
     Returns:
-        Column to value: ``layer``, ``A`` and ``G`` (rows and blocks of the factors), ``state_bytes``, and multiply-accumulates:
-        ``factors`` for each sample of the batch (``None`` where its rows are not known before a run) and ``inverses``, at updates of
-        second order, ``step`` at every update.
+        Column to value: ``layer``, ``A`` and ``G`` (rows and blocks of the factors),
+            ``state_bytes``, and multiply-accumulates:
+        ``factors`` for each sample of the batch (``None`` where its rows are not known before a
+        run) and ``inverses``, at updates of second order, ``step`` at every update.
     """
     shapes = {side: sides.shape(layer, side) for side in sides.of(layer)}
     found: dict[str, str | int | None] = {

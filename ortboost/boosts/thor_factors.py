@@ -1,38 +1,42 @@
 r"""The factors of a layer from its inputs and output gradients, and what is done with their inverses.
 
-`R` rows `a` and `D` of a layer (samples, times positions); `N` terms of the loss, so that `g = N D` is the gradient of
-one term. The mean Fisher matrix of the layer is taken for a Kronecker product:
+`R` rows `a` and `D` of a layer (samples, times positions); `N` terms of the loss, so that `g = N D`
+is the gradient of one term. The mean Fisher matrix of the layer is taken for a Kronecker product:
 
     F  ~  (R / N) A (x) G,      A = sum(a a^T) / R,     G = sum(g g^T) / R
 
-For a fully connected layer of a classifier `R = N`; for a convolution `R / N` is the number of positions, and this
-is the approximation of Grosse and Martens; for a language model every position is a term. `a` has one row for
-each group of a convolution; each group has a product of its own. A factor of more than ``block`` rows is cut into blocks
-on its diagonal, and what is between them is dropped.
+For a fully connected layer of a classifier `R = N`; for a convolution `R / N` is the number of
+positions, and this is the approximation of Grosse and Martens; for a language model every position
+is a term. `a` has one row for each group of a convolution; each group has a product of its own. A
+factor of more than ``block`` rows is cut into blocks on its diagonal, and what is between them is
+dropped.
 
 With `s = R / N` and damping `d`, the factors that are kept are `sqrt(s) A` and `sqrt(s) G`:
 
     u = (sqrt(s) G + sqrt(d) I)^-1  dL/dW  (sqrt(s) A + sqrt(d) I)^-1
 
-which is `(A + sqrt(d/s) I)` and so on, divided by `s`. They are made of `s A`, `s G` and `s`: means over the terms, which
-processes with parts of a batch average with their shares of `N`, while `sqrt(s) A` would be none where `s` differs. For scale and bias of a layer normalization, `x` the normalized
-input, it is the diagonal of `F`:
+which is `(A + sqrt(d/s) I)` and so on, divided by `s`. They are made of `s A`, `s G` and `s`: means
+over the terms, which processes with parts of a batch average with their shares of `N`, while
+`sqrt(s) A` would be none where `s` differs. For scale and bias of a layer normalization, `x` the
+normalized input, it is the diagonal of `F`:
 
     f_scale = sum((g x)^2) / N,     f_bias = sum(g^2) / N,     u = dL/dw / (f + sqrt(d))
 
 ``mode="mindspore"`` computes the factors as MindSpore 2.10 does on a GPU, `B` its ``batch_size``:
 
-- fully connected: `A` is divided by the length of `a`, not by `R`; `G = B^2 sum(D D^T) / R`; `s = 1`;
-- convolution: patches are those of padding ``same``, whatever the layer has; `a` and `D` are averaged over the batch
-  before their products; `R` counts positions, those of the patches for `A` and of the output for `G`, and so does `s`; `u`
-  is divided by the `s` of `A`;
+- fully connected: `A` is divided by the length of `a`, not by `R`; `G = B^2 sum(D D^T) / R`; `s =
+  1`;
+- convolution: patches are those of padding ``same``, whatever the layer has; `a` and `D` are
+  averaged over the batch before their products; `R` counts positions, those of the patches for `A`
+  and of the output for `G`, and so does `s`; `u` is divided by the `s` of `A`;
 - embedding: `A` holds the number of each id, divided by `B`; `G` is not cut into blocks;
 - layer normalization: `f = (dL/dw)^2 / B`, at every step.
 
-Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent Computation", AAAI 2021
-(blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate
-Curvature", ICML 2015 (factors, damping); Grosse and Martens, "A Kronecker-factored approximate Fisher matrix for
-convolution layers", ICML 2016.
+Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
+    Computation", AAAI 2021
+(blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored
+Approximate Curvature", ICML 2015 (factors, damping); Grosse and Martens, "A Kronecker-factored
+approximate Fisher matrix for convolution layers", ICML 2016.
 """
 
 from __future__ import annotations
@@ -114,8 +118,8 @@ class FactorMaker:
     def of(self, layer: Layer | NormLayer) -> dict[str, ir.Value]:
         """Side of the layer to its factor, float32: ``a`` and ``g`` as blocks, or ``f``.
 
-        ``gain`` is a number that the product of the inverses is multiplied with. Where there is ``share``,
-        which is `s`, the others are `s A` and `s G`.
+        ``gain`` is a number that the product of the inverses is multiplied with. Where there is
+        ``share``, which is `s`, the others are `s A` and `s G`.
         """
         if isinstance(layer, NormLayer):
             return {"f": self._norm(layer)}
@@ -142,7 +146,8 @@ class FactorMaker:
             x, d = (b.op("ReduceMean", v, b.ints(0), keepdims=1) for v in (x, d))
             attributes.pop("pads", None)
             attributes["auto_pad"] = ir.AttrString("auto_pad", "SAME_UPPER")
-        # Patches by a convolution: each channel with one kernel for each place, 1 there and 0 elsewhere.
+        # Patches by a convolution: each channel with one kernel for each place, 1 there and 0
+        # elsewhere.
         places = math.prod(layer.kernel)
         channels = layer.inputs * layer.groups // places
         one_hot = b.const(np.eye(places).reshape(places, 1, *layer.kernel))

@@ -1,32 +1,34 @@
 r"""Inverses of damped factors, from matrix products and elementwise operators alone.
 
-ONNX has no operator that inverts or factorizes a matrix. With `A` symmetric, positive definite, float64, and
-`[count, n, n]` matrices in one chain:
+ONNX has no operator that inverts or factorizes a matrix. With `A` symmetric, positive definite,
+float64, and `[count, n, n]` matrices in one chain:
 
 **Halves.** By the block form of the inverse (Schur complement), until a matrix has 32 rows:
 
     [A11  A12]^-1    [X11 + B X22 B^T   -B X22]         X11 = A11^-1,   B = X11 A12
     [A21  A22]     = [   -(B X22)^T        X22],        X22 = (A22 - A21 B)^-1
 
-`B` is corrected once, `B <- B + X11 (A12 - A11 B)`: a factor of few samples has hardly any rank, so that what is left
-of `A22` is as small as the damping, and an error of `B` would be all of it. Then one step of Newton, `X <- X (2 I - A X)`,
-gives back the digit that each level costs.
+`B` is corrected once, `B <- B + X11 (A12 - A11 B)`: a factor of few samples has hardly any rank, so
+that what is left of `A22` is as small as the damping, and an error of `B` would be all of it. Then
+one step of Newton, `X <- X (2 I - A X)`, gives back the digit that each level costs.
 
-**Leaves.** Newton-Schulz, with the step that is best for eigenvalues of `A X` between `m` and `2 - m`:
+**Leaves.** Newton-Schulz, with the step that is best for eigenvalues of `A X` between `m` and `2 -
+m`:
 
     X <- c X (2 I - A X),     c = 2 / (1 + m (2 - m)),     m <- c m (2 - m)
 
-`m` starts from the bounds of the spectrum that are known: the damping, and the largest sum of a row. Both hold for
-Schur complements, too. While `m` is small a step makes it four times as large, and then squares the error: 18
-steps do for condition numbers to 1e8. Of 128 rows, all of it costs `7.2 n^3` multiply-accumulates, where Newton-Schulz
-on the whole matrix would take `37 n^3`.
+`m` starts from the bounds of the spectrum that are known: the damping, and the largest sum of a
+row. Both hold for Schur complements, too. While `m` is small a step makes it four times as large,
+and then squares the error: 18 steps do for condition numbers to 1e8. Of 128 rows, all of it costs
+`7.2 n^3` multiply-accumulates, where Newton-Schulz on the whole matrix would take `37 n^3`.
 
-**Check.** `X` is taken if `|A X - I| <= 1e-5` in the Frobenius norm, which bounds its relative error. In float32 none
-of this would do: a condition number of 1e6 leaves one digit.
+**Check.** `X` is taken if `|A X - I| <= 1e-5` in the Frobenius norm, which bounds its relative
+error. In float32 none of this would do: a condition number of 1e6 leaves one digit.
 
-Sources: Higham, "Functions of Matrices", 2008, sections 5.3 and 7.3 (Newton-Schulz); Pan and Schreiber, "An improved
-Newton iteration for the generalized inverse of a matrix", 1991 (the scaled step); Boyd and Vandenberghe,
-"Convex Optimization", 2004, appendix A.5.5 (Schur complement).
+Sources: Higham, "Functions of Matrices", 2008, sections 5.3 and 7.3 (Newton-Schulz); Pan and
+    Schreiber, "An improved
+Newton iteration for the generalized inverse of a matrix", 1991 (the scaled step); Boyd and
+Vandenberghe, "Convex Optimization", 2004, appendix A.5.5 (Schur complement).
 """
 
 from __future__ import annotations
@@ -139,8 +141,8 @@ def damped_inverses(
         damping: `d`, float64, ``[count, 1, 1]``, above 0.
 
     Returns:
-        The inverses, float64 ``[count, size, size]``, and which of them are accurate, bool ``[count, 1, 1]``. The others
-        hold anything, not-a-number included.
+        The inverses, float64 ``[count, size, size]``, and which of them are accurate, bool
+        ``[count, 1, 1]``. The others hold anything, not-a-number included.
     """
     eye = _eye(b, size)
     damped = b.op("Add", matrices, b.op("Mul", eye, damping))

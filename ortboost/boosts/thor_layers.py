@@ -1,7 +1,7 @@
 """Which layers THOR preconditions, and where their inputs and output gradients are.
 
-A weight is that of a layer if one node of the main graph reads it, perhaps through Cast, Identity or Transpose, and no
-other:
+A weight is that of a layer if one node of the main graph reads it, perhaps through Cast, Identity
+or Transpose, and no other:
 
     =====================  ==================  =========================================
     node                   weight              rows of `a` and `D`

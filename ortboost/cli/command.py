@@ -1,7 +1,7 @@
 """A verb as a function of option groups: dataclasses whose fields are options, and a configuration file.
 
-A function that takes dataclasses becomes a command with an option for each of their fields, so that a
-verb names its groups and no option twice. Every such command has two more::
+A function that takes dataclasses becomes a command with an option for each of their fields, so that
+a verb names its groups and no option twice. Every such command has two more::
 
     --config FILE     options of a TOML file, by the names they have here; options given win over the file;
                       `version` says by which meaning of these names it was written
@@ -74,8 +74,8 @@ def verb(
 ) -> Callable[[Callable[..., None]], Verb]:
     """Make a verb of a function that takes arguments, options and option groups.
 
-    Each field of a group has an annotation for typer and a default. A parameter ``config`` gets a file of
-    ``--config`` that is not TOML.
+    Each field of a group has an annotation for typer and a default. A parameter ``config`` gets a
+    file of ``--config`` that is not TOML.
 
     Args:
         name: What the user writes.
@@ -190,7 +190,8 @@ def _toml(path: Path) -> dict[str, Any]:
         raise FileError(
             "The configuration file cannot be read.",
             where=f"{path}: {error}",
-            fix='Write TOML: keys are the names of options, for example epochs = 20 or lr = "cosine:0.1".',
+            fix="Write TOML: keys are the names of options, for example epochs = 20 or lr = "
+            '"cosine:0.1".',
         ) from error
     return data
 

@@ -179,7 +179,8 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
             ("opset", result.exported.model.opset_imports.get("")),
             (
                 "parity",
-                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples ({where})",
+                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples "
+                f"({where})",
             ),
             ("noise", _noise(result) if precision == "int8" else ""),
             *(

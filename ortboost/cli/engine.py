@@ -31,8 +31,8 @@ class EngineOptions:
         """Refuse what makes no sense, before anything is exported.
 
         Raises:
-            UsageError: An engine of another target, options without an engine, or a shape that is not
-                of the form.
+            UsageError: An engine of another target, options without an engine, or a shape that is
+                not of the form.
         """
         from ortboost.api import check_target as targets
 

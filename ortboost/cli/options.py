@@ -54,7 +54,8 @@ UpdateBn = Annotated[
     Path | None,
     typer.Option(
         "--update-bn",
-        help="Of a program: training data to estimate the running statistics of BatchNormalization anew from.",
+        help="Of a program: training data to estimate the running statistics of BatchNormalization "
+        "anew from.",
     ),
 ]
 Checkpoint = Annotated[

@@ -87,12 +87,14 @@ def show_pair(
     for side in (one, two):
         if side["uncounted"]:
             printer.line(
-                f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be counted "
+                f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be "
+                "counted "
                 f"({next(iter(side['uncounted']))}: {next(iter(side['uncounted'].values()))})"
             )
     shown_for = ", ".join(f"{n} {shape_text(s)}" for n, s in one["counted_for"].items())
     printer.line(
-        f"Work: multiply-accumulates of Conv, Gemm, MatMul and their kin for {shown_for or 'no inputs'}; "
+        "Work: multiply-accumulates of Conv, Gemm, MatMul and their kin for "
+        f"{shown_for or 'no inputs'}; "
         "twice as many floating-point operations. Other operators are not counted."
     )
 

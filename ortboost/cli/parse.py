@@ -1,7 +1,8 @@
 """Texts of command-line options to configurations, by one grammar: ``KIND:VALUE,KEY=VALUE,...``.
 
-A value is a number, true, false, none, a JSON list, or a text. In a place for several things ``;`` is
-between them, and ``|`` between the patterns of one. What values are allowed, the configurations check.
+A value is a number, true, false, none, a JSON list, or a text. In a place for several things ``;``
+is between them, and ``|`` between the patterns of one. What values are allowed, the configurations
+check.
 """
 
 from __future__ import annotations
@@ -329,8 +330,10 @@ def parse_group(text: str) -> ParameterGroup:
 def parse_loss_scale(text: str) -> ScaleConfig:
     """Read a loss scale: ``off``, ``fixed:1024``, ``dynamic:4096,window=1000``, ``grouped:4096,groups=4``.
 
-    Groups are a number of layer ranges, or patterns of parameter names: ``;`` is between groups and ``|``
-    between the patterns of one. Then ``init`` may have a number for each group, with ``;`` between them.
+    Groups are a number of layer ranges, or patterns of parameter names: ``;`` is between groups and
+        ``|``
+    between the patterns of one. Then ``init`` may have a number for each group, with ``;`` between
+    them.
 
     Raises:
         UsageError, ConfigError: It makes no sense.
@@ -355,7 +358,8 @@ def parse_loss_scale(text: str) -> ScaleConfig:
         raise UsageError(
             "Marks are too much for an option.",
             where=f"--loss-scale {text}",
-            fix="Give them in the JSON file of --config, as [tensor, group before it, group after it].",
+            fix="Give them in the JSON file of --config, as [tensor, group before it, group after "
+            "it].",
         )
     if kind == "grouped" and isinstance(found.get("groups"), str):
         found["groups"] = [group.split("|") for group in found["groups"].split(";")]

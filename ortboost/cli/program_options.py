@@ -42,7 +42,8 @@ class LossOptions:
     """The loss, and the output that it is taken of."""
 
     loss: str | None = option(
-        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output: the model computes its own; "
+        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output: the model computes its "
+        "own; "
         "or an ONNX file with a loss of yours, loss(scores, labels)."
     )
     output: str | None = option("Output that the loss is computed from.", "--output")
@@ -106,7 +107,8 @@ class UpdateOptions:
         "Parameters with a rate or decay of their own.", metavar="NAME:PATTERN:lr=X"
     )
     loss_scale: str | None = option(
-        "dynamic (from 65536, if not given), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
+        "dynamic (from 65536, if not given), dynamic:init=4096,window=1000,hysteresis=2, "
+        "fixed:1024, "
         "grouped:4096,groups=4 or off."
     )
     clip: str | None = option("value:C, norm:C (each tensor) or global-norm:C.")
@@ -232,7 +234,8 @@ class BoostOptions:
     )
     boost_config: Path | None = option("JSON file with settings of the boosts.")
     settings: _Texts = option(
-        "One setting of a level's boost, by MindSpore's names, or of the configuration (repeatable).",
+        "One setting of a level's boost, by MindSpore's names, or of the configuration "
+        "(repeatable).",
         "--set",
         metavar="SECTION.KEY=VALUE",
     )

@@ -51,7 +51,8 @@ class RunOptions:
     seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
     prefetch: int = option("Batches to read ahead.", default=2, min=0)
     workers: int | None = option(
-        "Threads that read data; one, for images one a core. The batches are the same for every number.",
+        "Threads that read data; one, for images one a core. The batches are the same for every "
+        "number.",
         min=1,
         metavar="N",
     )

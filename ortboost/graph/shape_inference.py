@@ -1,8 +1,8 @@
 """Shapes and types of all values, by ONNX's own inference, in place.
 
-What :class:`onnx_ir.passes.common.ShapeInferencePass` does, in a fraction of its time: only what inference reads is written
-into the file that ONNX gets, and only shapes and types are read back. Its search of each weight among the inputs makes that
-pass quadratic in the number of weights.
+What :class:`onnx_ir.passes.common.ShapeInferencePass` does, in a fraction of its time: only what
+inference reads is written into the file that ONNX gets, and only shapes and types are read back.
+Its search of each weight among the inputs makes that pass quadratic in the number of weights.
 """
 
 from __future__ import annotations

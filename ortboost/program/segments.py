@@ -1,14 +1,16 @@
 r"""The graph of gradients in segments, so that gradients travel while others are still being computed.
 
-With ``A(g)`` the nodes that a gradient `g` needs, gradients sorted by ``|A(g)|`` come in the order of the backward pass. They are
-dealt into groups of about equal bytes, and segment `i` is::
+With ``A(g)`` the nodes that a gradient `g` needs, gradients sorted by ``|A(g)|`` come in the order
+of the backward pass. They are dealt into groups of about equal bytes, and segment `i` is::
 
     A(groups 0..i)  without  A(groups 0..i-1)
 
-What a later segment reads of an earlier one (activations, mostly) becomes an output of that one and an input of this one, of
-the same name. Nothing is computed twice or otherwise than in one graph, except constants, which every segment has for itself.
+What a later segment reads of an earlier one (activations, mostly) becomes an output of that one and
+an input of this one, of the same name. Nothing is computed twice or otherwise than in one graph,
+except constants, which every segment has for itself.
 
-Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3, for sending a bucket as soon as its gradients are there.
+Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3, for sending a bucket as soon as
+    its gradients are there.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
     Args:
         model: The graph of gradients.
         sizes: Output to bytes.
-        number: How many groups; fewer come back where there are fewer gradients, and one where a segment cannot be cut
-            off: sizes that only a run knows must not pass between segments.
+        number: How many groups; fewer come back where there are fewer gradients, and one where a
+            segment cannot be cut off: sizes that only a run knows must not pass between segments.
     """
     if min(number, len(sizes)) < 2 or any(node.op_type in _UNKNOWN_SIZES for node in model.graph):
         return [list(sizes)]
@@ -73,7 +75,8 @@ def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segme
 
     Args:
         model: The graph; it is not changed.
-        groups: Outputs, by segment. Other outputs come from the first segment that has all they need.
+        groups: Outputs, by segment. Other outputs come from the first segment that has all they
+            need.
 
     Returns:
         As many segments as groups.

@@ -1,7 +1,8 @@
 """The processes of a run, and what travels between them: ``torch.distributed``, imported nowhere else.
 
-``torchrun`` starts the processes and starts them again. Tensors on the CPU travel with gloo, tensors on a GPU
-with NCCL. Every call is collective: all processes make the same calls in the same order.
+``torchrun`` starts the processes and starts them again. Tensors on the CPU travel with gloo,
+tensors on a GPU with NCCL. Every call is collective: all processes make the same calls in the same
+order.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class ProcessGroup:
 
     Raises:
         DependencyError: torch is not installed.
-        UsageError: The process was not started by ``torchrun``, or the processes do not find each other.
+        UsageError: The process was not started by ``torchrun``, or the processes do not find each
+            other.
 
     Example:
         >>> with ProcessGroup() as group:  # doctest: +SKIP
@@ -171,7 +173,8 @@ class ProcessGroup:
             patience = datetime.timedelta(seconds=timeout)
             try:
                 store, rank, size = next(self._dist.rendezvous("env://", timeout=patience))
-                # torchrun's store outlives a fault (torch 2.13): old addresses must not be read again.
+                # torchrun's store outlives a fault (torch 2.13): old addresses must not be read
+                # again.
                 life = f"ortboost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
                 self._store = self._dist.PrefixStore(life, store)
                 self._dist.init_process_group(
@@ -182,7 +185,8 @@ class ProcessGroup:
                     "The processes did not find each other.",
                     where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, rank "
                     f"{self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
-                    fix="Start all of them within the timeout (--timeout), at an address and port that "
+                    fix="Start all of them within the timeout (--timeout), at an address and port "
+                    "that "
                     "is free and that all can reach.",
                 ) from error
 

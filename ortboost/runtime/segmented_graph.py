@@ -21,13 +21,15 @@ __all__ = ["SegmentedGraph"]
 class SegmentedGraph:
     """Segments that read the state and pass values on to each other, which are never copied.
 
-    What is passed on keeps its memory from one step to the next, as long as batches have the same shapes.
+    What is passed on keeps its memory from one step to the next, as long as batches have the same
+    shapes.
 
     Args:
         form: The graph, in the form for the device.
         catalogue: Its own catalogue.
         state: The state of the program.
-        groups: Outputs that each segment ends with, see :func:`ortboost.program.segments.cut_segments`.
+        groups: Outputs that each segment ends with, see
+            :func:`ortboost.program.segments.cut_segments`.
         device: ``cpu`` or ``cuda``.
         threads: Threads within an operator.
         placed: Outputs that lie in memory of their own on the device.

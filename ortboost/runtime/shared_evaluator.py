@@ -18,8 +18,9 @@ __all__ = ["SharedEvaluator"]
 class SharedEvaluator:
     """An evaluator that all processes call with the same batch.
 
-    Running statistics are averaged first, if steps have moved them. A batch that cannot be divided is
-    evaluated by each process in whole: one with fewer samples than processes, or for a graph of fixed size.
+    Running statistics are averaged first, if steps have moved them. A batch that cannot be divided
+    is evaluated by each process in whole: one with fewer samples than processes, or for a graph of
+    fixed size.
 
     Args:
         alone: Evaluates on the state of this process.

@@ -1,20 +1,23 @@
 r"""A step that several processes share: gradients, exchange, update.
 
-Each process runs ``gradients`` on its part of the batch, with `n_r` the samples of the part, or the labels
-that count in it, and `n` those of all parts::
+Each process runs ``gradients`` on its part of the batch, with `n_r` the samples of the part, or the
+labels that count in it, and `n` those of all parts::
 
     G = sum_r (n_r / n) G_r        for a loss that is a mean;  sum_r G_r for one that is a sum
 
-which is the gradient of the whole batch. What boosts take of a batch besides (the factors of THOR) are means, and are
-summed with `n_r / n` in float32, with any loss. A part none of whose labels count still has inputs, which belong to those means:
-`n_r` is 1 there, as in the graph, and what is made of its gradients, 0 / 0, is nothing. Then every process runs ``update`` with the same `G`, so that
-all have the same parameters, to the bit, without sending any. A process whose part is empty adds nothing.
+which is the gradient of the whole batch. What boosts take of a batch besides (the factors of THOR)
+are means, and are summed with `n_r / n` in float32, with any loss. A part none of whose labels
+count still has inputs, which belong to those means: `n_r` is 1 there, as in the graph, and what is
+made of its gradients, 0 / 0, is nothing. Then every process runs ``update`` with the same `G`, so
+that all have the same parameters, to the bit, without sending any. A process whose part is empty
+adds nothing.
 
 Between two updates of a window of accumulation only the finite check travels; the sums are added
-up when the window is full. What belongs to a single process (running statistics, sums of a window that has
-begun) is joined when the state is read: averages for the first, and rank 0 holds the sums.
+up when the window is full. What belongs to a single process (running statistics, sums of a window
+that has begun) is joined when the state is read: averages for the first, and rank 0 holds the sums.
 
-Source: Li et al., PyTorch Distributed (VLDB 2020), for buckets and for statistics that stay local; the weights by
+Source: Li et al., PyTorch Distributed (VLDB 2020), for buckets and for statistics that stay local;
+    the weights by
 samples are those that make the mean over the batch right where parts differ.
 """
 
@@ -59,9 +62,9 @@ class SharedStep:
         program: The program.
         group: The processes.
         wire: In what type gradients travel.
-        segments: In how many the backward pass is cut, so that the gradients of one travel while the next runs;
-            ``None`` for a choice by where the processes are. It changes no number with two processes, and the order of
-            sums with more.
+        segments: In how many the backward pass is cut, so that the gradients of one travel while
+            the next runs; ``None`` for a choice by where the processes are. It changes no number
+            with two processes, and the order of sums with more.
 
     Raises:
         UsageError: The processes have different programs or versions.
@@ -265,12 +268,14 @@ class SharedStep:
             buffer.scale(float(keep))
             for name in shapes:
                 total = buffer.read(name)
-                # Each part was checked, a sum of theirs may be larger: see ortboost.program.gradients.
+                # Each part was checked, a sum of theirs may be larger: see
+                # ortboost.program.gradients.
                 if not np.linalg.norm(total.astype(np.float64)) < LARGEST_NORM:
                     raise ModelError(
                         f"The sum of a window overflowed: '{name}'.",
                         where="gradient accumulation over several processes",
-                        fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype bfloat16.",
+                        fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype "
+                        "bfloat16.",
                     )
                 state.write(name, total)
 
@@ -332,7 +337,8 @@ class SharedStep:
                     f"The processes drifted apart: '{entries[different[0]].name}' differs, and "
                     f"{different.size - 1} more.",
                     where=f"step {step}, rank 0 and rank {rank}",
-                    fix="The processes must have the same hardware and runtime. Resume from a checkpoint "
+                    fix="The processes must have the same hardware and runtime. Resume from a "
+                    "checkpoint "
                     "before this step.",
                 )
 
