@@ -1,4 +1,4 @@
-"""Comparing runs, and following one: of folders with a manifest and a log, as training leaves them."""
+"""Comparing and following runs: folders with a manifest and a log, as training leaves them."""
 
 from __future__ import annotations
 
