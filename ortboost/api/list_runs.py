@@ -236,7 +236,7 @@ def _differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 
 def _part(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Any:
-    """The kind of a settings group if kinds differ, and its settings that differ within the kind."""
+    """The kind of a settings group if kinds differ, and its settings that differ within a kind."""
     tag = next((tag for tag in ("kind", "name", "compute") if tag in group), "kind")
     kinds = [other.get(tag) for other in groups]
     alike = [other for other in groups if other.get(tag) == group.get(tag)]

@@ -319,7 +319,7 @@ class SharedStep:
                     state.write(entry.name, np.zeros(entry.shape))
 
     def check(self, state: DeviceState, step: int) -> None:
-        """Check that replicated state is the same in all processes (within servers between AdaSums).
+        """Check that replicated state is the same in all processes (between AdaSums, per server).
 
         Raises:
             ModelError: A tensor differs; the message names the first one and a rank where it does.
