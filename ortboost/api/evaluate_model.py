@@ -9,7 +9,7 @@ from typing import Any
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched, file_labels, score_output
-from ortboost.api.image_settings import as_images, images_of
+from ortboost.api.image_settings import images_of
 from ortboost.api.run_folder import load_run
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
@@ -93,7 +93,7 @@ def evaluate(
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
         program, state, found = load_run(target, checkpoint)
-        pixels = as_images(images) or images_of(found)
+        pixels = images_of(found, images)
         if update_bn is not None:
             state = updated_bn(
                 program,
@@ -114,7 +114,7 @@ def evaluate(
     else:
         refuse_update_bn(update_bn, target)
         model, config = load_model(target), inputs or InputConfig()
-        pixels = as_images(images) or images_of(model)
+        pixels = images_of(model, images)
         output = score_output(model, output)
         known = file_labels(
             model,

@@ -175,7 +175,7 @@ def trained_subject(
     """
     config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
-    images = images or images_of(found)
+    images = images_of(found, images)
     if refresh is not None:
         state = refresh(program, state, images=images)
     opened = open_evaluator(program, state, device=device)
@@ -229,7 +229,7 @@ def plain_subject(
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
 
-    images = images or images_of(loaded)
+    images = images_of(loaded, images)
 
     def export(**settings: Any) -> Exported:
         note = images_note(images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,15 +38,29 @@ def as_augment(augment: AugmentConfig | str | None) -> AugmentConfig | None:
     return parse_augment(augment) if isinstance(augment, str) else augment
 
 
-def images_of(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
+def images_of(
+    found: Checkpoint | ir.Model | None, given: ImageConfig | str | None = None
+) -> ImageConfig | None:
     """The image preprocessing stored in a checkpoint or an exported model.
 
     Args:
         found: The checkpoint or the model; ``None`` has no settings.
+        given: Settings to use instead; the class indices of the training are kept.
 
     Raises:
         FileError: The settings in a model are damaged.
     """
+    return _merged(as_images(given), _kept(found))
+
+
+def _merged(given: ImageConfig | None, kept: ImageConfig | None) -> ImageConfig | None:
+    """The given settings if any, with the stored class indices unless classes are given."""
+    if given is None or kept is None or given.classes:
+        return given or kept
+    return dataclasses.replace(given, classes=kept.classes)
+
+
+def _kept(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
     if isinstance(found, Checkpoint):
         return _read(found.progress.get("data", {}).get(_KEY))
     note = None if found is None else found.metadata_props.get(f"ortboost.{_KEY}")
@@ -83,7 +98,7 @@ def former_images(
             before = data.get("augment")
             if augment is None and before is not None:
                 augment = read_config(AugmentConfig, before, "augment")
-            return images or _read(data.get(_KEY)), augment
+            return _merged(images, _read(data.get(_KEY))), augment
     return images, augment
 
 

@@ -11,6 +11,7 @@ convolution that shares its weight with another node is left alone: folding woul
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes import PassError
 from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_conv_rule,
@@ -31,6 +32,9 @@ def fold_bn(model: ir.Model) -> Report:
 
     Returns:
         A report of the folded nodes and their hosts, and of the kept nodes with reasons.
+
+    Raises:
+        ModelError: Parameters do not have the channels of the layer.
     """
     report = Report("fold_bn")
     wanted: dict[str, str] = {}
@@ -51,14 +55,22 @@ def fold_bn(model: ir.Model) -> Report:
         for node in model.graph
         if wanted.get(node.name or "") == ""
     }
-    rewriter.rewrite(
-        model,
-        [
-            fuse_batchnorm_into_conv_rule,
-            fuse_batchnorm_into_conv_transpose_rule,
-            fuse_batchnorm_into_gemm_rule,
-        ],
-    )
+    rules = [
+        fuse_batchnorm_into_conv_rule,
+        fuse_batchnorm_into_conv_transpose_rule,
+        fuse_batchnorm_into_gemm_rule,
+    ]
+    try:
+        rewriter.rewrite(model, rules)
+    except PassError as error:  # the rules multiply the arrays without looking at their shapes
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ModelError(
+            "A BatchNormalization does not fit the layer before it.",
+            where=f"one of {', '.join(wanted)}: {cause}",
+            fix="Export the model again, or check that the download or copy is complete.",
+        ) from error
     for node in model.graph:  # the new node keeps the name of the node it replaces
         if node.op_type in _HOSTS and node.outputs[0].name in makers:
             node.name = makers[node.outputs[0].name]
@@ -90,7 +102,6 @@ def _obstacle(node: ir.Node) -> str | None:
             return f"'{tensor.name}' is computed, not stored"
         if tensor in host.inputs[1:] and len(tensor.uses()) > 1:
             return f"'{tensor.name}' is shared with another node"
-    _require_fit(node, host)
     bias, scale = host.inputs[2] if len(host.inputs) > 2 else None, node.inputs[1]
     if bias is not None and bias.const_value is not None and scale is not None:
         wanted = 0 if scale.const_value is None else scale.const_value.size
@@ -99,27 +110,6 @@ def _obstacle(node: ir.Node) -> str | None:
                 f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one value per channel"
             )
     return None
-
-
-def _require_fit(node: ir.Node, host: ir.Node) -> None:
-    """Refuse parameters that are not one number a channel: the rules would multiply what does not fit."""
-    weight = host.inputs[1]
-    if weight is None or weight.const_value is None or weight.const_value.shape.rank() < 2:
-        return
-    rows, columns = weight.const_value.shape.numpy()[:2]
-    channels = {
-        "Conv": rows,
-        "ConvTranspose": columns * host.attributes.get_int("group", 1),
-        "Gemm": rows if host.attributes.get_int("transB", 0) else columns,
-    }[host.op_type]
-    for tensor in node.inputs[1:]:
-        size = channels if tensor is None or tensor.const_value is None else tensor.const_value.size
-        if tensor is not None and size != channels:
-            raise ModelError(
-                f"'{tensor.name}' has {size} numbers for {channels} channels.",
-                where=f"BatchNormalization '{node.name}' after {host.op_type} '{host.name}'",
-                fix="Export the model again, or check that the download or copy is complete.",
-            )
 
 
 def _producer(value: ir.Value | None) -> ir.Node | None:

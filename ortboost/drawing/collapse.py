@@ -1,13 +1,14 @@
 """A large graph as a picture of its layers, and a picture of each layer.
 
-A step graph is cut into four kinds of parts, by what its nodes are for and not by their names, so that any
+A step graph is cut into parts by what its nodes are for and not by their names, so that any
 engine's will do. Of the trained parameters ``P`` and the gradients ``P_grad`` of the seam
 (`docs/architecture.md`):
 
 - *forward*: what the loss is made of. A layer begins at a node that reads a weight for the first time; any
-  other node belongs to the last layer that it reads from.
+  other node belongs to the last layer that it reads from, and what is made of weights alone to the first
+  that reads it.
 - *backward*: what else the gradients are made of. A node belongs to the last layer whose gradients need it.
-- *loss*: forward nodes behind the last layer that read the labels.
+- *loss*: what is behind the labels.
 - *metrics*: what else the outputs are made of that are no next states.
 - *update*: the rest.
 
@@ -147,22 +148,32 @@ def _parts(
     names: list[list[str]] = []
     home: dict[str, int] = {}
     behind: set[ir.Node] = set()  # of the labels
-    for node in model.graph:
-        if node not in forward:
-            continue
+    made_of: dict[
+        ir.Node, list[ir.Value]
+    ] = {}  # nodes that no data reach, to the weights they read
+    for node in (node for node in model.graph if node in forward):
         sources = _sources(node)
         producers = [p for p in (v.producer() for v in sources) if p is not None]
+        read = [v for v in sources if v.name in weights]
+        read += [v for p in producers for v in made_of.get(p, ())]
+        if all(v.name in weights or v.producer() in made_of for v in sources):
+            made_of[node] = read
+            continue
         if any(v.name == labels for v in sources) or any(p in behind for p in producers):
             behind.add(node)
-        fresh = [v.name for v in sources if _is_weight(v, weights) and v.name not in home]
+        fresh = [str(v.name) for v in read if _is_weight(v, weights) and v.name not in home]
         if fresh and node not in behind:
-            names.append([str(name) for name in fresh])
+            names.append(fresh)
             layer[node] = len(names) - 1
         else:
             layer[node] = max((layer[p] for p in producers if p in layer), default=-1)
-        for value in sources:
-            if value.name in weights:
-                home.setdefault(str(value.name), layer[node])
+        for value in read:
+            home.setdefault(str(value.name), layer[node])
+    for node in reversed(made_of):  # a cast of a weight is where the weight is used
+        readers = {use.node for v in node.outputs for use in v.uses() if use.node in layer}
+        layer[node] = min((layer[reader] for reader in readers), default=-1)
+        if readers and readers <= behind:
+            behind.add(node)
     titles = _titles(names)
     found = {
         label(n): "loss" if n in behind else titles[i] if i >= 0 else "input"

@@ -63,7 +63,7 @@ def test_the_command_says_what_it_starts_from_and_what_becomes_of_normalizations
     assert main([*words, "--trainable", "fw"]) == 0
     out = capsys.readouterr().out
     assert f"note: starts from the weights of step 12 of {run}" in out
-    assert "note: BatchNormalization with frozen weights still still updates its statistics" in out
+    assert "note: BatchNormalization with frozen weights still updates its statistics" in out
     assert "--frozen-bn" in out
     assert main([*words, "--trainable", "fw", "--frozen-bn", "*", "--overwrite"]) == 0
     assert "still updates its statistics" not in capsys.readouterr().out

@@ -95,7 +95,7 @@ def test_by_cost_group_0_trains_layers_that_cost_nothing(monkeypatch):
     assert groups == (("t", "v", "w", "u"), ("w", "u"))
     for layer in free:
         layer.cost = 0
-    with pytest.raises(ConfigError, match="not known") as caught:
+    with pytest.raises(ConfigError, match="cost of the layers is unknown") as caught:
         freeze_groups(model, trainable(model), FreezeConfig(param_groups=2, freeze_type=COST))
     assert_three_lines(caught.value)
 

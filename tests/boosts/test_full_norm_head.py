@@ -212,7 +212,7 @@ def test_it_is_not_centralized():
     trained = [p for p in find_parameters(model).values() if p.trainable]
     chosen, report = centralize(model, trained, CentralizeConfig(multiple_of=1))
     assert not chosen
-    assert report.kept["w"] == "the weight of a full-normalization head"
+    assert report.kept["w"] == "it is the weight of a full-normalization head"
 
 
 # ---- gradients --------------------------------------------------------------------------------

@@ -350,7 +350,7 @@ def test_groups_that_do_not_fit_are_refused(groups, message):
 
 
 def test_a_mark_at_no_tensor_is_refused():
-    with pytest.raises(ConfigError, match="no tensor") as caught:
+    with pytest.raises(ConfigError, match="is not a tensor between") as caught:
         build(small_mlp(), marked([("nowhere", 1, 2)]))
     assert_three_lines(caught.value)
 

@@ -461,7 +461,7 @@ def test_a_tensor_that_another_norm_reads_stays():
         return net.model(net.add("sum", y, x))
 
     report = check(make, {"u1n"})
-    assert "3 tensors (12 numbers)" in report.notes[0]
+    assert "3 tensors (12 elements)" in report.notes[0]
 
 
 def test_copies_of_shared_tensors_go_too():
@@ -523,7 +523,7 @@ def test_shipped_models(name, removed, kept):
     assert (len(report.changed), len(report.kept)) == (removed, kept)
     assert "/bn1/BatchNormalization" not in report.changed  # the stem of the ResNets
     lost = before - sum(p.size for p in find_parameters(model).values())
-    assert [f"({lost} numbers)" in note for note in report.notes] == [True] * bool(removed)
+    assert [f"({lost} elements)" in note for note in report.notes] == [True] * bool(removed)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
 

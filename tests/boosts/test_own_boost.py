@@ -276,7 +276,7 @@ class Nameless(Boost):
         (lambda: ProgramConfig(boosts=LessBN()), "boosts"),
         (lambda: ProgramConfig(boosts="less-bn"), "boosts"),
         (lambda: ProgramConfig(boosts=(LessBN(), LessBN())), "given twice"),
-        (lambda: ProgramConfig(boosts=(LossScale(), GroupLossScale())), "one for each group"),
+        (lambda: ProgramConfig(boosts=(LossScale(), GroupLossScale())), "one per group"),
         (lambda: ProgramConfig.from_dict({"boosts": ["less-bn"]}), "is not a boost"),
         (lambda: ProgramConfig.from_dict({"boosts": 3}), "boosts"),
         (lambda: ProgramConfig.from_dict({"boosts": [{"name": "less-bm"}]}), "Unknown boost "

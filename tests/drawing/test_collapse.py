@@ -133,6 +133,22 @@ def test_a_rewrite_whose_place_is_in_doubt_is_in_a_note():
     assert picture.notes[-1] == "changed too, in no part of its own: r 2"
 
 
+def test_what_is_made_of_weights_alone_is_where_it_is_read():
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        m (float16[2,2] x, float[2,2] v, float[2,2] w) => (float16[2,2] z) {
+          w16 = Cast<to = 10>(w)  v16 = Cast<to = 10>(v)  vt = Transpose(v16)
+          a = MatMul(x, vt)  r = Relu(a)  z = MatMul(r, w16) }"""
+    )
+    whole = picture_of(model, weights={"v", "w"})
+    names = {"weights": {"v", "w"}, "loss": None, "labels": None, "changed": {}}
+    _, parts = collapse(model, whole, **names)
+    assert {p.key: {b.key for b in p.picture.boxes if b.kind == "node"} for p in parts} == {
+        "v": {"v16", "vt", "a", "r"},
+        "w": {"w16", "z"},
+    }
+
+
 class Page(HTMLParser):
     def __init__(self):
         super().__init__()

@@ -104,7 +104,7 @@ def test_a_small_share_is_told_loudly():
         mask=weights(40, 2),
         weight=weights(2, 3),
     )
-    assert any(note.startswith("ONLY 4.8 % of the 126 float numbers") for note in chosen(model)[1])
+    assert any(note.startswith("ONLY 4.8 % of the 126 float elements") for note in chosen(model)[1])
 
 
 def test_what_an_optimization_of_the_exporter_took_away_is_told():
@@ -128,7 +128,7 @@ def test_fused_files_are_refused_by_name():
     )
     found = check(model, config())
     first = found.blockers[0]
-    assert (first.node, first.fix) == ("dense", "Start from the un-optimised export.")
+    assert (first.node, first.fix) == ("dense", "Start from the unoptimized export.")
     assert {p["name"]: p["trained"] for p in found.parameters} == {"w": True, "b": True, "v": True}
 
 

@@ -483,7 +483,7 @@ def test_a_name_for_the_scores_hides_no_softmax():
 
 
 def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):
-    monkeypatch.setattr("ortboost.transforms.attach_loss.infer_shapes", lambda model: None)
+    monkeypatch.setattr("ortboost.transforms.attach_loss.infer_missing", lambda model: None)
     model, found = attached(LossConfig(class_axis=-1), through("batch,steps,4"))
     node = next(n for n in model.graph if n.op_type == "SoftmaxCrossEntropyLoss")
     assert found.class_axis == 2

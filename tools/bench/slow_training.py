@@ -56,8 +56,8 @@ def batches(data: Arrays, seed: int):
 
 
 def components(data: Arrays, number: int, rate: float) -> np.ndarray:
-    """Principal components of the weights on the way of a training by one process."""
-    program = built(0)
+    """Principal components of the weights on the way of a training by one process, from the same first weights."""
+    program = built(1)
     stepper = Stepper(program, threads=1)
     names = [entry.name for entry in program.catalogue.entries("parameter")]
     ways, labels = [], program.labels or ""
@@ -74,7 +74,7 @@ def worker(given: argparse.Namespace) -> None:
 
     data, found = TASK.data(), {}
     with ProcessGroup(timeout=600) as group, tempfile.TemporaryDirectory() as folder:
-        rows = components(data, given.components, given.lr) if group.rank == 0 else None
+        rows = components(data, given.components, 0.03) if group.rank == 0 else None
         np.save(Path(folder) / "p.npy", group.gather(rows)[0])
         reduced = DimReduce(str(Path(folder) / "p.npy"), alpha=0.0, first=given.first)
         kinds: dict[str, tuple[Program, dict[str, object]]] = {
@@ -84,9 +84,10 @@ def worker(given: argparse.Namespace) -> None:
             "adasum": (built(1, AdaSum(1)), {}),
             "adasum every 4": (built(1, AdaSum(1, every=4)), {}),
             "adasum every 16": (built(1, AdaSum(1, every=16)), {}),
-            f"dim-reduce, k={given.components}": (built(1, reduced), {}),
+            "dim-reduce": (built(1, reduced), {}),
         }
-        for kind, (program, settings) in kinds.items():
+        for kind in given.kinds or kinds:
+            program, settings = kinds[kind]
             stepper = Stepper(program, threads=1, group=group, **settings)
             labels = program.labels or ""
             seconds, accuracy, step = 0.0, 0.0, 0
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--target", type=float, default=0.95)
     parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--kinds", nargs="+", help="only these")
     parser.add_argument("--components", type=int, default=16)
     parser.add_argument("--first", type=float, default=0.1, help="of DimReduce")
     parser.add_argument("--steps", type=int, default=480, help="after which it is given up")

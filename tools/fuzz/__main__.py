@@ -109,10 +109,12 @@ def _damaged_file(
     return told, folder / program, line.format(folder).split()
 
 
-def _warm(folder: Path) -> None:
+def _warm(folder: Path, kinds: list[str]) -> None:
     """Make the whole files, and run what the cases run."""
     make_files(folder / "files", ROOT / "models" / "mlp.onnx")
-    make_operators(folder / "operators")
+    shutil.copytree(folder / "files", folder / "warm")
+    if "operators" in kinds:
+        make_operators(folder / "operators")
     model = ROOT / "models" / "mlp.onnx"
     with (
         open(os.devnull, "w") as nowhere,
@@ -123,17 +125,12 @@ def _warm(folder: Path) -> None:
             ortboost(words(lines[0], model, folder, model))
         for name in ("run/step.onnx", "data.npz", "run/log.jsonl"):
             for line in COMMANDS[name]:
-                ortboost(line.format(folder / "files").split())
-    for path in (folder / "files", folder / "run"):
-        shutil.rmtree(path, ignore_errors=True)
-    (folder / "files").mkdir()
-    make_files(folder / "files", ROOT / "models" / "mlp.onnx")
+                ortboost(line.format(folder / "warm").split())
 
 
 def _one(options: argparse.Namespace, sources: Sources, case: int, found: Found) -> None:
     rng = np.random.default_rng((options.seed, case))
-    kinds = _KINDS if options.what == "all" else (options.what,)
-    kind = kinds[int(rng.integers(len(kinds)))]
+    kind = options.what[int(rng.integers(len(options.what)))]
     with tempfile.TemporaryDirectory() as temporary:
         folder, said = Path(temporary, "case"), Path(temporary, "said.txt")
         folder.mkdir()
@@ -166,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--what", choices=(*_KINDS, "all"), default="all")
+    parser.add_argument("--what", choices=_KINDS, nargs="+", default=_KINDS)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
@@ -184,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
         whole = Path(temporary)
         for kind in ("files", "operators"):
             (whole / kind).mkdir()
-        preload(functools.partial(_warm, whole))
+        preload(functools.partial(_warm, whole, options.what))
         golden = (ROOT / "tests" / "golden" / name for name in ("exports", "torch_layers"))
         folders = (ROOT / "models", *golden)
         models = {

@@ -7,6 +7,7 @@ out which modules it needs, is itself a fork.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -71,6 +72,7 @@ def run_case(
     child = os.fork()
     if child == 0:
         os.setsid()
+        faulthandler.disable()  # it writes where the parent does
         descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(descriptor, stream)

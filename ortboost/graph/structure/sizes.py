@@ -16,7 +16,8 @@ from ortboost.graph.structure.walk import STANDARD, all_graphs, label, subgraphs
 
 __all__ = ["check_constants", "check_sizes"]
 
-_FILLS = {"ConstantOfShape": 0, "Expand": 1}  # operator to the index of its shape input
+# Operator to the index of its shape input. Shape inference iterates over the values of a Reshape.
+_FILLS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
 _INTEGERS = frozenset(
     {
         *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),

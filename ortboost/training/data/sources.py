@@ -110,7 +110,7 @@ def window_order(
     Example:
         >>> order = window_order(Blocks(np.array([0, 4, 8]), 1), 10, seed=0, epoch=0)
         >>> sorted(order[:4].tolist()), sorted(order.tolist()) == list(range(10))
-        ([4, 5, 6, 7], True)
+        ([0, 1, 2, 3], True)
     """
     number = len(blocks.starts)
     draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(number + length)

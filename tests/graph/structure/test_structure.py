@@ -178,6 +178,9 @@ def test_tensors_that_are_only_stated():
     refused(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "8,589,934,592 bytes")
     big = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2**63 - 1, 4])
     refused(model(node("Relu", ["x"], ["t"]), LAST, inputs=(big,)), "input 'x'")
+    moved = node("Reshape", ["x", "s"], ["t"])
+    refused(model(moved, LAST, stored=(W, ints("s", 1 << 31))), "8,589,934,592 bytes")
+    assert load_model(model(moved, LAST, stored=(W, ints("s", 0, -1))))
     large = Limits(tensor_bytes=1 << 40)
     assert check_structure(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "net", limits=large)
 

@@ -128,20 +128,26 @@ def test_results_come_in_the_order_of_the_tasks(workers, depth):
 
 
 def test_tasks_to_come_are_limited_and_left_when_it_is_closed():
-    begun, hold = [], threading.Event()
+    begun, taken, hold = [], [], threading.Event()
 
     def task(number):
         begun.append(number)
         hold.wait(20 if number else 0)
         return number
 
-    stream = work_ahead((functools.partial(task, n) for n in range(100)), 2, 2)
+    def tasks():
+        for number in range(100):
+            taken.append(number)
+            yield functools.partial(task, number)
+
+    stream = work_ahead(tasks(), 2, 2)
     assert next(stream) == 0
+    assert taken == [0, 1, 2, 3]  # three at once, and one in the place of the first
     hold.set()
     stream.close()
     for thread in readers():
         thread.join(20)
-    assert max(begun) <= 3  # three at once, and the one after the first
+    assert max(begun) <= 3
 
 
 def test_an_error_of_a_task_comes_after_the_results_before_it():
