@@ -54,7 +54,7 @@ def list_runs(
     name = next((run.metric for run in found if run.metric), "best")
     columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
     printer.table(columns, [_row(run) for run in found])
-    printer.pairs([("", ""), ("picture", plot), ("numbers", csv)])
+    printer.pairs([("", ""), ("plot", plot), ("csv", csv)])
 
 
 def _row(run: RunInfo) -> tuple[Any, ...]:

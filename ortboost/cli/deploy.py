@@ -39,7 +39,7 @@ class PrecisionOptions:
         "In reduced precision, leave inputs and outputs in float32.", default=True
     )
     calib: Path | None = option(
-        "Calibration data for int8; for fp16, values out of its range stay float32."
+        "Calibration data: ranges for int8; nodes that overflow in fp16 stay in float32."
     )
     calibration: str = option(
         "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.", default="minmax"

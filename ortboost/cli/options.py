@@ -48,7 +48,7 @@ Device = Annotated[
     typer.Option(
         "--device",
         "--provider",
-        help="auto, cpu, cuda; for inference also tensorrt. There is no silent fallback.",
+        help="auto, cpu or cuda; for inference also tensorrt. An unavailable device is an error.",
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Intra-op threads.")]
