@@ -17,8 +17,7 @@ form: with `p = 1 / y.sk` and `T = I - p y sk^T`,
     B <- T^T B T + p sk sk^T
 
 There are three graphs on one state: ``step`` (gradients, projection, direction, `m`), ``trial``
-    (the
-loss at one rate; run once or twice) and ``accept`` (applies the accepted rate, or 0). The
+(the loss at one rate; run once or twice) and ``accept`` (applies the accepted rate, or 0). The
 configured optimizer is not used.
 
 Source: MindSpore Boost 2.10, DimReduce (the algebra, from reading and running it); Li et al., Low

@@ -25,8 +25,8 @@ and bias of a layer normalization with normalized input `x`, the diagonal of `F`
 ``mode="mindspore"`` computes the factors as MindSpore 2.10 does on a GPU, with `B` its
 ``batch_size``:
 
-- fully connected: `A` is divided by the length of `a`, not by `R`; `G = B^2 sum(D D^T) / R`; `s =
-  1`;
+- fully connected: `s = 1`; `A` is divided by the length of `a`, not by `R`;
+  `G = B^2 sum(D D^T) / R`;
 - convolution: patches use ``same`` padding regardless of the layer's; `a` and `D` are averaged over
   the batch before the products; `R` and `s` count positions, of the patches for `A` and of the
   output for `G`; `u` is divided by the `s` of `A`;

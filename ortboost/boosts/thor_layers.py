@@ -8,7 +8,7 @@ Cast, Identity or Transpose:
     =====================  ==================  =========================================
     MatMul(x, w)           [in, out]           all axes of `x` but the last
     Gemm(x, w)             [in, out], or       rows of `x`
-                           with transB turned
+                           [out, in] (transB)
     Conv(x, w)             [out, in, k...]     samples and positions; `a` is a patch
     Gather(w, ids)         [entries, width]    the ids; `a` is the unit vector of an id
     LayerNormalization     scale and bias      all axes but the normalized ones

@@ -88,7 +88,8 @@ def show_pair(
         if side["uncounted"]:
             printer.line(
                 f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be "
-                f"counted ({next(iter(side['uncounted']))}: {next(iter(side['uncounted'].values()))})"
+                f"counted ({next(iter(side['uncounted']))}: "
+                f"{next(iter(side['uncounted'].values()))})"
             )
     shown_for = ", ".join(f"{n} {shape_text(s)}" for n, s in one["counted_for"].items())
     printer.line(

@@ -1,4 +1,4 @@
-"""Texts of command-line options to configurations, by one grammar: ``KIND:VALUE,KEY=VALUE,...``.
+"""Parse command-line options with one grammar, ``KIND:VALUE,KEY=VALUE,...``.
 
 A value is a number, true, false, none, a JSON list, or a string. ``;`` separates the items of a
 list, and ``|`` the patterns of one item. The configuration classes check the values.
