@@ -8,9 +8,9 @@ and float64; `[count, n, n]` matrices are inverted together.
     [A11  A12]^-1    [X11 + B X22 B^T   -B X22]         X11 = A11^-1,   B = X11 A12
     [A21  A22]     = [   -(B X22)^T        X22],        X22 = (A22 - A21 B)^-1
 
-`B` is refined once, `B <- B + X11 (A12 - A11 B)`: a factor estimated from few samples has low rank, so
-that the Schur complement may be as small as the damping, and an error of `B` would dominate it.
-Then one Newton step, `X <- X (2 I - A X)`, recovers the digit that each level loses.
+`B` is refined once, `B <- B + X11 (A12 - A11 B)`: a factor estimated from few samples has low
+rank, so that the Schur complement may be as small as the damping, and an error of `B` would
+dominate it. Then one Newton step, `X <- X (2 I - A X)`, recovers the digit that each level loses.
 
 **Leaves.** Newton-Schulz, with the optimal step for eigenvalues of `A X` between `m` and `2 - m`:
 

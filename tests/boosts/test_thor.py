@@ -401,7 +401,7 @@ def test_settings_that_make_no_sense(settings):
 
 def test_factors_of_mindspore_are_those_of_one_batch():
     boosts = (Thor(mode="mindspore", batch_size=8), GradAccumulation(2))
-    with pytest.raises(ConfigError, match="one batch") as caught:
+    with pytest.raises(ConfigError, match="from a single batch") as caught:
         build_program(small_mlp(), ProgramConfig(boosts=boosts))
     assert_three_lines(caught.value)
 
