@@ -100,7 +100,7 @@ def refuse_part(path: str | os.PathLike[str]) -> None:
     target = Path(path).resolve()
     if (target.parent / MANIFEST).is_file() and (is_part(target.name) or target.name == LOG):
         raise UsageError(
-            f"'{target.name}' is a part of the program in this folder, and would be replaced.",
+            f"'{target.name}' is part of the program in this folder, and would be overwritten.",
             where=str(path),
             fix="Give the file another name.",
         )

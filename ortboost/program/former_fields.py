@@ -189,8 +189,9 @@ def former_to_dict(boosts: Iterable[Boost]) -> dict[str, Any]:
                     value = scale_to_dict(value)
                 values[name] = dataclasses.asdict(value) if _is_object(value) else value
                 rest.remove(boost)
-    if any(isinstance(boost, LossScaler) for boost in rest):
-        values.pop("loss_scale")
+    for name, former in FORMER.items():  # a field that is written replaces the listed boost
+        if any(isinstance(boost, former.boost) for boost in rest):
+            values.pop(name)
     return {**values, **({"boosts": [boost.to_dict() for boost in rest]} if rest else {})}
 
 

@@ -82,7 +82,7 @@ def test_class_numbers_are_never_read_as_scores(classifier, output):
     top = api.evaluate(path, data, output=output, metrics=("top2",), **CPU)["top2"]
     assert right <= top <= 1
     error = caught(UsageError, api.evaluate, path, data, output="label", **CPU)
-    assert "class numbers" in error.what
+    assert "class indices" in error.what
     assert "scores" in error.fix
 
 
@@ -112,7 +112,7 @@ def test_a_file_with_class_numbers_only_has_no_accuracy(tmp_path):
     onnx.save(ir.to_proto(text_model(text, w=weights(4, 3))), path)
     data = {"x": weights(40, 4), "labels": np.arange(40) % 3}
     error = caught(UsageError, api.evaluate, path, data, **CPU)
-    assert "class numbers" in error.what
+    assert "class indices" in error.what
     found = api.export(path, tmp_path / "out.onnx", verify=data, device="cpu")
     assert not found.metrics
     assert any("does not contain scores" in note for note in found.notes)

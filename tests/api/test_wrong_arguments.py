@@ -197,6 +197,6 @@ def test_a_dictionary_is_no_configuration(place):
 
 
 def test_a_setting_of_the_trainer_that_does_not_exist(place):
-    with pytest.raises(ConfigError, match="no argument 'epoch'") as caught:
+    with pytest.raises(ConfigError, match="Unknown argument 'epoch'") as caught:
         ob.train(place / "other", place / "data.npz", epoch=3, **_CPU)
     assert "epochs" in caught.value.fix

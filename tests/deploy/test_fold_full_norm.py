@@ -126,6 +126,7 @@ def test_other_graphs_are_left_alone():
         "changed": {},
         "kept": {},
         "notes": [],
+        "table": {},
     }
     assert not fold_full_norm(small_mlp()).modified
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ortboost.boosts import AdaSum, DimReduce
+from ortboost.boosts import AdaSum, DimReduce, FullNormHead
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
@@ -28,11 +28,12 @@ def test_o1_is_less_bn_with_all_that_belongs_to_it_and_freeze():
     config, report = boosted(ProgramConfig(learning_rate="0.3"), resolve_boost("O1"))
     assert config == ProgramConfig(
         learning_rate="0.3",
+        boosts=(FullNormHead(if_present=True),),
         less_bn=True,
-        full_norm_head=True,
         centralize=CentralizeConfig(multiple_of=16),
         grad_freeze=FreezeConfig(),
     )
+    assert ProgramConfig.from_dict(config.to_dict()) == config
     assert list(report.changed) == ["less_bn", "less_bn.fn_flag", "less_bn.gc_flag", "grad_freeze"]
     assert not report.kept
 

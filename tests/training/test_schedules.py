@@ -109,7 +109,7 @@ def test_per_step_holds_its_last_value():
         (lambda: schedule_from_dict({"kind": "cosin", "lr": 1}), "did you mean 'cosine'"),
         (lambda: schedule_from_dict({"kind": "constant", "lrr": 1}), "did you mean 'lr'"),
         (lambda: schedule_from_dict({"kind": "cosine", "lr": 1}), "'total_steps' is missing"),
-        (lambda: schedule_from_dict({}), "no schedule ''"),
+        (lambda: schedule_from_dict({}), "Unknown schedule ''"),
     ],
 )
 def test_bad_settings_are_refused(build, what):
