@@ -1,7 +1,7 @@
 """Turn an ONNX model into a boosted training program, train it with ONNX Runtime, export it.
 
-The names are listed in ``__init__.pyi``. Each is loaded when it is first used, so that ``import ortboost``
-costs nothing.
+``__init__.pyi`` lists the public names. Each is loaded on first use, so that ``import ortboost`` is
+fast.
 """
 
 from ortboost.core.lazy import attach_stub

@@ -1,4 +1,4 @@
-"""The public names, each in one line; see :mod:`ortboost.core.lazy`."""
+"""The public names, one per line; see :mod:`ortboost.core.lazy`."""
 
 from ortboost import amp as amp
 from ortboost import boost as boost

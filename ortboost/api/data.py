@@ -1,4 +1,4 @@
-"""What the verbs take for data."""
+"""The type of data arguments."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ from ortboost.training.data.sources import Source
 __all__ = ["Data"]
 
 Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
-"""A data file or folder, arrays by name or in order, a table, a source, or any iterable of batches."""
+"""A data file or folder, arrays by name or in order, a table, a source or any iterable."""

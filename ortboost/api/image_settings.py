@@ -1,4 +1,4 @@
-"""What was done to images in training is done again: kept in checkpoints and in exported files."""
+"""Image preprocessing settings: stored in checkpoints and exported files, and applied again."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ _KEY: Final = "images"
 
 
 def as_images(images: ImageConfig | str | None) -> ImageConfig | None:
-    """The settings that a text stands for, see :func:`~ortboost.training.data.images.parse_images`."""
+    """Parse preprocessing settings; see :func:`~ortboost.training.data.images.parse_images`."""
     return parse_images(images) if isinstance(images, str) else images
 
 
 def as_augment(augment: AugmentConfig | str | None) -> AugmentConfig | None:
-    """The settings that a text stands for, see :func:`~ortboost.training.data.images.parse_augment`."""
+    """Parse augmentation settings; see :func:`~ortboost.training.data.images.parse_augment`."""
     return parse_augment(augment) if isinstance(augment, str) else augment
 
 
 def images_of(
     found: Checkpoint | ir.Model | None, given: ImageConfig | str | None = None
 ) -> ImageConfig | None:
-    """What was done to images in the training that wrote a checkpoint, or of which a file was exported.
+    """The image preprocessing stored in a checkpoint or an exported model.
 
     Args:
-        found: The checkpoint, or the model; ``None`` has no settings.
-        given: Settings that are to hold instead; the classes stay those of the training.
+        found: The checkpoint or the model; ``None`` has no settings.
+        given: Settings to use instead; the class indices of the training are kept.
 
     Raises:
-        FileError: The settings of a file are damaged.
+        FileError: The settings in a model are damaged.
     """
     return _merged(as_images(given), _kept(found))
 
 
 def _merged(given: ImageConfig | None, kept: ImageConfig | None) -> ImageConfig | None:
-    """What is given; a class has the number that it was trained with."""
+    """The given settings if any, with the stored class indices unless classes are given."""
     if given is None or kept is None or given.classes:
         return given or kept
     return dataclasses.replace(given, classes=kept.classes)
@@ -70,26 +70,26 @@ def _kept(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
         return _read(json.loads(note))
     except (ValueError, OrtBoostError) as error:
         raise FileError(
-            "The image settings in a model cannot be read.",
+            "Cannot read the image settings in a model.",
             where=f"metadata ortboost.{_KEY}: {note[:100]}",
             fix="Export it again, or give the settings (--images).",
         ) from error
 
 
 def images_note(images: ImageConfig | None) -> dict[str, str]:
-    """The entry of an exported file; its classes are there for whoever shows answers."""
+    """The metadata entry for an exported file, including the class names to label predictions."""
     return {} if images is None else {_KEY: json.dumps(write_config(images))}
 
 
 def former_images(
     folder: Path, images: ImageConfig | None, augment: AugmentConfig | None
 ) -> tuple[ImageConfig | None, AugmentConfig | None]:
-    """The settings of a run that goes on: what is given now, else those of its newest checkpoint.
+    """The settings for resuming a run: the given ones, else those of its newest checkpoint.
 
     Args:
         folder: The program folder.
-        images: What is given now.
-        augment: What is given now.
+        images: Preprocessing settings given for this session.
+        augment: Augmentation settings given for this session.
     """
     store = CheckpointStore(folder / CHECKPOINTS, writes=False)
     for step in reversed(store.steps()):

@@ -1,4 +1,4 @@
-"""``ortboost runs`` and ``watch`` as functions: what became of trainings, and what becomes of one."""
+"""``ortboost runs`` and ``watch`` as functions: compare runs, and follow one in progress."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from ortboost.training.plot import plot_runs
 
 __all__ = ["RunInfo", "follow", "runs"]
 
-_DEEP: Final = 3  # folders below the one that is named
+_DEEP: Final = 3  # levels of folders to search below the given one
 _STOPPED: Final = "stopped: no process trains it"
-_OF_TRAINING: Final = ("batch_size", "seed", "processes", "device", "learning_rate")
+_TRAIN_SETTINGS: Final = ("batch_size", "seed", "processes", "device", "learning_rate")
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run.
+    """Summary of one run.
 
     Args:
-        name: Its folder, as seen from the one that was named.
+        name: Its folder, relative to the searched folder.
         path: The folder.
-        engine: What made its gradients.
-        source: The model that it was made of.
-        differs: Settings in which the runs are not alike, as this one has them.
-        status: ``running``, ``not trained``, ``stopped`` (it was killed), or why it ended.
-        epochs: Whole epochs done.
-        planned: Epochs that it was to have.
-        steps: Steps done.
-        skipped: Steps skipped.
-        metric: What the runs are compared by; None if nothing was measured.
-        best: The best value of it.
-        best_step: The step of that.
-        seconds: What the last session took; None if it was killed or goes on.
-        sessions: How often it was started or resumed.
-        about: What the log says that the run is.
+        engine: The engine that computes its gradients.
+        source: The model that it was converted from.
+        differs: Settings that are not the same in all runs, with the values of this run.
+        status: ``running``, ``not trained``, ``stopped`` (killed), or the reason why it ended.
+        epochs: Completed epochs.
+        planned: Requested epochs.
+        steps: Completed steps.
+        skipped: Skipped steps.
+        metric: The metric that the runs are compared by; ``None`` if it was not measured.
+        best: Best value of the metric.
+        best_step: Step of the best value.
+        seconds: Duration of the last session; ``None`` if it was killed or is still running.
+        sessions: Number of times that it was started or resumed.
+        about: Description of the run in its log.
     """
 
     name: str
@@ -81,18 +81,21 @@ def runs(
     plot: str | os.PathLike[str] | None = None,
     csv: str | os.PathLike[str] | None = None,
 ) -> list[RunInfo]:
-    """Compare runs: the best one comes first.
+    """Compare runs; the best one comes first.
 
     Args:
-        sources: A program folder, or one that holds some, up to three levels below; or several.
-        metric: What to compare by; of what the runs measured, the first metric of the validation.
-        plot: Draw all curves into one picture, a PNG.
-        csv: Write the numbers of all steps, see :func:`ortboost.training.history.write_csv`.
+        sources: One or several program folders, or folders with program folders up to three levels
+            below.
+        metric: Metric to compare by; default: the validation metric that most runs monitor.
+        plot: PNG file to plot the curves of all runs into.
+        csv: CSV file for the values of all steps; see
+            :func:`ortboost.training.history.write_csv`.
 
     Raises:
-        FileError: There are no runs, or one of them or a log cannot be read, or a file not written.
-        UsageError: No run has such a metric, or there is nothing to draw.
-        DependencyError: The picture needs matplotlib.
+        FileError: No runs were found, a manifest or log cannot be read, or a file cannot be
+            written.
+        UsageError: No run has the metric, or there is nothing to plot.
+        DependencyError: Plotting needs matplotlib.
 
     Example:
         >>> runs("experiments", metric="val_loss")[0].name  # doctest: +SKIP
@@ -107,7 +110,7 @@ def runs(
             histories[name] = RunHistory.read(folder / LOG)
             histories[name].name = name
             about = histories[name].about
-            settings[name] |= {key: about[key] for key in _OF_TRAINING if key in about}
+            settings[name] |= {key: about[key] for key in _TRAIN_SETTINGS if key in about}
     if metric is None:
         found = Counter(run.monitored for run in histories.values() if run.curves)
         metric = found.most_common(1)[0][0] if found else "val_loss"
@@ -133,18 +136,18 @@ def follow(
     seconds: float = 0.5,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[RunHistory, Sequence[Mapping[str, Any]]]]:
-    """Watch a training by its log: the run so far, whenever something happened, until it ends.
+    """Follow a run through its log: yield its history whenever something happened, until it ends.
 
-    A run that does not go on is given at once. One that has not begun is waited for, its folder too. When
-    a run begins anew there is a new history.
+    A run that is not in progress is yielded once. If it has not started, or its folder does not
+    exist yet, wait for it. When a run starts over, a new history is yielded.
 
     Args:
         run: The program folder.
-        seconds: How often to look.
-        wait: What waits.
+        seconds: Seconds between reads of the log.
+        wait: Called with ``seconds`` to wait.
 
     Yields:
-        The run so far, and the events since the last time.
+        The history of the run, and the events since the last yield.
 
     Raises:
         FileError: The log cannot be read.
@@ -157,13 +160,13 @@ def follow(
     follower = LogFollower(folder / LOG)
     history, under_way, begun = RunHistory(folder.name), False, False
     while True:
-        trained = in_training(folder)  # asked first: what is written until then is read
-        anew, events = follower.read()
-        if anew:
+        trained = in_training(folder)  # checked before reading, so that no events are missed
+        restarted, events = follower.read()
+        if restarted:
             history = RunHistory(folder.name)
         for event in events:
             history.add(event)
-        if events or anew or not begun:
+        if events or restarted or not begun:
             yield history, events
         begun = True
         if history.step + history.sessions and (not trained or (under_way and history.reason)):
@@ -177,7 +180,7 @@ def follow(
 
 
 def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
-    """The program folders by name."""
+    """Find program folders, by name."""
     found: dict[str, Path] = {}
     for source in map(Path, sources):
         inside = [folder.parent for n in range(_DEEP + 1) for folder in _at_depth(source, n)]
@@ -186,9 +189,9 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
             found[str(folder) if name in found else name] = folder
         if not inside:
             raise FileError(
-                "There are no runs here.",
+                "No runs found.",
                 where=f"{source}: no folder with a {MANIFEST}, {_DEEP} levels down",
-                fix="Name program folders, or a folder that holds some.",
+                fix="Give program folders, or a folder that contains some.",
             )
     return found
 
@@ -209,16 +212,16 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What can differ; the boosts that are listed come by their names."""
+    """The settings to compare, with the listed boosts keyed by name."""
     config = dict(manifest["config"])
     boosts = config.pop("boosts", None) or ()
     named = {str(b["name"]): b for b in boosts if isinstance(b, dict) and "name" in b}
-    told = {"source": manifest.get("source"), "engine": manifest.get("engine")}
-    return {**config, **named, **told}
+    origin = {"source": manifest.get("source"), "engine": manifest.get("engine")}
+    return {**config, **named, **origin}
 
 
 def _differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What each has of the settings that are not the same in all."""
+    """For each run, its values of the settings that are not the same in all runs."""
     found: dict[str, dict[str, Any]] = {name: {} for name in settings}
     for key in dict.fromkeys(key for one in settings.values() for key in one):
         values = {name: one.get(key) for name, one in settings.items()}
@@ -233,7 +236,7 @@ def _differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 
 def _part(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Any:
-    """Of settings in a group: its kind if there are several, and in what others of its kind differ."""
+    """The kind of a settings group if kinds differ, and its settings that differ within a kind."""
     tag = next((tag for tag in ("kind", "name", "compute") if tag in group), "kind")
     kinds = [other.get(tag) for other in groups]
     alike = [other for other in groups if other.get(tag) == group.get(tag)]

@@ -15,7 +15,7 @@ from ortboost.training.signals import SignalGuard
 
 __all__ = ["SharedSignals", "in_torchrun", "own_threads", "processes", "restarted", "torchrun"]
 
-_MANY = 3  # Ctrl-C arrives twice, directly and from torchrun; the third is from an impatient user
+_MANY = 3  # Ctrl-C arrives twice, directly and from torchrun; a third one is from the user
 
 
 @contextlib.contextmanager

@@ -1,19 +1,21 @@
-r"""AdaSum: join the updates of several servers, between their sum and their mean.
+r"""AdaSum: combine the updates of several servers, adaptively between their sum and their mean.
 
-With `a` and `b` what two servers subtract from a parameter tensor (old minus new weights, after
+Let `a` and `b` be the updates of a parameter tensor on two servers (old minus new weights, after
 their optimizers):
 
     c = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
 
-which is `a + b` where they are orthogonal and `a` where they are equal. More than two are joined pair by
-pair. A server that stood still (`a = 0`) leaves `b` as it is. Gradients are averaged inside a server.
+which is `a + b` if they are orthogonal and `a` if they are equal. More than two updates are
+combined pairwise. A zero update (`a = 0`) leaves `b` unchanged. Within a server, gradients are
+averaged.
 
-Dot products are of single tensors. A pair does not exchange whole tensors: each keeps one half, and adds up the
-dot products of the halves, so that a pair of graphs does it: ``adasum.dots`` and ``adasum``.
+Dot products are taken per tensor. The two servers of a pair do not exchange whole tensors: each
+keeps one half, and the dot products of the halves are summed. Hence there are two graphs,
+``adasum.dots`` and ``adasum``.
 
-Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021), and the documents of
-MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a division by zero is left out
-instead, so that small updates are not distorted.
+Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021), and the
+    documentation of MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a
+    division by zero is skipped instead, so that small updates are not distorted.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ _OPSET, _IR_VERSION = 18, 8
 
 @dataclass(frozen=True)
 class AdaSum(Boost):
-    """AdaSum; with one process it does nothing.
+    """AdaSum; with a single process it does nothing.
 
     Args:
-        group_size: Processes of a server (``device_number``).
-        every: Steps from one joining to the next. In between the servers go on by themselves, and what is joined is
-            the way that each has gone; ours.
+        group_size: Processes per server (``device_number`` in MindSpore).
+        every: Steps between combinations. In between, the servers train independently, and the sum
+            of each server's updates is combined; not in MindSpore.
 
     Example:
         >>> AdaSum(group_size=4).servers(16)
@@ -62,14 +64,14 @@ class AdaSum(Boost):
         """The number of servers.
 
         Raises:
-            ConfigError: It is no power of two from 2 on, or the last server is not full.
+            ConfigError: It is not a power of two of at least 2, or the last server is incomplete.
         """
         number, rest = divmod(processes, self.group_size)
         if rest or number < 2 or number & (number - 1):
             raise ConfigError(
-                f"AdaSum joins pairs of servers: {processes} processes in groups of "
+                f"AdaSum combines pairs of servers: {processes} processes in groups of "
                 f"{self.group_size} are {number} servers"
-                + (f", and {rest} more." if rest else "."),
+                + (f", with {rest} left over." if rest else "."),
                 where=f"boost '{self.name}', group_size",
                 fix="Start 2, 4, 8, ... times group_size processes, or set adasum:group-size=N.",
             )
@@ -77,7 +79,7 @@ class AdaSum(Boost):
 
 
 def dots_graph(number: int) -> ir.Model:
-    """`a.b`, `|a|^2` and `|b|^2` of each of so many tensors.
+    """Build the graph of `a.b`, `|a|^2` and `|b|^2` for each of ``number`` tensors.
 
     Inputs ``a0``, ``b0``, ``a1``, ... float32 ``[n_i]``; output ``dots`` float32 ``[3, number]``.
     """
@@ -95,9 +97,10 @@ def dots_graph(number: int) -> ir.Model:
 
 
 def combine_graph(number: int) -> ir.Model:
-    """The joined tensors.
+    """Build the graph of the combined tensors.
 
-    Inputs as of :func:`dots_graph`, and ``dots`` with the sums over all halves; outputs ``c0``, ``c1``, ...
+    Inputs as for :func:`dots_graph`, and ``dots`` summed over all halves; outputs ``c0``,
+    ``c1``, ...
     """
     pairs, b = _pairs(number, "adasum")
     dots = ir.Value(name="dots", type=ir.TensorType(_FLOAT), shape=ir.Shape((3, number)))

@@ -1,25 +1,28 @@
-r"""DimReduce: steps in the space of the principal components of past weights, with a line search.
+r"""DimReduce: quasi-Newton steps in the subspace of principal components of past weights.
 
-With `P` (`k x n`) the components, `w` all trained weights as one vector of `n` numbers, `g` their un-scaled gradient:
+Let `P` (`k x n`) be the components, `w` all trained weights as one vector of length `n`, and `g`
+their unscaled gradient:
 
     gk = P g
-    B  <- BFGS(B, y = gk - gk_last, sk)     if there is a last step, and y.sk > 1e-20
+    B  <- BFGS(B, y = gk - gk_last, sk)     if there is a previous step, and y.sk > 1e-20
     dk = -B gk
-    for rate in 1, rho:                     at most two trials; weights and statistics stay as they are
+    for rate in 1, rho:                     at most two trials; weights and statistics are unchanged
         accepted if  loss(w + rate P^T dk) < loss(w) + sigma rate gk.dk
     m  <- gamma m + g - P^T gk              the momentum of the residual
     w  <- w - alpha m + rate P^T dk         rate = 0 if no trial was accepted
 
-`B`, `gk_last` and `sk = rate dk` move only if a trial was accepted. BFGS is the inverse form: with `p = 1 / y.sk` and
-`T = I - p y sk^T`,
+`B`, `gk_last` and `sk = rate dk` are updated only if a trial was accepted. BFGS is in its inverse
+form: with `p = 1 / y.sk` and `T = I - p y sk^T`,
 
     B <- T^T B T + p sk sk^T
 
-It takes three graphs on one state: ``step`` (gradients, projection, direction, `m`), ``trial`` (the loss at one rate; once or
-twice), ``accept`` (the rate that was accepted, or 0). The optimizer of the configuration has no part in it.
+There are three graphs on one state: ``step`` (gradients, projection, direction, `m`), ``trial``
+(the loss at one rate; run once or twice) and ``accept`` (applies the accepted rate, or 0). The
+configured optimizer is not used.
 
-Source: MindSpore Boost 2.10, DimReduce (the algebra by reading and running it); Li et al., Low Dimensional Trajectory
-Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces (2021), for the idea.
+Source: MindSpore Boost 2.10, DimReduce (the algebra, from reading and running it); Li et al., Low
+    Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces (2021), for the
+    idea.
 """
 
 from __future__ import annotations
@@ -47,11 +50,11 @@ __all__ = ["PROJECTED", "DimReduce", "read_basis"]
 _FLOAT, _BOOL, _INT64 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT64
 _OWN: Final = "ortboost/dim_reduce"
 PROJECTED: Final = f"{_OWN}/projected"
-"""The tensor `gk`, still scaled: what travels between processes where `alpha` is 0."""
+"""Name of the tensor `gk`, still scaled; the processes exchange only it if `alpha` is 0."""
 _BASIS, _B, _B_NEXT = f"{_OWN}/basis", f"{_OWN}/B", f"{_OWN}/B_next"
 _GK, _GK_LAST, _DK, _SK = (f"{_OWN}/{name}" for name in ("gk", "gk_last", "dk", "sk"))
 _STARTED: Final = f"{_OWN}/started"
-_FLAT_CURVE: Final = 1e-20  # y.sk below it says nothing of the curvature, as in MindSpore
+_FLAT_CURVE: Final = 1e-20  # smaller y.sk carries no information on the curvature; as in MindSpore
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,20 @@ class DimReduce(StepTaker):
     """Dimension-reduced training.
 
     Args:
-        pca_mat_path: The ``.npy`` file of the components, `k x n`, made by ``ortboost pca``; it is copied into the
-            program.
-        n_components: `k`; 0 for all that the file has, otherwise its first ones.
+        pca_mat_path: ``.npy`` file of the components, `k x n`, written by ``ortboost pca``; it is
+            copied into the program.
+        n_components: `k`, to use the first `k` components of the file; 0 for all.
         rho: Rate of the second trial.
         gamma: Decay of the momentum of the residual.
-        alpha: Rate of the residual; 0 trains in the subspace alone, and only `k` numbers travel.
-        sigma: Share of the slope that a trial must win.
-        first: `B` starts as this number times the identity (1 in MindSpore); less where no rate is ever
-            accepted, because a step as long as the gradient is too long.
+        alpha: Learning rate of the residual; with 0, training stays in the subspace, and processes
+            exchange only `k` values.
+        sigma: Sufficient-decrease (Armijo) constant: fraction of the slope by which a trial must
+            reduce the loss.
+        first: Initial `B`, as a multiple of the identity (1 in MindSpore). Use less if no rate is
+            ever accepted because a step of the gradient's length is too long.
 
     Raises:
-        ConfigError: A number out of range.
+        ConfigError: A value out of range.
 
     Example:
         >>> DimReduce("components.npy", n_components=16).to_dict()["n_components"]
@@ -90,10 +95,10 @@ class DimReduce(StepTaker):
     card: ClassVar[str] = "dim-reduce"
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "grad-freeze": "the components are of all parameters",
-            "grad-accumulation": "the line search is of one batch",
+            "grad-freeze": "the components span all parameters",
+            "grad-accumulation": "the line search uses one batch",
             "group-loss-scale": "gradients are projected together, so they need one scale",
-            "adasum": "both take the step",
+            "adasum": "both define the step",
             "thor": "the step is a line search, not the gradient",
             "clip": "the step is a line search, not the gradient",
             "grad-centralization": "the step is a line search, not the gradient",
@@ -107,16 +112,16 @@ class DimReduce(StepTaker):
 
     @property
     def travels(self) -> str | None:
-        """`gk` where the residual is not trained."""
+        """The name of `gk` if the residual is not trained; only it is exchanged then."""
         return None if self.alpha else PROJECTED
 
     # ---- the graph `step` ---------------------------------------------------------------------
 
     def states(self, trained: Sequence[Parameter]) -> list[State]:
-        """Components, what BFGS keeps, what the trials need, and the momentum of the residual.
+        """The components, the state of BFGS and the trials, and the momentum of the residual.
 
         Raises:
-            FileError: The file of the components cannot be read, or does not fit.
+            FileError: The file of components cannot be read, or does not fit the parameters.
         """
         basis = read_basis(self.pca_mat_path, sum(p.size for p in trained), self.n_components)
         k, zeros = len(basis), np.zeros(len(basis), np.float32)
@@ -146,9 +151,9 @@ class DimReduce(StepTaker):
         other = next((p for p in graph.trained if p.dtype != _FLOAT), None)
         if other is not None:
             raise ConfigError(
-                f"The parameter '{other.name}' is {other.dtype}; components are float32.",
+                f"The parameter '{other.name}' is {other.dtype}; dim-reduce needs float32.",
                 where=f"boost '{self.name}'",
-                fix="Freeze it, or leave the boost out.",
+                fix="Freeze it, or remove the boost.",
             )
         b = Builder(graph.model.graph, _OWN)
         made = values_by_name(graph.model.graph)
@@ -164,7 +169,7 @@ class DimReduce(StepTaker):
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
-        """Direction, BFGS and momentum; they go to states of their own."""
+        """Compute direction, BFGS and momentum into the boost's states; gradients are unchanged."""
         b, old, gk = update.b, update.states, update.memory[self.name]
         if SCALE in old:
             gk = b.op("Div", gk, old[SCALE])
@@ -180,7 +185,7 @@ class DimReduce(StepTaker):
         return gradients
 
     def _bfgs(self, b: Builder, old: Mapping[str, ir.Value], gk: ir.Value) -> ir.Value:
-        """The next `B` if there is a last step and its curvature is positive, else `B`."""
+        """The next `B` if there is a previous step with positive curvature, else `B`."""
         y, sk, matrix = b.op("Sub", gk, old[_GK_LAST]), old[_SK], old[_B]
         curve = b.op("ReduceSum", b.op("Mul", y, sk), keepdims=0, shape=())
         bent = b.op("Greater", curve, b.const(_FLAT_CURVE), dtype=_BOOL)
@@ -200,7 +205,7 @@ class DimReduce(StepTaker):
     # ---- the graphs `trial` and `accept` ------------------------------------------------------
 
     def trial_states(self) -> tuple[str, ...]:
-        """The states that a trial reads besides those of the forward pass."""
+        """The states that a trial reads in addition to those of the forward pass."""
         return (_BASIS, _DK, _GK)
 
     def trial_weights(
@@ -210,7 +215,7 @@ class DimReduce(StepTaker):
         rate: ir.Value,
         trained: Sequence[Parameter],
     ) -> tuple[dict[str, ir.Value], ir.Value]:
-        """The weights at a rate, and what the loss must at least win there (negative)."""
+        """The weights at a rate, and the required change of the loss there (negative)."""
         steps = _parts(b, b.op("MatMul", states[_DK], states[_BASIS]), trained)
         found = {
             p.name: b.op("Add", states[p.name], b.op("Mul", step, rate))
@@ -220,7 +225,7 @@ class DimReduce(StepTaker):
         return found, b.op("Mul", b.op("Mul", slope, rate), b.const(self.sigma))
 
     def accept_states(self, trained: Sequence[Parameter]) -> tuple[str, ...]:
-        """The states that accepting reads or writes, parameters aside."""
+        """The states that ``accept`` reads or writes, except parameters."""
         own = (_BASIS, _B, _B_NEXT, _GK, _GK_LAST, _DK, _SK, _STARTED)
         return (*own, *(_momentum(p) for p in trained if self.alpha))
 
@@ -231,7 +236,7 @@ class DimReduce(StepTaker):
         rate: ir.Value,
         trained: Sequence[Parameter],
     ) -> dict[str, ir.Value]:
-        """The next states, with the rate that was accepted; 0 for none."""
+        """The next states for the accepted rate, 0 if none was accepted."""
         moved = b.op("Greater", rate, b.const(0.0), dtype=_BOOL)
 
         def chosen(new: ir.Value, old: str) -> ir.Value:
@@ -254,29 +259,35 @@ class DimReduce(StepTaker):
 
 
 def read_basis(path: str, length: int, number: int = 0) -> NDArray[np.float32]:
-    """Read components, `k x n`.
+    """Read the components.
 
     Args:
         path: The ``.npy`` file.
-        length: `n`, the number of trained weights.
-        number: How many; 0 for all.
+        length: `n`, the number of elements of all trained weights.
+        number: Number of components to use; 0 for all.
+
+    Returns:
+        The components, float32 ``[k, n]``.
 
     Raises:
-        FileError: It is missing, no float matrix, not finite, or does not fit.
+        FileError: The file cannot be read, is not a finite matrix, or its shape does not fit.
     """
-    fix = "Make it with 'ortboost pca RUN', from checkpoints of this model with the same trained parameters."
+    fix = (
+        "Create it with 'ortboost pca RUN' from checkpoints of this model with the same trained "
+        "parameters."
+    )
     try:
         basis = read_npy(path)
     except (OSError, ValueError) as error:
         raise FileError(
-            "The file of the principal components cannot be read.",
+            "Cannot read the file of principal components.",
             where=f"{path}: {error}",
             fix=fix,
         ) from error
     if basis.ndim != 2 or basis.shape[1] != length or len(basis) < max(1, number):
         raise FileError(
-            f"The principal components are {list(basis.shape)}; at least "
-            f"{[max(1, number), length]} is needed.",
+            f"The principal components have shape {list(basis.shape)}; expected at least "
+            f"{[max(1, number), length]}.",
             where=path,
             fix=fix,
         )
@@ -302,7 +313,7 @@ def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def _parts(b: Builder, whole: ir.Value, trained: Sequence[Parameter]) -> list[ir.Value]:
-    """A vector of all weights, weight by weight."""
+    """Split a vector of all weights into the weights."""
     if len(trained) == 1:
         pieces: Sequence[ir.Value] = [whole]
     else:

@@ -6,17 +6,18 @@ r"""THOR: gradients preconditioned with the inverse Fisher matrix of each layer.
     u  <- u + wd w,   u <- u min(1, 1/|u|)    with clip
     v  <- mu v + u,   w <- w - lr v           the optimizer: Momentum for MindSpore's `nn.thor`
 
-Factors and inverses are made at every ``frequency``-th update, by a graph of its own (``step.onnx``); all updates
-between use the stored inverses and cost little more than a plain step (``step.1.onnx``). Which graph comes next follows from the number of
-applied updates: a step that overflows is tried again with the same one.
+Factors and inverses are computed at every ``frequency``-th update, by a separate graph
+(``step.onnx``); the updates in between use the stored inverses and cost little more than a plain
+step (``step.1.onnx``). The number of applied updates selects the graph, so that a step that
+overflows is retried with the same graph.
 
-An inverse that does not come out accurate is not taken: its block goes on with the old one, at first the unit matrix, and is
-counted in the state ``ortboost/thor/kept_blocks``.
+An inverse that is not accurate is discarded: its block keeps the previous inverse, initially the
+identity, and is counted in the state ``ortboost/thor/kept_blocks``.
 
-Sources: see :mod:`ortboost.boosts.thor_factors`; which arguments there are, MindSpore 2.10's `nn.thor`; the running
-average and the correction `pi` of the damping, Martens and Grosse, 2015, sections 5 and 6.3; the bound on the change of
-the outputs, Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored approximations",
-ICLR 2017.
+Sources: see :mod:`ortboost.boosts.thor_factors`; MindSpore 2.10's `nn.thor` for the arguments;
+    Martens and Grosse, 2015, sections 5 and 6.3, for the running average and the correction `pi` of
+    the damping; Ba, Grosse and Martens, "Distributed second-order optimization using
+    Kronecker-factored approximations", ICLR 2017, for the bound on the change of the outputs.
 """
 
 from __future__ import annotations
@@ -58,20 +59,24 @@ class Thor(UpdateSplitter):
     """THOR.
 
     Args:
-        damping: Added to the spectrum of `F`; a number, or one for each update, the last of which goes on.
-        damping_decay: The damping is multiplied with it at each update.
-        frequency: Updates from one computation of factors and inverses to the next.
+        damping: Added to the spectrum of `F`; one value, or one per update, the last of which is
+            used for all further updates.
+        damping_decay: Factor that multiplies the damping at each update.
+        frequency: Updates between computations of factors and inverses.
         mode: ``paper``, or ``mindspore`` for the factors that MindSpore computes on a GPU.
-        batch_size: Terms that the loss is the mean of; ``None`` to count them. Needed with ``mindspore``.
-        block: Most rows of a factor that are inverted together; 0 for whole factors.
-        factor_decay: Share of the former factors in a running average, 0 for none.
-        pi: Divide the damping between the two factors by their mean eigenvalues.
-        kl_clip: Bound of the change of the network's outputs by one update, as a divergence to second order; 0 for
-            none. It keeps the first updates, whose factors are poor, from leading astray; 0.001 is usual.
-        clip: Shorten each update, decay included, to a norm of 1 at most.
+        batch_size: Number of terms that the loss is the mean of; ``None`` to count them. Required
+            with ``mindspore``.
+        block: Maximum rows of a diagonal block to invert; 0 to invert whole factors.
+        factor_decay: Weight of the previous factors in a running average; 0 for no average.
+        pi: Divide the damping between the two factors according to their mean eigenvalues.
+        kl_clip: Bound on the change of the network's outputs by one update, as a KL divergence to
+            second order; 0 for no bound. It limits the first updates, whose factors are poor
+            estimates; 0.001 is usual.
+        clip: Clip each update, including weight decay, to a norm of 1.
 
     Raises:
-        ConfigError: A value out of range, or ``mindspore`` without a batch size.
+        ConfigError: A value out of range; or ``mindspore`` without a batch size, or with a running
+            average or ``pi``.
 
     Example:
         >>> Thor(frequency=3).schedule()
@@ -95,9 +100,9 @@ class Thor(UpdateSplitter):
     separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "grad-freeze": "what is frozen at a second-order update would get no factors; both split "
-            "the update",
-            "group-loss-scale": "factors are un-scaled with the one scale of all layers",
+            "grad-freeze": "parameters frozen at a second-order update would get no factors; both "
+            "split the update",
+            "group-loss-scale": "factors are unscaled with a single scale for all layers",
         }
     )
 
@@ -105,13 +110,14 @@ class Thor(UpdateSplitter):
         super().__post_init__()
         if self.damping == ():
             raise ConfigError(
-                "There is no damping.", where="boost 'thor', damping", fix="Give a number above 0."
+                "The damping is empty.", where="boost 'thor', damping", fix="Give a value above 0."
             )
         if self.mode == "mindspore" and (self.batch_size is None or self.factor_decay or self.pi):
             raise ConfigError(
-                "MindSpore's factors need the batch size, and know neither running averages nor pi.",
+                "MindSpore's factors need the batch size, and support neither running averages nor "
+                "pi.",
                 where="boost 'thor', mode=mindspore",
-                fix="Give batch_size, and leave factor_decay and pi out.",
+                fix="Set batch_size, and leave factor_decay and pi out.",
             )
 
     @property
@@ -125,17 +131,17 @@ class Thor(UpdateSplitter):
     # ---- graphs -------------------------------------------------------------------------------
 
     def split(self, graph: GraphContext) -> tuple[Sequence[Sequence[str]], Report]:
-        """All parameters in both graphs: the first makes factors, the second uses them."""
+        """Two graphs with all parameters: the first computes factors, the second reuses them."""
         names = [parameter.name for parameter in graph.trained]
         report = Report("thor_graphs")
         if self.frequency == 1:
             return [names], report
         report.changed["step.onnx"] = f"factors and inverses, every {self.frequency}th update"
-        report.changed["step.1.onnx"] = "the updates between"
+        report.changed["step.1.onnx"] = "the updates in between"
         return [names, names], report
 
     def schedule(self) -> NDArray[np.int64]:
-        """The first of each ``frequency`` updates is of second order."""
+        """The graph of each update in a cycle: the first refreshes the factors."""
         return (np.arange(self.frequency) > 0).astype(np.int64)
 
     def rewrite_forward(self, graph: GraphContext) -> Report:
@@ -144,7 +150,7 @@ class Thor(UpdateSplitter):
         for layer in [*layers] if self.mode == "mindspore" else ():
             if isinstance(layer, Layer) and layer.kind == "conv" and not _known_to_mindspore(layer):
                 layers.remove(layer)
-                plain[layer.weight] = "MindSpore has factors for plain 2-d convolutions only"
+                plain[layer.weight] = "MindSpore has factors only for plain 2-d convolutions"
         graph.memory[self.name] = layers
         report = Report("thor", kept=plain)
         for layer in layers:
@@ -164,34 +170,34 @@ class Thor(UpdateSplitter):
         return report
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
-        """Inputs and output gradients of all layers, in the graph of second order."""
+        """The inputs and output gradients of all layers, in the second-order graph."""
         layers: list[Layer | NormLayer] = graph.memory[self.name]
         if graph.number or not layers:
             return (), ()
         seen = [layer.source for layer in layers if self._sides.of(layer)]
-        wanted = [layer.output for layer in layers if self._sides.of(layer)]
-        return [*dict.fromkeys([*seen, TERMS])], [*dict.fromkeys(wanted)]
+        outputs = [layer.output for layer in layers if self._sides.of(layer)]
+        return [*dict.fromkeys([*seen, TERMS])], [*dict.fromkeys(outputs)]
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
-        """Remember them."""
-        seen, wanted = self.watched(graph)
+        """Store the watched values in the memory of the conversion."""
+        seen, outputs = self.watched(graph)
         values = {
             value.name or "": value
             for value in (*graph.model.graph.inputs, *graph.model.graph.outputs)
         }
-        names = [*seen, *(f"{name}_grad" for name in wanted)]
+        names = [*seen, *(f"{name}_grad" for name in outputs)]
         graph.memory["thor.values"] = {name: values[name] for name in names}
 
     # ---- states -------------------------------------------------------------------------------
 
     def states_of(self, graph: GraphContext) -> list[State]:
-        """Inverses, and factors for a running average or a window of accumulation."""
+        """The inverses, and the factors of a running average or an accumulation window."""
         layers: list[Layer | NormLayer] = graph.memory[self.name]
         if graph.window > 1 and self.mode == "mindspore":
             raise ConfigError(
-                "MindSpore's factors are those of one batch.",
+                "MindSpore's factors are computed from a single batch.",
                 where="boosts 'thor' with mode=mindspore and 'grad-accumulation'",
-                fix="Take mode=paper, whose factors are averaged over the window.",
+                fix="Use mode=paper, whose factors are averaged over the window.",
             )
         first: Literal["update", "never"] = "never" if graph.number else "update"
         found = []
@@ -225,7 +231,7 @@ class Thor(UpdateSplitter):
     # ---- the update ---------------------------------------------------------------------------
 
     def observe(self, step: StepContext) -> dict[str, ir.Value]:
-        """The mean factors of a window of accumulation so far."""
+        """Update the running mean of the factors in an accumulation window."""
         if step.number:
             return {}
         b, found = step.b, {}
@@ -242,7 +248,7 @@ class Thor(UpdateSplitter):
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
-        """Refresh the inverses, if this is the graph for it, and precondition."""
+        """Refresh the inverses in the second-order graph, and precondition the gradients."""
         layers: list[Layer | NormLayer] = update.memory[self.name]
         states = {
             (layer.weight, side): update.states[state_name("inverse", side, layer.weight)]
@@ -275,7 +281,7 @@ class Thor(UpdateSplitter):
         gradients: Mapping[str, ir.Value],
         steps: Mapping[str, ir.Value],
     ) -> ir.Value:
-        """`min(1, sqrt(k / (lr^2 sum(u dL/dW))))`; `lr` is that of all without one of their own."""
+        """`min(1, sqrt(k / (lr^2 sum(u dL/dW))))`, with the default learning rate `lr`."""
         b = update.b
         products = [
             b.op("ReduceSum", b.op("Mul", step, gradients[name]), keepdims=0, shape=())
@@ -291,7 +297,7 @@ class Thor(UpdateSplitter):
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
     ) -> ir.Value:
-        """MindSpore's ``enable_clip_grad``: each tensor by itself, after the weight decay."""
+        """Clip each tensor separately after weight decay; MindSpore's ``enable_clip_grad``."""
         if not self.clip:
             return gradient
         b = update.b
@@ -300,15 +306,15 @@ class Thor(UpdateSplitter):
 
     @property
     def needs_one_process(self) -> str | None:
-        """Terms that are given are those of a whole batch, and MindSpore's factors are no means over it."""
+        """Why these settings do not support several processes, or ``None``."""
         if self.mode == "mindspore":
-            return "MindSpore's factors of a convolution are not the mean of those of its parts."
+            return "MindSpore's factors of a convolution are not means over the parts of a batch."
         if self.batch_size is not None:
-            return "The batch_size of THOR is that of a whole batch, of which a process has a part."
+            return "The batch_size of THOR is that of the whole batch; a process has only a part."
         return None
 
     def batch_means(self, step: StepContext) -> dict[str, ir.Value]:
-        """What the factors of this batch are made of, in the graph of second order."""
+        """The batch means that the factors are computed from, in the second-order graph."""
         if step.number or not step.memory[self.name]:
             return {}
         b = step.b
@@ -336,7 +342,7 @@ class Thor(UpdateSplitter):
 
 
 def _known_to_mindspore(layer: Layer) -> bool:
-    """Whether it is a convolution in two dimensions, without groups and dilation."""
+    """Whether a convolution is two-dimensional, without groups and dilation."""
     dilations = (layer.attributes or {}).get("dilations")
     dilated = dilations is not None and any(d != 1 for d in dilations.as_ints())
     return len(layer.kernel) == 2 and layer.groups == 1 and not dilated

@@ -1,4 +1,4 @@
-"""What THOR costs, layer by layer: state, and multiply-accumulates of factors, inverses and preconditioning."""
+"""Costs of THOR per layer: bytes of state and multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["cost_words", "layer_cost"]
 def layer_cost(
     layer: Layer | NormLayer, sides: Sides, kept: int, output: ir.Value | None
 ) -> dict[str, str | int | None]:
-    """The costs of a layer.
+    """Compute the costs of a layer.
 
     Args:
         layer: The layer.
         sides: Its factors.
-        kept: Copies of the factors in the state, inverses included.
-        output: Its output in the training graph, which tells the rows of a sample.
+        kept: Copies of the factors in the state, including the inverses.
+        output: Its output in the training graph, which determines the rows per sample.
 
     Returns:
-        Column to value: ``layer``, ``A`` and ``G`` (rows and blocks of the factors), ``state_bytes``, and multiply-accumulates:
-        ``factors`` for each sample of the batch (``None`` where its rows are not known before a run) and ``inverses``, at updates of
-        second order, ``step`` at every update.
+        Column to value: ``layer``; ``A`` and ``G``, rows and blocks of the factors;
+        ``state_bytes``; and multiply-accumulates: ``factors`` per sample (``None`` if its rows are
+        not static) and ``inverses`` at second-order updates, ``step`` at every update.
     """
     shapes = {side: sides.shape(layer, side) for side in sides.of(layer)}
     found: dict[str, str | int | None] = {
@@ -49,7 +49,7 @@ def layer_cost(
     blocks = [shape for shape in shapes.values() if len(shape) == 3]
     rows = _rows(output, 1)
     a_row = sum(map(math.prod, blocks))
-    if layer.kind == "conv":  # patches come from a convolution with unit kernels
+    if layer.kind == "conv":  # patches are extracted by a convolution with one-hot kernels
         a_row += layer.inputs * layer.groups * math.prod(layer.kernel)
     size = layer.inputs * layer.outputs * layer.groups
     return {
@@ -61,7 +61,7 @@ def layer_cost(
 
 
 def cost_words(cost: Mapping[str, str | int | None]) -> str:
-    """How a layer is preconditioned, and what that takes, as a text."""
+    """Describe how a layer is preconditioned, and the costs."""
     factors = "" if not cost["A"] else f", A {cost['A']}, G {cost['G']}"
     inverses, step = (float(cost[name] or 0) / 1e6 for name in ("inverses", "step"))
     return (
@@ -83,7 +83,7 @@ def _shape_words(layer: Layer | NormLayer, sides: Sides, side: str) -> str:
 
 
 def _rows(output: ir.Value | None, last: int) -> int | None:
-    """Rows of a sample: all its places but the axes of the features; axis 1 of a convolution is one."""
+    """Rows per sample: the product of all axes that are neither batch nor features."""
     shape = None if output is None else known_shape(output)
     if shape is None or output is None:
         return None

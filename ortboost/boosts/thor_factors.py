@@ -1,38 +1,42 @@
-r"""The factors of a layer from its inputs and output gradients, and what is done with their inverses.
+r"""Kronecker factors of a layer from its inputs and output gradients, and the preconditioning.
 
-`R` rows `a` and `D` of a layer (samples, times positions); `N` terms of the loss, so that `g = N D` is the gradient of
-one term. The mean Fisher matrix of the layer is taken for a Kronecker product:
+A layer has `R` rows (samples times positions) of inputs `a` and output gradients `D`; the loss has
+`N` terms, so that `g = N D` is the gradient of one term. The mean Fisher matrix of the layer is
+approximated by a Kronecker product:
 
     F  ~  (R / N) A (x) G,      A = sum(a a^T) / R,     G = sum(g g^T) / R
 
-For a fully connected layer of a classifier `R = N`; for a convolution `R / N` is the number of positions, and this
-is the approximation of Grosse and Martens; for a language model every position is a term. `a` has one row for
-each group of a convolution; each group has a product of its own. A factor of more than ``block`` rows is cut into blocks
-on its diagonal, and what is between them is dropped.
+For a fully connected layer of a classifier, `R = N`. For a convolution, `R / N` is the number of
+positions; this is the approximation of Grosse and Martens. For a language model, every position is
+a term. Each group of a convolution has its own rows and its own product. A factor with more than
+``block`` rows is approximated by its diagonal blocks.
 
-With `s = R / N` and damping `d`, the factors that are kept are `sqrt(s) A` and `sqrt(s) G`:
+With `s = R / N` and damping `d`, the stored factors are `sqrt(s) A` and `sqrt(s) G`:
 
     u = (sqrt(s) G + sqrt(d) I)^-1  dL/dW  (sqrt(s) A + sqrt(d) I)^-1
 
-which is `(A + sqrt(d/s) I)` and so on, divided by `s`. They are made of `s A`, `s G` and `s`: means over the terms, which
-processes with parts of a batch average with their shares of `N`, while `sqrt(s) A` would be none where `s` differs. For scale and bias of a layer normalization, `x` the normalized
-input, it is the diagonal of `F`:
+which equals the inverses of `A + sqrt(d/s) I` and `G + sqrt(d/s) I`, divided by `s`. They are
+computed from `s A`, `s G` and `s`. These are means over the terms, so that processes can average
+them with their shares of `N`; `sqrt(s) A` is not a mean if `s` differs between processes. For scale
+and bias of a layer normalization with normalized input `x`, the diagonal of `F` is used:
 
     f_scale = sum((g x)^2) / N,     f_bias = sum(g^2) / N,     u = dL/dw / (f + sqrt(d))
 
-``mode="mindspore"`` computes the factors as MindSpore 2.10 does on a GPU, `B` its ``batch_size``:
+``mode="mindspore"`` computes the factors as MindSpore 2.10 does on a GPU, with `B` its
+``batch_size``:
 
-- fully connected: `A` is divided by the length of `a`, not by `R`; `G = B^2 sum(D D^T) / R`; `s = 1`;
-- convolution: patches are those of padding ``same``, whatever the layer has; `a` and `D` are averaged over the batch
-  before their products; `R` counts positions, those of the patches for `A` and of the output for `G`, and so does `s`; `u`
-  is divided by the `s` of `A`;
-- embedding: `A` holds the number of each id, divided by `B`; `G` is not cut into blocks;
+- fully connected: `s = 1`; `A` is divided by the length of `a`, not by `R`;
+  `G = B^2 sum(D D^T) / R`;
+- convolution: patches use ``same`` padding regardless of the layer's; `a` and `D` are averaged over
+  the batch before the products; `R` and `s` count positions, of the patches for `A` and of the
+  output for `G`; `u` is divided by the `s` of `A`;
+- embedding: `A` holds the count of each id, divided by `B`; `G` is not divided into blocks;
 - layer normalization: `f = (dL/dw)^2 / B`, at every step.
 
-Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent Computation", AAAI 2021
-(blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate
-Curvature", ICML 2015 (factors, damping); Grosse and Martens, "A Kronecker-factored approximate Fisher matrix for
-convolution layers", ICML 2016.
+Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
+    Computation", AAAI 2021 (blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural
+    Networks with Kronecker-factored Approximate Curvature", ICML 2015 (factors, damping); Grosse
+    and Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers", ICML 2016.
 """
 
 from __future__ import annotations
@@ -56,12 +60,12 @@ _Rows: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]  # rows, their div
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a factor is cut.
+    """Division of a factor into diagonal blocks.
 
     Args:
         length: Rows of the factor.
-        limit: Most rows of a block; 0 for one block.
-        groups: Factors of this kind, one for each group of a convolution.
+        limit: Maximum rows of a block; 0 for one block.
+        groups: Number of such factors, one per group of a convolution.
     """
 
     length: int
@@ -70,37 +74,37 @@ class Blocks:
 
     @property
     def number(self) -> int:
-        """Blocks of a factor."""
+        """Number of blocks per factor."""
         return 1 if not self.limit else -(-self.length // self.limit)
 
     @property
     def size(self) -> int:
-        """Rows of a block; the last one may be padded."""
+        """Rows of a block; the last block may be padded."""
         return self.length if self.number == 1 else self.limit
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of all blocks in one tensor."""
+        """Shape of the tensor of all blocks."""
         return (self.groups * self.number, self.size, self.size)
 
     @property
     def padding(self) -> int:
-        """Rows that are missing in the last block."""
+        """Rows by which the last block is padded."""
         return self.number * self.size - self.length
 
 
 @dataclass(frozen=True)
 class FactorMaker:
-    """Appends the factors of layers.
+    """Appends nodes for the factors of layers.
 
     Args:
-        b: Gets the nodes.
-        values: Name of an inner value or of its gradient to the value.
-        unscale: What un-scales a gradient; ``None`` for 1.
-        terms: `N` for a mean of terms, 1 for their sum, as in `g`; float32 scalar.
-        number: `N`.
-        block: Most rows of a block.
-        batch_size: `B`; ``None`` unless as in MindSpore.
+        b: Builder for the nodes.
+        values: Name of an intermediate value or of its gradient to the value.
+        unscale: Factor that unscales gradients; ``None`` for 1.
+        terms: Factor from `D` to `g`: `N` for a mean loss, 1 for a sum; float32 scalar.
+        number: `N`, float32 scalar.
+        block: Maximum rows of a block.
+        batch_size: `B` for MindSpore's factors, else ``None``.
     """
 
     b: Builder
@@ -112,10 +116,10 @@ class FactorMaker:
     batch_size: int | None
 
     def of(self, layer: Layer | NormLayer) -> dict[str, ir.Value]:
-        """Side of the layer to its factor, float32: ``a`` and ``g`` as blocks, or ``f``.
+        """The factors of a layer by side, float32: ``a`` and ``g`` as blocks, or ``f``.
 
-        ``gain`` is a number that the product of the inverses is multiplied with. Where there is ``share``,
-        which is `s`, the others are `s A` and `s G`.
+        If present, ``gain`` is a factor for the product of the inverses, and ``share`` is `s`; with
+        ``share``, the others are `s A` and `s G`.
         """
         if isinstance(layer, NormLayer):
             return {"f": self._norm(layer)}
@@ -142,7 +146,7 @@ class FactorMaker:
             x, d = (b.op("ReduceMean", v, b.ints(0), keepdims=1) for v in (x, d))
             attributes.pop("pads", None)
             attributes["auto_pad"] = ir.AttrString("auto_pad", "SAME_UPPER")
-        # Patches by a convolution: each channel with one kernel for each place, 1 there and 0 elsewhere.
+        # Extract patches with a depthwise convolution: one one-hot kernel per channel and offset.
         places = math.prod(layer.kernel)
         channels = layer.inputs * layer.groups // places
         one_hot = b.const(np.eye(places).reshape(places, 1, *layer.kernel))
@@ -201,7 +205,7 @@ class FactorMaker:
         }
 
     def _means(self, layer: Layer, a: ir.Value, d: ir.Value) -> dict[str, ir.Value]:
-        """Over the terms, not over the rows."""
+        """Means over the terms, not over the rows."""
         share = self.b.op("Div", self._length(d, 2), self.number)
         return {**self._both(layer, (a, self.number, None), (d, self.number, None)), "share": share}
 
@@ -213,20 +217,20 @@ class FactorMaker:
         return _single(self.b, self.values[layer.source])
 
     def _gradient(self, layer: Layer | NormLayer) -> ir.Value:
-        """`g`: un-scaled before anything is squared."""
+        """`g`, unscaled before it is squared."""
         b = self.b
         gradient = _single(b, self.values[f"{layer.output}_grad"])
         factor = self.terms if self.unscale is None else b.op("Mul", self.terms, self.unscale)
         return b.op("Mul", gradient, factor)
 
     def _rows(self, value: ir.Value, length: int) -> ir.Value:
-        """``[..., length]`` as ``[1, length, rows]``."""
+        """Reshape ``[..., length]`` to ``[1, length, rows]``."""
         b = self.b
         flat = b.op("Reshape", value, b.ints(1, -1, length))
         return b.op("Transpose", flat, perm=[0, 2, 1])
 
     def _positions(self, value: ir.Value, groups: int, length: int) -> ir.Value:
-        """``[samples, groups length, ...]`` as ``[groups, length, rows]``."""
+        """Reshape ``[samples, groups * length, ...]`` to ``[groups, length, rows]``."""
         b = self.b
         flat = b.op("Reshape", value, b.ints(0, groups, length, -1))
         turned = b.op("Transpose", flat, perm=[1, 2, 0, 3])
@@ -240,7 +244,7 @@ class FactorMaker:
     def _moment(
         self, rows: ir.Value, divisor: ir.Value, blocks: Blocks, share: ir.Value | None
     ) -> ir.Value:
-        """``[groups, length, rows]`` to the blocks of `sqrt(s) sum(row row^T) / divisor`."""
+        """Blocks of `sqrt(s) sum(row row^T) / divisor`, from ``[groups, length, rows]``."""
         b = self.b
         if blocks.padding:
             rows = b.op("Pad", rows, b.ints(0, 0, 0, 0, blocks.padding, 0))
@@ -262,15 +266,15 @@ def _single(b: Builder, value: ir.Value) -> ir.Value:
 def precondition(
     b: Builder, layer: Layer, gradient: ir.Value, a: ir.Value, g: ir.Value, block: int
 ) -> ir.Value:
-    """Append `G^-1 dL/dW A^-1` in the layout of the weight.
+    """Append nodes for `G^-1 dL/dW A^-1`, in the layout of the weight.
 
     Args:
-        b: Gets the nodes.
+        b: Builder for the nodes.
         layer: The layer.
         gradient: `dL/dW`.
-        a: Blocks of the inverse of `A`; of an embedding the inverse of its diagonal.
+        a: Blocks of the inverse of `A`; for an embedding, the inverse of its diagonal.
         g: Blocks of the inverse of `G`.
-        block: Most rows of a block.
+        block: Maximum rows of a block.
     """
     inner = Blocks(layer.inputs, block, layer.groups)
     outer = Blocks(layer.outputs, block, layer.groups)
@@ -285,7 +289,7 @@ def precondition(
 
 
 def _left(b: Builder, matrix: ir.Value, inverse: ir.Value, blocks: Blocks) -> ir.Value:
-    """``[groups, rows, columns]``, the rows in blocks."""
+    """Multiply ``[groups, rows, columns]`` from the left by block-diagonal inverses."""
     if blocks.number == 1:
         return b.op("MatMul", inverse, matrix)
     if blocks.padding:
@@ -298,7 +302,7 @@ def _left(b: Builder, matrix: ir.Value, inverse: ir.Value, blocks: Blocks) -> ir
 
 
 def _right(b: Builder, matrix: ir.Value, inverse: ir.Value, blocks: Blocks) -> ir.Value:
-    """``[groups, rows, columns]``, the columns in blocks; they are symmetric."""
+    """Multiply ``[groups, rows, columns]`` from the right by symmetric block-diagonal inverses."""
     if blocks.number == 1:
         return b.op("MatMul", matrix, inverse)
     turned = b.op("Transpose", matrix, perm=[0, 2, 1])

@@ -1,32 +1,34 @@
-r"""Inverses of damped factors, from matrix products and elementwise operators alone.
+r"""Inverses of damped factors, computed with matrix products and elementwise operators only.
 
-ONNX has no operator that inverts or factorizes a matrix. With `A` symmetric, positive definite, float64, and
-`[count, n, n]` matrices in one chain:
+ONNX has no operator that inverts or factorizes a matrix. Let `A` be symmetric, positive definite
+and float64; `[count, n, n]` matrices are inverted together.
 
-**Halves.** By the block form of the inverse (Schur complement), until a matrix has 32 rows:
+**Halves.** Recurse with the blockwise inverse (Schur complement) until a matrix has 32 rows:
 
     [A11  A12]^-1    [X11 + B X22 B^T   -B X22]         X11 = A11^-1,   B = X11 A12
     [A21  A22]     = [   -(B X22)^T        X22],        X22 = (A22 - A21 B)^-1
 
-`B` is corrected once, `B <- B + X11 (A12 - A11 B)`: a factor of few samples has hardly any rank, so that what is left
-of `A22` is as small as the damping, and an error of `B` would be all of it. Then one step of Newton, `X <- X (2 I - A X)`,
-gives back the digit that each level costs.
+`B` is refined once, `B <- B + X11 (A12 - A11 B)`: a factor estimated from few samples has low
+rank, so that the Schur complement may be as small as the damping, and an error of `B` would
+dominate it. Then one Newton step, `X <- X (2 I - A X)`, recovers the digit that each level loses.
 
-**Leaves.** Newton-Schulz, with the step that is best for eigenvalues of `A X` between `m` and `2 - m`:
+**Leaves.** Newton-Schulz, with the optimal step for eigenvalues of `A X` between `m` and `2 - m`:
 
     X <- c X (2 I - A X),     c = 2 / (1 + m (2 - m)),     m <- c m (2 - m)
 
-`m` starts from the bounds of the spectrum that are known: the damping, and the largest sum of a row. Both hold for
-Schur complements, too. While `m` is small a step makes it four times as large, and then squares the error: 18
-steps do for condition numbers to 1e8. Of 128 rows, all of it costs `7.2 n^3` multiply-accumulates, where Newton-Schulz
-on the whole matrix would take `37 n^3`.
+`m` starts from known bounds of the spectrum: the damping, and the largest absolute row sum. Both
+also hold for Schur complements. While `m` is small, each step multiplies it by about four; after
+that, each step squares the error. 18 steps suffice for condition numbers up to 1e8. For 128 rows,
+the total cost is `7.2 n^3` multiply-accumulates; Newton-Schulz on the whole matrix would need
+`37 n^3`.
 
-**Check.** `X` is taken if `|A X - I| <= 1e-5` in the Frobenius norm, which bounds its relative error. In float32 none
-of this would do: a condition number of 1e6 leaves one digit.
+**Check.** `X` is accepted if `|A X - I| <= 1e-5` in the Frobenius norm, which bounds its relative
+error. float32 would not be sufficient: a condition number of 1e6 leaves one digit.
 
-Sources: Higham, "Functions of Matrices", 2008, sections 5.3 and 7.3 (Newton-Schulz); Pan and Schreiber, "An improved
-Newton iteration for the generalized inverse of a matrix", 1991 (the scaled step); Boyd and Vandenberghe,
-"Convex Optimization", 2004, appendix A.5.5 (Schur complement).
+Sources: Higham, "Functions of Matrices", 2008, sections 5.3 and 7.3 (Newton-Schulz); Pan and
+    Schreiber, "An improved Newton iteration for the generalized inverse of a matrix", 1991 (the
+    scaled step); Boyd and Vandenberghe, "Convex Optimization", 2004, appendix A.5.5 (Schur
+    complement).
 """
 
 from __future__ import annotations
@@ -51,26 +53,26 @@ __all__ = [
 ]
 
 LEAF: Final = 32
-"""Rows of the matrices that are inverted by Newton-Schulz; sizes are multiples of it."""
+"""Maximum rows of a matrix inverted by Newton-Schulz; larger sizes are multiples of it."""
 ACCURACY: Final = 1e-5
-"""Bound of the relative error of an inverse that is taken."""
+"""Bound on the relative error of an accepted inverse."""
 
 _STEPS: Final = 18
-_SMALLEST: Final = 2e-8  # of the bounds m that the steps suffice for
+_SMALLEST: Final = 2e-8  # lower limit of m, for which the steps suffice
 _DOUBLE, _FLOAT, _INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor on the way to its inverse.
+    """A factor to be inverted.
 
     Args:
-        key: Its name.
+        key: Names of the weight and the side.
         shape: ``(blocks, rows, rows)``.
-        blocks: float32, of this shape.
-        damping: What is added to its diagonal, float64 scalar.
+        blocks: The blocks of the factor, float32, of this shape.
+        damping: Added to the diagonal, float64 scalar.
         old: The inverses to keep where the new ones are not accurate.
-        gain: A number that the inverses are multiplied with.
+        gain: A factor for the inverses; ``None`` for 1.
     """
 
     key: tuple[str, str]
@@ -82,7 +84,7 @@ class Factor:
 
 
 def padded_rows(size: int) -> int:
-    """Rows that a block is inverted with: few sizes, so few chains of nodes."""
+    """Rows to which a block is padded: few distinct sizes, so few chains of nodes."""
     step = LEAF // 2 if size <= LEAF // 2 else LEAF if size <= 4 * LEAF else 4 * LEAF
     return step * -(-size // step)
 
@@ -90,15 +92,16 @@ def padded_rows(size: int) -> int:
 def inverted_factors(
     b: Builder, blocks: Sequence[Factor], size: int
 ) -> tuple[dict[tuple[str, str], ir.Value], ir.Value]:
-    """Invert blocks in one chain of products.
+    """Invert factors in one batched chain of products.
 
     Args:
-        b: Gets the nodes.
+        b: Builder for the nodes.
         blocks: The factors.
-        size: Rows that all of them are padded to, of :func:`padded_rows`.
+        size: Rows to which all blocks are padded; see :func:`padded_rows`.
 
     Returns:
-        Key to the inverses, the old ones where the new are not accurate, and how many those are.
+        Key to the inverses, with old inverses where the new ones are not accurate; and the number
+        of those, int64 scalar.
     """
     parts = []
     for block in blocks:
@@ -119,8 +122,8 @@ def inverted_factors(
         good = b.op("Slice", accurate, b.ints(start), b.ints(start + count), b.ints(0))
         found[block.key] = b.op("Where", good, new, block.old, dtype=_FLOAT)
         start += count
-    wrong = b.op("Cast", b.op("Not", accurate, dtype=ir.DataType.BOOL), dtype=_INT64, to=_INT64)
-    return found, b.op("ReduceSum", wrong, keepdims=0, shape=())
+    kept = b.op("Cast", b.op("Not", accurate, dtype=ir.DataType.BOOL), dtype=_INT64, to=_INT64)
+    return found, b.op("ReduceSum", kept, keepdims=0, shape=())
 
 
 def _joined(b: Builder, parts: Sequence[ir.Value]) -> ir.Value:
@@ -130,17 +133,17 @@ def _joined(b: Builder, parts: Sequence[ir.Value]) -> ir.Value:
 def damped_inverses(
     b: Builder, matrices: ir.Value, size: int, damping: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Append `(A + d I)^-1`.
+    """Append nodes for `(A + d I)^-1`.
 
     Args:
-        b: Gets the nodes.
-        matrices: float64 ``[count, size, size]``, symmetric, no eigenvalue below 0.
+        b: Builder for the nodes.
+        matrices: float64 ``[count, size, size]``, symmetric and positive semidefinite.
         size: At most :data:`LEAF`, or a multiple of it.
-        damping: `d`, float64, ``[count, 1, 1]``, above 0.
+        damping: `d > 0`, float64 ``[count, 1, 1]``.
 
     Returns:
-        The inverses, float64 ``[count, size, size]``, and which of them are accurate, bool ``[count, 1, 1]``. The others
-        hold anything, not-a-number included.
+        The inverses, float64 ``[count, size, size]``, and whether each is accurate, bool
+        ``[count, 1, 1]``. Inverses that are not accurate have arbitrary values, including NaN.
     """
     eye = _eye(b, size)
     damped = b.op("Add", matrices, b.op("Mul", eye, damping))
@@ -152,12 +155,12 @@ def damped_inverses(
     square = b.op("ReduceSumSquare", error, b.ints(-2, -1), keepdims=1)
     accurate = b.op(
         "LessOrEqual", square, b.const(ACCURACY**2, _DOUBLE), dtype=ir.DataType.BOOL
-    )  # false where it is not a number
+    )  # false for NaN
     return inverse, accurate
 
 
 def inverse_cost(size: int) -> int:
-    """Multiply-accumulates of the inverse of one matrix, with its check.
+    """Multiply-accumulates for inverting one matrix, including the check.
 
     Example:
         >>> inverse_cost(128) / 128**3
@@ -180,7 +183,7 @@ def _half(size: int) -> int:
 
 
 def _steps(b: Builder, smallest: ir.Value, largest: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
-    """The factor of the first guess, and `c` of each step, ``[count, 1, 1]``."""
+    """The scale of the initial guess, and `c` of each step, all ``[count, 1, 1]``."""
     two, one = b.const(2.0, _DOUBLE), b.const(1.0, _DOUBLE)
     start = b.op("Div", two, b.op("Add", smallest, largest))
     m = b.op("Max", b.op("Mul", smallest, start), b.const(_SMALLEST, _DOUBLE))
@@ -206,7 +209,7 @@ def _inverse(
     product = b.op("MatMul", x11, a12)
     rest = b.op("Sub", a12, b.op("MatMul", a11, product))
     product = b.op("Add", product, b.op("MatMul", x11, rest))
-    # Not its transpose: onnxruntime fuses that into a product that it has in float32 only.
+    # Not a Transpose: onnxruntime fuses it into a MatMul that exists only in float32.
     turned = b.op("MatMul", a21, x11)
     rest = b.op("Sub", a21, b.op("MatMul", turned, a11))
     turned = b.op("Add", turned, b.op("MatMul", rest, x11))

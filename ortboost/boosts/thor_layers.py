@@ -1,20 +1,20 @@
-"""Which layers THOR preconditions, and where their inputs and output gradients are.
+"""Find the layers that THOR preconditions, with their inputs and outputs.
 
-A weight is that of a layer if one node of the main graph reads it, perhaps through Cast, Identity or Transpose, and no
-other:
+A weight belongs to such a layer if exactly one node of the main graph reads it, possibly through
+Cast, Identity or Transpose:
 
     =====================  ==================  =========================================
     node                   weight              rows of `a` and `D`
     =====================  ==================  =========================================
-    MatMul(x, w)           [in, out]           every index of `x` but the last axis
+    MatMul(x, w)           [in, out]           all axes of `x` but the last
     Gemm(x, w)             [in, out], or       rows of `x`
-                           with transB turned
+                           [out, in] (transB)
     Conv(x, w)             [out, in, k...]     samples and positions; `a` is a patch
     Gather(w, ids)         [entries, width]    the ids; `a` is the unit vector of an id
-    LayerNormalization     scale and bias      every index but the normalized axes
+    LayerNormalization     scale and bias      all axes but the normalized ones
     =====================  ==================  =========================================
 
-Everything else takes the plain update, and the report says why.
+All other parameters get the plain update, and the report says why.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Layer:
         weight: Name of the weight.
         shape: Its shape.
         kind: ``dense``, ``conv`` or ``embedding``.
-        inputs: Length of `a`, for each group of a convolution.
-        outputs: Length of `D`, the same.
+        inputs: Length of `a`; for a convolution, per group.
+        outputs: Length of `D`; for a convolution, per group.
         groups: Groups of a convolution.
-        rows_in: Whether axis 0 of the weight counts the inputs.
+        rows_in: Whether axis 0 of the weight is the input axis.
         source: Name of the input: activations, or the ids of an embedding.
         output: Name of the output, whose gradient is `D`.
         node: Name of the node.
-        attributes: Of a convolution: strides, pads, dilations, kernel_shape, auto_pad.
-        kernel: Of a convolution: lengths of its kernel.
+        attributes: For a convolution: strides, pads, dilations, auto_pad.
+        kernel: For a convolution: its kernel shape.
     """
 
     weight: str
@@ -74,12 +74,12 @@ class NormLayer:
 
     Args:
         weight: Name of the parameter.
-        shape: Its shape, that of the normalized axes.
-        scale: Whether it is the scale.
+        shape: Its shape, which is that of the normalized axes.
+        scale: Whether it is the scale, not the bias.
         source: Name of the input.
         output: Name of the output.
         node: Name of the node.
-        epsilon: That of the node.
+        epsilon: The epsilon of the node.
     """
 
     weight: str
@@ -94,14 +94,15 @@ class NormLayer:
 def find_layers(
     model: ir.Model, trained: Sequence[Parameter]
 ) -> tuple[list[Layer | NormLayer], dict[str, str]]:
-    """The layers of trained parameters, and why others are none.
+    """Find the layers of trained parameters.
 
     Args:
-        model: The training graph, before its layers are taken apart.
-        trained: What is trained.
+        model: The training graph, before operators are decomposed.
+        trained: The trained parameters.
 
     Returns:
-        The layers in the order of the parameters, and the other parameters with the reason.
+        The layers in the order of the parameters; and other parameters with the reason why they
+        are not preconditioned.
     """
     values = {value.name: value for value in model.graph.initializers.values()}
     values |= {value.name: value for value in model.graph.inputs}
@@ -131,7 +132,7 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
     if node.graph is not graph:
         return f"'{label(node)}' is in a branch or a loop"
     if value.is_graph_output():
-        return "it is an output, too"
+        return "it is a graph output too"
     output = node.outputs[0]
     if is_standard(node, "LayerNormalization") and index in (1, 2):
         return _norm(parameter, node, index)
@@ -160,7 +161,7 @@ def _dense(
     parameter: Parameter, node: ir.Node, source: ir.Value | None, output: ir.Value, inputs_axis: int
 ) -> Layer | str:
     if known_shape(output) is None:
-        return f"the rank of the output of '{label(node)}' is not known"
+        return f"the rank of the output of '{label(node)}' is unknown"
     return Layer(
         parameter.name,
         parameter.shape,
@@ -198,7 +199,7 @@ def _norm(parameter: Parameter, node: ir.Node, index: int) -> NormLayer | str:
     shape = known_shape(node.outputs[0])
     axis = node.attributes.get_int("axis", -1)
     if shape is None or shape[axis:] != parameter.shape:
-        return f"it is not of the shape that '{label(node)}' normalizes"
+        return f"its shape differs from the normalized axes of '{label(node)}'"
     return NormLayer(
         parameter.name,
         parameter.shape,

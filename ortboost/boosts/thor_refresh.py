@@ -1,4 +1,4 @@
-"""An update of second order: damped inverses of this update's factors, or of their running average."""
+"""The second-order update: damped inverses of the current factors or of their running average."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ortboost.graph.build import Builder
 __all__ = ["KEPT", "NAME", "Refresh"]
 
 NAME: Final = "thor"
-"""Where the layers are in the memory of a conversion."""
+"""Key of the layers in the memory of a conversion."""
 KEPT: Final = "ortboost/thor/kept_blocks"
-"""The state that counts the blocks whose new inverse was not accurate."""
+"""Name of the state that counts blocks whose new inverse was not accurate."""
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _DOUBLE = ir.DataType.DOUBLE
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """Makes the inverses; the settings are those of :class:`ortboost.boosts.thor.Thor`."""
+    """Computes the inverses, with the settings of :class:`ortboost.boosts.thor.Thor`."""
 
     sides: Sides
     damping: float | tuple[float, ...]
@@ -36,7 +36,7 @@ class Refresh:
     pi: bool
 
     def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
-        """Weight and side to the factor of this batch, and the ``gain`` of a weight if it has one."""
+        """The factors of this batch by weight and side, and the ``gain`` of a weight if any."""
         b, found = step.b, {}
         for layer in step.memory[NAME]:
             parts = {
@@ -53,7 +53,7 @@ class Refresh:
     def refreshed(
         self, update: UpdateContext, old: Mapping[tuple[str, str], ir.Value]
     ) -> dict[tuple[str, str], ir.Value]:
-        """The inverses of this update's factors; the old ones where those are not accurate."""
+        """The inverses of this update's factors; the old ones where the new are not accurate."""
         b = update.b
         if update.window > 1:
             factors = {key: update.states[state_name("window", key[1], key[0])] for key in old}
@@ -77,16 +77,16 @@ class Refresh:
                     found[key] = self._reciprocal(b, factors[key], root, old[key])
         kept = update.states[KEPT]
         for size, members in chains.items():
-            inverses, wrong = inverted_factors(b, members, size)
+            inverses, discarded = inverted_factors(b, members, size)
             found |= inverses
-            kept = b.op("Add", kept, wrong)
+            kept = b.op("Add", kept, discarded)
         for (name, side), value in found.items():
             update.next_of[state_name("inverse", side, name)] = value
         update.next_of[KEPT] = kept
         return found
 
     def _averaged(self, update: UpdateContext, key: tuple[str, str], new: ir.Value) -> ir.Value:
-        """The running average; what is not finite does not enter it."""
+        """The running average of a factor; a factor that is not finite does not change it."""
         b, state = update.b, state_name("factor", key[1], key[0])
         old = update.states[state]
         share = b.const(self.factor_decay)
@@ -127,7 +127,7 @@ class Refresh:
         factors: Mapping[tuple[str, str], ir.Value],
         root: ir.Value,
     ) -> dict[str, ir.Value]:
-        """What is added to each factor: the root, divided between the two with ``pi``."""
+        """The damping of each factor: the root, divided between the two factors with ``pi``."""
         if not self.pi or not isinstance(layer, Layer):
             return dict.fromkeys(self.sides.of(layer), root)
         a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
@@ -145,7 +145,7 @@ class Refresh:
         return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
 
     def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
-        """`1 / (f + sqrt(d))`; the old one where that is not a number."""
+        """`1 / (f + sqrt(d))`; the old value where that is NaN."""
         damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
         new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
         good = b.op("GreaterOrEqual", new, b.const(0.0), dtype=_BOOL)

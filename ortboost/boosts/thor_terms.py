@@ -1,4 +1,4 @@
-"""The terms that a loss is the mean or sum of: what THOR's Fisher matrix is an expectation over."""
+"""The terms that a loss is the mean or sum of; THOR's Fisher matrix is an expectation over them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ortboost.graph.query import input_at, is_standard
 __all__ = ["TERMS", "Terms", "count_terms", "loss_terms"]
 
 TERMS: Final = "ortboost/thor/terms"
-"""Name of the value that counts them."""
+"""Name of the value with the number of terms."""
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that a loss is made of.
+    """The terms of a loss.
 
     Args:
-        mean: Whether it is their mean, otherwise their sum.
-        labels: Class numbers, one for each term; ``None`` if the terms are the samples.
-        ignored: The label that does not count, if there is one.
+        mean: Whether the loss is their mean; otherwise it is their sum.
+        labels: Class indices, one per term; ``None`` if the terms are the samples.
+        ignored: The label to ignore, if there is one.
     """
 
     mean: bool
@@ -33,7 +33,7 @@ class Terms:
 
 
 def loss_terms(objective: ir.Value) -> Terms:
-    """What a loss is the mean or sum of; of a loss that is not known, the mean over the samples."""
+    """Find the terms of a loss; an unknown loss is assumed to be a mean over the samples."""
     value: ir.Value | None = objective
     mean = True
     while value is not None and (node := value.producer()) is not None:
@@ -52,32 +52,35 @@ def loss_terms(objective: ir.Value) -> Terms:
 
 
 def count_terms(model: ir.Model, found: Terms, data: ir.Value, batch_size: int | None) -> str:
-    """Put their number into the graph as :data:`TERMS`, int64, and tell what they are.
+    """Add the number of terms to the graph as :data:`TERMS`, an int64 scalar.
 
     Args:
         model: The training graph.
         found: The terms.
-        data: What the samples are counted by, on axis 0.
-        batch_size: Their number, if it is given.
+        data: A value whose axis 0 is the batch axis.
+        batch_size: The number of terms, if given.
+
+    Returns:
+        A note that says what the terms are.
     """
     b = Builder(model.graph, "ortboost/thor")
     labels = found.labels
     if batch_size is not None:
         number = b.const(batch_size, _INT64)
-        told = f"{batch_size} terms, as given"
+        terms = f"{batch_size} terms, as given"
     elif labels is not None and found.ignored is not None:
         ignored = b.const(found.ignored, labels.dtype or _INT64)
         counts = b.op("Not", b.op("Equal", labels, ignored, dtype=_BOOL))
         number = b.op("ReduceSum", b.op("Cast", counts, dtype=_INT64, to=_INT64), keepdims=0)
         number = b.op("Max", number, b.const(1, _INT64))
-        told = "its terms are the labels that count"
+        terms = "its terms are the labels that are not ignored"
     elif labels is not None:
         number = b.op("Size", labels, dtype=_INT64)
-        told = "its terms are the labels"
+        terms = "its terms are the labels"
     else:
         shape = b.op("Shape", data, dtype=_INT64)
         number = b.op("Gather", shape, b.const(0, _INT64))
-        told = f"its terms are the samples, axis 0 of '{data.name}'"
+        terms = f"its terms are the samples, axis 0 of '{data.name}'"
     b.op("Identity", number, name=TERMS, dtype=_INT64, shape=())
     b.flush()
-    return f"the loss is a {'mean' if found.mean else 'sum'}; {told}"
+    return f"the loss is a {'mean' if found.mean else 'sum'}; {terms}"

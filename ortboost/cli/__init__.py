@@ -17,33 +17,33 @@ _interrupts: list[int] = []
 
 
 def interrupt_once(number: int, frame: object) -> NoReturn:
-    """Interrupt, and let nothing interrupt the end: Ctrl-C often comes twice, or to a whole group."""
+    """Raise ``KeyboardInterrupt`` once; a second Ctrl-C must not interrupt the shutdown."""
     _interrupts.append(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # at its end, Python takes back what is ignored
+    if hasattr(signal, "pthread_sigmask"):  # an ignored handler is reset when Python shuts down
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     raise KeyboardInterrupt
 
 
-def leave_if_interrupted(told: sys.UnraisableHookArgs) -> None:
-    """End the process if Ctrl-C came in a destructor or callback, where its exception ends: it comes once only.
+def leave_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
+    """End the process if Ctrl-C was raised in a destructor or callback, which cannot propagate it.
 
     Args:
-        told: What :data:`sys.unraisablehook` gets.
+        unraisable: The argument of :data:`sys.unraisablehook`.
     """
-    if told.exc_type is KeyboardInterrupt and _interrupts:
+    if unraisable.exc_type is KeyboardInterrupt and _interrupts:
         os._exit(_interrupted(sys.argv[1:]))
-    sys.__unraisablehook__(told)
+    sys.__unraisablehook__(unraisable)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: Words after ``ortboost``; those of the process if not given.
+        arguments: The command-line arguments; default ``sys.argv[1:]``.
 
     Returns:
-        The exit status, see the README.
+        The exit status; see the README.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     verbose = sum(word.count("v") for word in words if word in ("-v", "-vv", "-vvv"))
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(words)
     except KeyboardInterrupt:
         return _interrupted(words)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        if _interrupts:  # some libraries make another error of it while they are imported
+        if _interrupts:  # some libraries turn Ctrl-C into another error during import
             return _interrupted(words)
         from ortboost.core.errors import OrtBoostError
 
@@ -67,16 +67,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OrtBoostError):
             print(f"error: {error.in_options()}", file=sys.stderr)
             return error.exit_status
-        if isinstance(error, OSError) and error.errno is not None:  # rights, a full disk
-            what, where = f"The file system refused: {error.strerror}.", error.filename
+        if isinstance(error, OSError) and error.errno is not None:  # permissions, a full disk
+            what, where = f"File system error: {error.strerror}.", error.filename
             return _say(
-                what, words, "Check the rights of the folder and the free space.", _FILE, where
+                what,
+                words,
+                "Check the permissions of the folder and the free disk space.",
+                _FILE,
+                where,
             )
-        if hasattr(error, "format_message"):  # what the argument parser raises
+        if hasattr(error, "format_message"):  # raised by the argument parser
             fix = "See 'ortboost --help', or --help after the verb."
             return _say(error.format_message(), words, fix, 2)
         what = f"Unexpected {type(error).__name__}: {error}"
-        return _say(what, words, "This is a bug of ortboost; please report it with -vv.", 1)
+        return _say(
+            what, words, "This is a bug in ortboost; please report it with the output of -vv.", 1
+        )
 
 
 def _interrupted(words: Sequence[str]) -> int:

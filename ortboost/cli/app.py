@@ -1,4 +1,4 @@
-"""The verbs. Each reads its options, calls one function of :mod:`ortboost.api`, prints the result."""
+"""The commands: each parses its options, calls one function of the API and prints the result."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"ortboost {ortboost.__version__}")
         raise typer.Exit
 
@@ -51,7 +51,7 @@ def _top(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Global options."""
 
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -84,13 +84,13 @@ def run(words: Sequence[str]) -> int:
     try:
         status = command.main(args=list(words), prog_name="ortboost", standalone_mode=False)
     except SystemExit as left:
-        if isinstance(left.__context__, BrokenPipeError):  # the parser hides it behind a status 1
+        if isinstance(left.__context__, BrokenPipeError):  # the parser turns it into exit status 1
             raise left.__context__ from None
         raise
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # what older parsers make of Ctrl-C
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C in older versions of the parser
             raise KeyboardInterrupt from None
         raise
-    if status == _INTERRUPTED:  # what newer ones make of it: no word is said
+    if status == _INTERRUPTED:  # Ctrl-C in newer versions, which print nothing
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0

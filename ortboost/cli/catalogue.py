@@ -1,4 +1,4 @@
-"""``ortboost list``: the boosts, one line each, or the card of one."""
+"""``ortboost list``: a table of the boosts, or the card of one boost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["list_boosts"]
 
 @verb(
     "list",
-    "List the boosts, or show the card of one.",
+    "List the boosts, or show the card of one boost.",
     file=False,
     examples="""\b
 Examples:
@@ -24,11 +24,11 @@ Examples:
   ortboost list --json""",
 )
 def list_boosts(
-    name: Annotated[str | None, typer.Argument(help="Show the card of this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the card of this boost.")] = None,
     *,
     console: Console,
 ) -> None:
-    """List the boosts, or show the card of one."""
+    """List the boosts, or show the card of one boost."""
     from ortboost.api.cards import cards, find_card
     from ortboost.boosts.table import registered
 
@@ -46,17 +46,17 @@ def list_boosts(
         printer.line(card.text)
         return
     rows = {name: {**card.to_dict(), "acts_on": ""} for name, card in cards().items()}
-    for boost in boosts.values():  # also those without a card of their own
+    for boost in boosts.values():  # including boosts without a card
         tldr = (boost.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         own = {"name": boost.name, "class": boost.__qualname__, "tldr": tldr}
         row = rows.setdefault(boost.name, {**own, "functional": "", "source": boost.__module__})
         row["acts_on"] = boost.stage
-        row["class"] = boost.__qualname__  # of ProgramConfig; a card names that of MindSpore
+        row["class"] = boost.__qualname__  # our class; the card names MindSpore's
     listed = [rows[name] for name in sorted(boosts)]
     printer.result(listed)
     printer.table(
         ["boost", "class", "acts on", "what it does"],
         [(row["name"], row["class"], row["acts_on"], row["tldr"]) for row in listed],
     )
-    printer.line("\n--boost O1 and O2 choose some of them: ortboost list auto-boost")
+    printer.line("\n--boost O1 and --boost O2 select sets of boosts: ortboost list auto-boost")
     printer.line(f"next: ortboost list {listed[0]['name'] if listed else 'NAME'}")

@@ -10,16 +10,16 @@ import typer
 
 from ortboost.cli.check_target import TargetOptions, run_check
 from ortboost.cli.command import verb
-from ortboost.cli.console import in_the_way
 from ortboost.cli.options import Console, InputOptions, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
+from ortboost.core.printable import count_of
 
 __all__ = ["check"]
 
 
 @verb(
     "check",
-    "Can a model be trained, or run by a target? All findings at once.",
+    "Check whether a model can be trained, or run on a target.",
     examples="""\b
 Examples:
   ortboost check model.onnx
@@ -28,10 +28,12 @@ Examples:
   ortboost check model.onnx --for tensorrt=10 --fix -o fixed.onnx
   ortboost check run --for cuda
 \b
-Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
+Exit status 4 if the model cannot be trained, or cannot run on the target, as is.""",
 )
 def check(
-    model: Annotated[Path, typer.Argument(help="ONNX file; for --for cuda also a program folder.")],
+    model: Annotated[
+        Path, typer.Argument(help="ONNX file; with --for cuda also a program folder.")
+    ],
     loss: LossOptions,
     inputs: InputOptions,
     trained: Trained,
@@ -40,18 +42,18 @@ def check(
     *,
     console: Console,
 ) -> None:
-    """List what stands in the way of training a model, or of a target, all at once."""
+    """List everything that prevents training a model, or running it on a target."""
     from ortboost import api
 
     printer = console.printer()
-    said = given(
+    options = given(
         **{key: value for group in (loss, trained) for key, value in vars(group).items()},
         dim=inputs.dim,
         input=inputs.fixed,
         batch_axis=inputs.batch_axis,
     )
     if target.target != "train":
-        refuse(dict.fromkeys(said.split()[:1], True), "about training", f"--for {target.target}")
+        refuse(dict.fromkeys(options.split()[:1], True), "about training", f"--for {target.target}")
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
     changes = {} if engine is None else {"engine": engine}
@@ -71,9 +73,9 @@ def check(
     if report.blockers or report.rewrites or report.notes:
         printer.line()
     if report.blockers:
-        printer.line(in_the_way(len(report.blockers), "training"))
+        printer.line(f"{count_of(len(report.blockers), 'problem')} found for training.")
         raise typer.Exit(4)
-    options = given(loss=settled.loss.name) + said.replace(given(loss=loss.loss), "", 1)
+    options = given(loss=settled.loss.name) + options.replace(given(loss=loss.loss), "", 1)
     printer.line(
         "This model can be trained."
         f"\nnext: ortboost convert {quote(str(model))} -o run{options}{given(engine=engine)}"
@@ -81,7 +83,7 @@ def check(
 
 
 def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """One row for all nodes with which the same is done; ``-v`` lists each."""
+    """Fold nodes that are rewritten in the same way into one row; ``-v`` lists each."""
     nodes: dict[str, list[str]] = {}
     for node, what in rows:
         nodes.setdefault(what, []).append(node)

@@ -8,19 +8,20 @@ from shlex import quote
 from typing import Any, Final
 
 from ortboost.cli.command import option
-from ortboost.cli.console import Output, in_the_way
+from ortboost.cli.console import Output
 from ortboost.cli.options import Map, refuse
 from ortboost.core.errors import UsageError
+from ortboost.core.printable import count_of
 
 __all__ = ["TargetOptions", "run_check"]
 
 _MANY: Final = 4
-"""So many findings of one kind have a row each."""
+"""Up to this many findings of one kind get a row each."""
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """The options of ``check`` that are about a target."""
+    """The options of ``check`` that concern a target."""
 
     target: str = option(
         "train (default), onnxruntime, cuda, cuda=1.19.2, tensorrt or tensorrt=VERSION.",
@@ -28,7 +29,9 @@ class TargetOptions:
         default="train",
     )
     shape: list[str] | None = option("TensorRT profile: x:1,8,32x3x224x224.", metavar="INPUT:DIMS")
-    fix: bool = option("Mend what keeps the answers, compare, write --out.", "--fix", default=False)
+    fix: bool = option(
+        "Apply the fixes that preserve the outputs, compare, write --out.", "--fix", default=False
+    )
     out: Path | None = option("File to write.", "--out", "-o")
     verify: Path | None = option("Data to compare on.")
     mapping: Map = None
@@ -36,22 +39,22 @@ class TargetOptions:
     atol: float = option("Absolute tolerance.", default=1e-4, min=0)
 
     def refuse_without_target(self) -> None:
-        """Options of a target say nothing about training."""
+        """Reject target options when checking for training."""
         options = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
         options |= {"--verify": self.verify, "--map": self.mapping}
         refuse(options, "about a target", "check", "Add --for tensorrt=11.")
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
-    """Check, fix if asked, print; returns the exit status."""
+    """Check, fix if requested, print the result; returns the exit status."""
     from ortboost.api import check_target as targets
     from ortboost.cli.parse import parse_mapping
 
     if options.fix != (options.out is not None):
         raise UsageError(
-            "--fix and --out belong together.",
+            "--fix and --out must be given together.",
             where="check",
-            fix="Write --fix -o fixed.onnx: the original is never overwritten.",
+            fix="Use --fix -o fixed.onnx; the original is never overwritten.",
         )
     if not options.fix:
         report = targets.check_for(model, options.target, shapes=options.shape or ())
@@ -60,7 +63,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
         printer.line(_verdict(report))
         _next(printer, model, options, report)
         return 4 if report.errors else 0
-    mended = targets.mend(
+    fixed = targets.mend(
         model,
         options.out or model,
         options.target,
@@ -70,29 +73,29 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
         rtol=options.rtol,
         atol=options.atol,
     )
-    printer.result(mended.to_dict())
-    worst = mended.parity.worst
-    reference = "the original without its training parts" if mended.stripped else "the original"
+    printer.result(fixed.to_dict())
+    worst = fixed.parity.worst
+    reference = "the original without its training parts" if fixed.stripped else "the original"
     printer.pairs(
         [
-            ("file", mended.path),
-            ("fixes", ", ".join(report.rewrite for report in mended.reports) or "none were needed"),
-            ("findings", f"{len(mended.before.findings)} -> {len(mended.after.findings)}"),
+            ("file", fixed.path),
+            ("fixes", ", ".join(report.rewrite for report in fixed.reports) or "none were needed"),
+            ("findings", f"{len(fixed.before.findings)} -> {len(fixed.after.findings)}"),
             (
                 "parity",
-                f"max difference {worst.max_abs:.2g} from {reference}, {mended.parity.samples} "
+                f"max difference {worst.max_abs:.2g} from {reference}, {fixed.parity.samples} "
                 f"samples ({'synthetic inputs' if options.verify is None else 'data'})",
             ),
         ]
     )
     printer.line()
-    _table(printer, mended.after)
-    printer.line(_verdict(mended.after))
-    return 4 if mended.after.errors else 0
+    _table(printer, fixed.after)
+    printer.line(_verdict(fixed.after))
+    return 4 if fixed.after.errors else 0
 
 
 def _table(printer: Output, report: Any) -> None:
-    """A row a finding; of many of one kind the first stands for all, unless ``-v`` asks for each."""
+    """Print one row per finding; without ``-v``, many of one kind fold into the first."""
     kinds: dict[tuple[Any, ...], list[Any]] = {}
     for f in report.findings:
         kinds.setdefault((f.severity, f.rule, f.op, f.fix, f.fixable), []).append(f)
@@ -106,14 +109,14 @@ def _table(printer: Output, report: Any) -> None:
             rows.append((f.severity, f.rule, where, f.op, f.reason, f.fix, fixable))
     if rows:
         printer.table(["", "rule", "where", "op", "reason", "fix", "--fix"], rows)
-        printer.line("-v shows each of them.\n" if folded else "")
+        printer.line("-v lists every finding.\n" if folded else "")
 
 
 def _verdict(report: Any) -> str:
     if report.errors:
-        return in_the_way(report.errors, report.target)
-    return f"Nothing stands in the way of {report.target}" + (
-        f", by {report.source}." if report.source else "."
+        return f"{count_of(report.errors, 'problem')} found for {report.target}."
+    return f"No problems found for {report.target}" + (
+        f", according to {report.source}." if report.source else "."
     )
 
 

@@ -1,11 +1,11 @@
-"""A verb as a function of option groups: dataclasses whose fields are options, and a configuration file.
+"""Commands built from functions whose parameters are option groups, with configuration files.
 
-A function that takes dataclasses becomes a command with an option for each of their fields, so that a
-verb names its groups and no option twice. Every such command has two more::
+An option group is a dataclass whose fields are command-line options. A function with parameters of
+such types becomes a command that has every option of its groups. Every command also has::
 
-    --config FILE     options of a TOML file, by the names they have here; options given win over the file;
-                      `version` says by which meaning of these names it was written
-    --print-config    print the options given as such a file, and do nothing
+    --config FILE     read options from a TOML file, keyed by option name; options on the command
+                      line take precedence; `version` is the version of the file format
+    --print-config    print the given options as such a file and exit
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ortboost.core.files import read_text
 __all__ = ["Verb", "option", "verb"]
 
 _CONFIG, _PRINT = "config", "print_config"
-_HELP: Final = "TOML file with options by their names; options given here win."
+_HELP: Final = "TOML file of options, keyed by name; command-line options take precedence."
 
 
 def option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """A field of an option group, or the default of a parameter of a verb.
+    """Declare an option: a field of an option group, or the default of a command's parameter.
 
     Args:
-        help: What the option means.
-        names: As it is written, if not by the name of the field.
-        default: Its value where it is not given.
+        help: The help text.
+        names: Option strings; derived from the field name if not given.
+        default: The default value.
         settings: Further arguments of :func:`typer.Option`.
 
     Example:
@@ -48,8 +48,8 @@ def option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
         >>> Reading().batch_size
         64
     """
-    made = typer.Option(*names, help=help, **settings)
-    return dataclasses.field(default=default, metadata={"option": made})
+    declared = typer.Option(*names, help=help, **settings)
+    return dataclasses.field(default=default, metadata={"option": declared})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Verb:
     """A command of the command line.
 
     Args:
-        name: What the user writes.
-        short: Its line in the list of verbs.
+        name: The name on the command line.
+        short: Its line in the list of commands.
         epilog: Examples, at the end of its help.
         command: The function for :meth:`typer.Typer.command`.
     """
@@ -72,17 +72,17 @@ class Verb:
 def verb(
     name: str, short: str, *, examples: str, also: str = "", file: bool = True
 ) -> Callable[[Callable[..., None]], Verb]:
-    """Make a verb of a function that takes arguments, options and option groups.
+    """Decorator: turn a function of arguments, options and option groups into a command.
 
-    Each field of a group has an annotation for typer and a default. A parameter ``config`` gets a file of
-    ``--config`` that is not TOML.
+    Each field of a group needs an annotation for typer and a default. A parameter named ``config``
+    receives the path of a ``--config`` file that is not TOML.
 
     Args:
-        name: What the user writes.
-        short: Its line in the list of verbs, where the docstring would be cut off.
-        examples: The end of its help.
-        also: What else ``--config`` reads, for its help.
-        file: False for no ``--config``.
+        name: The name on the command line.
+        short: Its line in the list of commands, where the docstring would be cut off.
+        examples: Examples, at the end of its help.
+        also: Other formats that ``--config`` accepts, for its help.
+        file: Whether the command has ``--config``.
     """
     return lambda function: Verb(name, short, examples, _command(function, also, file))
 
@@ -92,21 +92,19 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
     groups: dict[str, Any] = {
         n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)
     }
-    taken = list(inspect.signature(function).parameters.values())
-    own = [item.name for item in taken if item.name not in groups and item.name != _CONFIG]
+    parameters = list(inspect.signature(function).parameters.values())
+    own = [item.name for item in parameters if item.name not in groups and item.name != _CONFIG]
     fields = {name: _parameters(group) for name, group in groups.items()}
     flat = [
         parameter
-        for item in taken
+        for item in parameters
         if item.name != _CONFIG
         for parameter in fields.get(item.name)
         or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
     for parameter in flat:
-        for told in getattr(parameter.annotation, "__metadata__", ()):
-            told.readable = (
-                False  # a file that may not be read is an error of the file, not of usage
-            )
+        for declared in getattr(parameter.annotation, "__metadata__", ()):
+            declared.readable = False  # an unreadable file is a file error, not a usage error
 
     def command(ctx: typer.Context, **given: Any) -> Any:
         base = given.pop(_CONFIG, None)
@@ -116,7 +114,7 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
         arguments = {name: given[name] for name in own}
         for name, group in groups.items():
             arguments[name] = group(**{item.name: given[item.name] for item in fields[name]})
-        if any(item.name == _CONFIG for item in taken):
+        if any(item.name == _CONFIG for item in parameters):
             arguments[_CONFIG] = base
         return function(**arguments)
 
@@ -128,7 +126,7 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
-    """The options of a group."""
+    """The options of a group, as parameters for typer."""
     hints = typing.get_type_hints(group, include_extras=True)
     return [_parameter(item.name, hints[item.name], item) for item in dataclasses.fields(group)]
 
@@ -147,7 +145,7 @@ def _added(also: str) -> list[inspect.Parameter]:
     """``--config`` and ``--print-config``."""
 
     def read(ctx: typer.Context, path: Path | None) -> Path | None:
-        """Take the values of a TOML file as defaults; another file is for the verb itself."""
+        """Use the values of a TOML file as defaults; any other file is passed to the command."""
         if path is None or (also and path.suffix.lower() == ".json"):
             return path
         values = _values(ctx, path)
@@ -156,7 +154,9 @@ def _added(also: str) -> list[inspect.Parameter]:
         return None if base is None else Path(base)
 
     file = typer.Option("--config", metavar="FILE", is_eager=True, callback=read, help=_HELP + also)
-    shown = typer.Option("--print-config", help="Print the options given as such a file.")
+    shown = typer.Option(
+        "--print-config", help="Print the given options as a configuration file and exit."
+    )
     keyword = inspect.Parameter.KEYWORD_ONLY
     return [
         inspect.Parameter(_CONFIG, keyword, default=None, annotation=Annotated[Path | None, file]),
@@ -165,7 +165,7 @@ def _added(also: str) -> list[inspect.Parameter]:
 
 
 def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
-    """The values of a file by parameter."""
+    """The values of a configuration file, keyed by parameter name."""
     known = {_key(item): item for item in ctx.command.params if item.name != _PRINT}
     values: dict[str, Any] = {}
     for key, value in without_version(_toml(path), path).items():
@@ -190,7 +190,8 @@ def _toml(path: Path) -> dict[str, Any]:
         raise FileError(
             "The configuration file cannot be read.",
             where=f"{path}: {error}",
-            fix='Write TOML: keys are the names of options, for example epochs = 20 or lr = "cosine:0.1".',
+            fix="Write TOML whose keys are option names, for example epochs = 20 or lr = "
+            '"cosine:0.1".',
         ) from error
     return data
 
@@ -204,7 +205,7 @@ def _written(ctx: typer.Context, base: Path | None) -> str:
     }
     if base is not None:
         given[_CONFIG] = base
-    # What is JSON is TOML too, for texts, numbers, booleans and lists of them.
+    # JSON strings, numbers, booleans and lists of them are valid TOML.
     return f"version = {CONFIG_VERSION}\n" + "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}\n"
         for key, value in given.items()
@@ -217,7 +218,7 @@ def _given(ctx: typer.Context, item: Any) -> bool:
 
 
 def _key(item: Any) -> str:
-    """The name of an option in a file: the long one, without dashes before it."""
+    """The name of an option in a file: the long option without its leading dashes."""
     if item.param_type_name == "argument":
         return str(item.name).replace("_", "-")
     name: str = next((name for name in item.opts if name.startswith("--")), item.opts[0])

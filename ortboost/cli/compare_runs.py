@@ -19,7 +19,7 @@ __all__ = ["list_runs"]
 
 @verb(
     "runs",
-    "Compare runs: a table, one picture, a CSV file.",
+    "Compare runs: a table, a plot, a CSV file.",
     file=False,
     examples="""\b
 Examples:
@@ -28,22 +28,24 @@ Examples:
   ortboost runs run --csv run.csv
   ortboost runs . --metric val_loss --json
 \b
-The best one comes first. Settings that all share are not shown.""",
+The best run comes first. Settings that all runs share are not shown.""",
 )
 def list_runs(
     sources: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR|RUN]...", help="Program folders, or folders that hold some."),
+        typer.Argument(
+            metavar="[DIR|RUN]...", help="Program folders, or folders that contain some."
+        ),
     ] = None,
     metric: str | None = option(
-        "Compare by this: val_accuracy, val_loss, train_loss, ...", metavar="NAME"
+        "Metric to compare by: val_accuracy, val_loss, train_loss, ...", metavar="NAME"
     ),
-    plot: Path | None = option("Draw all curves into one picture.", metavar="FILE.png"),
-    csv: Path | None = option("Write the numbers of all steps.", metavar="FILE"),
+    plot: Path | None = option("Plot the curves of all runs into one file.", metavar="FILE.png"),
+    csv: Path | None = option("Write the logged values of all steps.", metavar="FILE"),
     *,
     console: Console,
 ) -> None:
-    """Compare runs: a table, one picture, a CSV file."""
+    """Compare runs: a table, a plot, a CSV file."""
     from ortboost.api import runs
 
     printer = console.printer()
@@ -52,7 +54,7 @@ def list_runs(
     name = next((run.metric for run in found if run.metric), "best")
     columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
     printer.table(columns, [_row(run) for run in found])
-    printer.pairs([("", ""), ("picture", plot), ("numbers", csv)])
+    printer.pairs([("", ""), ("plot", plot), ("csv", csv)])
 
 
 def _row(run: RunInfo) -> tuple[Any, ...]:
@@ -72,7 +74,7 @@ def _row(run: RunInfo) -> tuple[Any, ...]:
 
 
 def _setting(key: str, value: Any) -> str:
-    """A setting in few words: of several in one, the name of their kind."""
+    """A setting as short text; a group of settings is shown by its kind."""
     name = key.replace("_", "-")
     if value is True:
         return name

@@ -15,7 +15,7 @@ __all__ = ["pca"]
 
 @verb(
     "pca",
-    "Find the principal components of the weights of a run.",
+    "Compute the principal components of a run's weights.",
     examples="""\b
 Examples:
   ortboost train run --data train.npz --checkpoint-every 10 --keep 100
@@ -24,12 +24,12 @@ Examples:
 def pca(
     run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="The .npy file to write.")],
-    components: int = option("How many.", "--components", "-k", default=32, min=1),
-    checkpoints: Path | None = option("Folder of the checkpoints; that of the run if not given."),
+    components: int = option("Number of components.", "--components", "-k", default=32, min=1),
+    checkpoints: Path | None = option("Folder of checkpoints; default: the run's own."),
     *,
     console: Console,
 ) -> None:
-    """Find the principal components of the weights that a run went through."""
+    """Compute the principal components of the weights in a run's checkpoints."""
     from ortboost import api
 
     found = api.pca(run, out, components=components, checkpoints=checkpoints)

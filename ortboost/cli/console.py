@@ -1,4 +1,4 @@
-"""What the command line prints: results to stdout, everything else to stderr, JSON on request."""
+"""Output of the command line: results to stdout, everything else to stderr, JSON on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ortboost.core.printable import printable
 
-__all__ = ["Output", "human_bytes", "in_the_way", "shape_text"]
+__all__ = ["Output", "human_bytes", "shape_text"]
 
 
 class _Printable(logging.Formatter):
@@ -24,12 +24,12 @@ class _Printable(logging.Formatter):
 
 @dataclass(frozen=True)
 class Output:
-    """How one command prints.
+    """How a command prints.
 
     Args:
-        json: One JSON object on stdout and nothing else there.
-        quiet: No tables, no progress.
-        verbose: 0, 1 (log of what happens) or 2 (tracebacks too).
+        json: Print one JSON object on stdout and nothing else there.
+        quiet: Print no tables and no progress.
+        verbose: 0, 1 (informational log messages) or 2 (tracebacks too).
     """
 
     json: bool = False
@@ -41,35 +41,35 @@ class Output:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Printable("%(levelname)s %(message)s"))
         logging.basicConfig(level=level, handlers=[handler])
-        for library in ("onnxscript", "onnx_ir", "matplotlib"):  # they warn of what is handled here
+        for library in ("onnxscript", "onnx_ir", "matplotlib"):  # their warnings are handled here
             logging.getLogger(library).setLevel(logging.INFO if self.verbose else logging.ERROR)
 
     @property
     def people(self) -> bool:
-        """Whether tables and lines for people are wanted on stdout."""
+        """Whether to print human-readable tables and lines on stdout."""
         return not self.json and not self.quiet
 
     def result(self, data: Any) -> None:
-        """Print the result as JSON if that was asked for; null for what is not finite."""
+        """Print the result if JSON was requested; values that are not finite become null."""
         if self.json:
-            from ortboost.training.logs import finite_or_none  # JSON knows no NaN and no infinity
+            from ortboost.training.logs import finite_or_none  # JSON has no NaN or infinity
 
             print(json.dumps(finite_or_none(data), indent=2, default=str, allow_nan=False))
 
     def line(self, text: str = "") -> None:
-        """Print a line for people."""
+        """Print a human-readable line."""
         if self.people:
             print(printable(text))
 
     def pairs(self, rows: Iterable[tuple[str, Any]]) -> None:
-        """Print aligned name and value lines."""
+        """Print one line per name and value, aligned; empty values are left out."""
         shown = [(name, value) for name, value in rows if value not in (None, "")]
         width = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
             self.line(f"{name:<{width}}  {value}")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-        """Print a table; it wraps on a terminal and is one line a row otherwise."""
+        """Print a table; rows wrap on a terminal and are one line each otherwise."""
         if not self.people:
             return
         terminal = sys.stdout.isatty()
@@ -85,18 +85,8 @@ class Output:
             print(text.rstrip())
 
 
-def in_the_way(count: int, what: str) -> str:
-    """How many things stand in the way of something.
-
-    Example:
-        >>> in_the_way(1, "training")
-        '1 thing stands in the way of training.'
-    """
-    return f"{count} {'thing stands' if count == 1 else 'things stand'} in the way of {what}."
-
-
 def human_bytes(count: int) -> str:
-    """A size for people.
+    """Format a size in bytes.
 
     Example:
         >>> human_bytes(1_500_000)
@@ -111,7 +101,7 @@ def human_bytes(count: int) -> str:
 
 
 def shape_text(shape: Sequence[Any] | None) -> str:
-    """A shape for people.
+    """Format a shape; ``?`` for unknown dimensions.
 
     Example:
         >>> shape_text(["batch", 3, None])

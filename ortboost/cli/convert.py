@@ -1,4 +1,4 @@
-"""``ortboost convert``. What takes time to import is imported inside, so that ``--help`` answers at once."""
+"""``ortboost convert``. Slow imports are inside functions, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["convert"]
 @verb(
     "convert",
     "Turn a model into a training program.",
-    also=" Or a JSON file with the configuration of a program.",
+    also=" Or a JSON file with a program configuration.",
     examples="""\b
 Examples:
   ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
@@ -54,9 +54,9 @@ Examples:
 def convert(
     model: Annotated[
         Path,
-        typer.Argument(help="ONNX file; or a trained program folder, to go on with its weights."),
+        typer.Argument(help="ONNX file, or a trained program folder to continue from its weights."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Program folder to make.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Program folder to create.")],
     loss: LossOptions,
     labels: LabelOptions,
     inputs: InputOptions,
@@ -66,11 +66,11 @@ def convert(
     network: TrainedOptions,
     boosts: BoostOptions,
     checkpoint: Checkpoint = "best",
-    overwrite: bool = option("Replace a program that is there.", "--overwrite", default=False),
-    explain: bool = option("Say what every rewrite did, and why not.", "--explain", default=False),
-    dry_run: bool = option(
-        "Do it all, say what came of it, write nothing.", "--dry-run", default=False
+    overwrite: bool = option("Replace an existing program.", "--overwrite", default=False),
+    explain: bool = option(
+        "Report what each rewrite did, and what it left alone and why.", "--explain", default=False
     ),
+    dry_run: bool = option("Convert and report, but write nothing.", "--dry-run", default=False),
     *,
     console: Console,
     config: Path | None,
@@ -104,7 +104,7 @@ def convert(
     for line in map(str, program.reports) if explain else _notes(program):
         printer.line(f"\n{line}" if explain else f"note: {line}")
     printer.line(
-        "\nnext: the same without --dry-run"
+        "\nnext: run the same command without --dry-run"
         if dry_run
         else f"\nnext: ortboost train {quote(str(out))} --data DATA --val DATA"
     )
@@ -129,14 +129,14 @@ def _show(printer: Output, program: Program, path: str) -> None:
 
 
 def _counted(program: Program) -> str:
-    """How many parameters are trained."""
+    """The note on how many parameters are trained."""
     from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 
     return next(r.notes[0] for r in program.reports if r.rewrite == CHOOSE_TRAINABLE)
 
 
 def _notes(program: Program) -> Iterator[str]:
-    """What the rewrites have to say, and what was asked for and is not done."""
+    """The notes of the rewrites, and the boosts that a level requests but cannot apply."""
     for report in program.reports:
         if report.rewrite == "auto_boost":
             yield from (f"{name}: {why}" for name, why in report.kept.items())
@@ -144,7 +144,7 @@ def _notes(program: Program) -> Iterator[str]:
 
 
 def _loss(program: Program) -> str | None:
-    """What was attached to which output."""
+    """Which loss was attached to which output."""
     for report in program.reports:
         if report.rewrite == "attach_loss":
             return "; ".join(f"{what}, output '{name}'" for name, what in report.changed.items())
@@ -152,7 +152,7 @@ def _loss(program: Program) -> str | None:
 
 
 def _precision(program: Program) -> str | None:
-    """How many nodes compute in which format; nothing for float32."""
+    """How many nodes compute in reduced precision; ``None`` if all compute in float32."""
     config = program.config.precision
     for report in program.reports:
         if report.rewrite == "place_precision":

@@ -32,14 +32,14 @@ __all__ = ["compare", "export"]
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """In which number format the file computes."""
+    """The number format of the exported file."""
 
     precision: str = option("fp32, fp16, bf16 or int8.", default="fp32")
     keep_io_types: bool = option(
-        "In a shorter precision, leave inputs and outputs in float32.", default=True
+        "In reduced precision, leave inputs and outputs in float32.", default=True
     )
     calib: Path | None = option(
-        "Data to measure ranges on: what float16 cannot hold stays float32; for int8."
+        "Calibration data: ranges for int8; nodes that overflow in fp16 stay in float32."
     )
     calibration: str = option(
         "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.", default="minmax"
@@ -48,22 +48,20 @@ class PrecisionOptions:
         "Nodes or weights not to quantize; repeatable.", metavar="PATTERN"
     )
     full_range: bool = option(
-        "int8 weights of 8 bits, not 7: x86 processors without VNNI answer differently.",
+        "int8 weights of 8 bits, not 7: may saturate on x86 processors without VNNI.",
         "--full-range",
         default=False,
     )
     max_drop: float = option(
-        "Accuracy that int8 may lose, where data have labels.", default=0.01, min=0
+        "Largest loss of accuracy for int8, if the data have labels.", default=0.01, min=0
     )
     min_sqnr: float | None = option(
-        "Least signal-to-noise ratio of int8 without labels, in dB [15]."
+        "Minimum signal-to-noise ratio for int8 without labels, in dB [15]."
     )
-    calib_samples: int = option(
-        "Samples of --calib that int8 is calibrated on.", default=512, min=1
-    )
+    calib_samples: int = option("Samples of --calib used to calibrate int8.", default=512, min=1)
 
     def arguments(self, target: str) -> dict[str, Any]:
-        """The arguments of the verb's function."""
+        """The arguments for ``api.export``."""
         from ortboost.cli.parse import parse_int8
 
         quantized = self.precision == "int8"
@@ -80,7 +78,7 @@ class PrecisionOptions:
 
 @verb(
     "export",
-    "Write an optimized inference graph that is checked.",
+    "Write an optimized and verified inference graph.",
     examples="""\b
 Examples:
   ortboost export run -o model.opt.onnx --verify val.npz
@@ -91,8 +89,8 @@ Examples:
   ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224
   ortboost export run -o model.onnx --checkpoint last --no-optimize --rtol logits:1e-4
 \b
-Exit status 5 if the file answers differently; then nothing is written, and the rewrite that
-does it is named.""",
+Exit status 5 if the outputs of the file differ; then nothing is written, and the rewrite that
+causes the difference is named.""",
 )
 def export(
     source: Annotated[
@@ -110,17 +108,19 @@ def export(
     *,
     precision: PrecisionOptions,
     engine: EngineOptions,
-    optimize: bool = option("Run the rewrites.", default=True),
-    slim: bool = option("Run onnxslim too.", "--slim", default=False),
+    optimize: bool = option("Run the optimizing rewrites.", default=True),
+    slim: bool = option("Also run onnxslim.", "--slim", default=False),
     opset: int | None = option("Opset of the file."),
     tolerances: Tolerances,
     inputs: InputOptions,
     reading: DataOptions,
     device: Device = "auto",
-    explain: bool = option("Say what every rewrite did, and why not.", "--explain", default=False),
+    explain: bool = option(
+        "Report what each rewrite did, and what it left alone and why.", "--explain", default=False
+    ),
     console: Console,
 ) -> None:
-    """Write an optimized inference graph, checked against the trained program or the model."""
+    """Write an optimized inference graph, verified against the trained program or the model."""
     from ortboost import api
 
     printer = console.printer()
@@ -160,14 +160,14 @@ def export(
 
 
 def _needs_gpu(result: ExportResult) -> bool:
-    """Whether the CPU has no kernels for what the file computes in."""
+    """Whether the file computes in bfloat16, for which the CPU has no kernels."""
     types = (out.dtype for node in result.exported.model.graph for out in node.outputs)
     return any(str(dtype) == "BFLOAT16" for dtype in types)
 
 
 def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) -> None:
     worst = result.parity.worst
-    where = "synthetic inputs; give --verify DATA for real ones" if result.made_up else "data"
+    where = "synthetic inputs; use --verify DATA for real ones" if result.made_up else "data"
     weights = "as converted" if result.step is None else f"of step {result.step}"
     precision = result.exported.precision
     printer.pairs(
@@ -179,7 +179,8 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
             ("opset", result.exported.model.opset_imports.get("")),
             (
                 "parity",
-                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples ({where})",
+                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples "
+                f"({where})",
             ),
             ("noise", _noise(result) if precision == "int8" else ""),
             *(
@@ -193,14 +194,14 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
 
 
 def _labels(result: ExportResult) -> str:
-    """Options with which the file is evaluated as the program was."""
+    """The options of ``eval`` that treat labels as the program does."""
     rule = result.rule
     axis = rule.class_axis if rule.class_axis != 1 and not rule.shifted else None
     return given(class_axis=axis, ignore_index=rule.ignored, shift_labels=rule.shifted)
 
 
 def _noise(result: ExportResult) -> str:
-    """The ratio of signal to noise of each output."""
+    """The signal-to-noise ratio of each output."""
     return ", ".join(
         f"{d.output} {d.sqnr:.1f} dB" for d in result.parity.differences if d.sqnr is not None
     )
@@ -220,14 +221,14 @@ Examples:
   ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
   ortboost compare a.onnx b.onnx --bisect --json
 \b
-Exit status 5 if an output is beyond the tolerance.""",
+Exit status 5 if an output exceeds the tolerance.""",
 )
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
     other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
     data: Path | None = option("Data to compare on; synthetic inputs if not given."),
     bisect: bool = option(
-        "Find the first inner tensor that differs, by name.", "--bisect", default=False
+        "Find the first intermediate tensor of equal name that differs.", "--bisect", default=False
     ),
     checkpoint: Checkpoint = "best",
     split: Split = "test",
@@ -240,8 +241,8 @@ def compare(
 ) -> None:
     """Compare the outputs of two models on the same inputs.
 
-    Without --rtol and --atol a file that was exported in fp16, bf16 or int8 may differ as far as
-    its export allowed.
+    Without --rtol and --atol, a file exported in fp16, bf16 or int8 may differ as much as its
+    export allowed.
     """
     from ortboost import api
 

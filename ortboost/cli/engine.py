@@ -15,24 +15,24 @@ __all__ = ["EngineOptions", "build"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options of ``export`` that are about an engine."""
+    """The options of ``export`` that concern a TensorRT engine."""
 
     build_engine: bool = option(
-        "Build a TensorRT engine of the file too.", "--build-engine", default=False
+        "Also build a TensorRT engine from the file.", "--build-engine", default=False
     )
     shape: list[str] | None = option(
-        "Smallest, usual and largest batch, then the other axes: x:1,8,32x3x224x224.",
+        "Minimum, optimal and maximum batch size, then the other axes: x:1,8,32x3x224x224.",
         metavar="INPUT:DIMS",
     )
     workspace: int | None = option("MiB of scratch memory for the engine.", min=1)
-    timing_cache: Path | None = option("File with timings for the engine, read and written.")
+    timing_cache: Path | None = option("TensorRT timing cache, read and updated.")
 
     def require(self, target: str) -> None:
-        """Refuse what makes no sense, before anything is exported.
+        """Reject invalid combinations of options before anything is exported.
 
         Raises:
-            UsageError: An engine of another target, options without an engine, or a shape that is not
-                of the form.
+            UsageError: The target is not TensorRT, engine options are given without
+                ``--build-engine``, or a shape is malformed.
         """
         from ortboost.api import check_target as targets
 
@@ -44,7 +44,7 @@ class EngineOptions:
             )
         if not self.build_engine and (self.shape or self.workspace or self.timing_cache):
             raise UsageError(
-                "--shape, --workspace and --timing-cache are about an engine.",
+                "--shape, --workspace and --timing-cache are options of an engine.",
                 where="export",
                 fix="Add --build-engine.",
             )
@@ -59,7 +59,7 @@ def build(
     split: str,
     mapping: Mapping[str, str],
 ) -> Any:
-    """Build the engine of an exported file; ``None`` if none is wanted."""
+    """Build the engine of an exported file; ``None`` if not requested."""
     if not options.build_engine:
         return None
     from ortboost.api import check_target as targets

@@ -18,7 +18,7 @@ __all__ = ["doctor", "inspect"]
 
 @verb(
     "inspect",
-    "Show what is in a file or program, or how two differ.",
+    "Show the contents of a file or program, or compare two.",
     examples="""\b
 Examples:
   ortboost inspect model.onnx --params
@@ -32,29 +32,31 @@ Examples:
 def inspect(
     file: Annotated[Path, typer.Argument(help="ONNX file, step file or program folder.")],
     other: Annotated[
-        Path | None, typer.Argument(help="A second one: show what differs, before and after.")
+        Path | None, typer.Argument(help="A second model: show the differences, before and after.")
     ] = None,
-    params: bool = option("What each weight is taken for, and why.", "--params", default=False),
+    params: bool = option(
+        "The role of each weight, and how it was determined.", "--params", default=False
+    ),
     parameters: Path | None = option(
-        "Of a model: a list of its parameters, as of convert.", metavar="FILE"
+        "For a model: a list of its parameters, as for convert.", metavar="FILE"
     ),
     layers: bool = option(
-        "The nodes, with shapes; of a program what its boosts cost in each layer.",
+        "The nodes with shapes; for a program, the cost of its boosts per layer.",
         "--layers",
         default=False,
     ),
     state: bool = option("The state catalogue of a program.", "--state", default=False),
     precision: bool = option(
-        "In which number format each node computes, and why.", "--precision", default=False
+        "The number format of each node, and why.", "--precision", default=False
     ),
     reports: bool = option("What the rewrites did.", "--reports", default=False),
     shape: list[str] | None = option(
-        "Of two: the shape that the work is counted for.", metavar="INPUT:8x3x32x32"
+        "For two models: the input shape to count the work for.", metavar="INPUT:8x3x32x32"
     ),
     *,
     console: Console,
 ) -> None:
-    """Show what is in a model file or a program folder, or how two of them differ."""
+    """Show the contents of a model file or a program folder, or compare two."""
     from ortboost.api import inspect as describe
     from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
@@ -144,8 +146,8 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
             ("work", _work(data) if "macs" in data else None),
             (
                 "weights",
-                f"{len(trained)} trainable tensors, {data['trainable_elements']:,} numbers, "
-                f"{human_bytes(data['weight_bytes'])} in all",
+                f"{len(trained)} trainable tensors, {data['trainable_elements']:,} elements, "
+                f"{human_bytes(data['weight_bytes'])} in total",
             ),
             ("doubtful", f"{doubtful}, see --params" if doubtful else None),
             ("note", "weights are graph inputs too" if data["weights_are_inputs"] else None),
@@ -157,7 +159,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
 
 
 def _costs(printer: Output, data: dict[str, Any]) -> None:
-    """The tables of the reports, numbers with their totals."""
+    """Print the tables of the reports with their totals."""
     tables = [report for report in data["reports"] if report["table"]]
     for report in tables:
         first = next(iter(report["table"].values()))
@@ -170,7 +172,7 @@ def _costs(printer: Output, data: dict[str, Any]) -> None:
         printer.line(f"\n{report['rewrite']}")
         printer.table(["parameter", *(name.replace("_", " ") for name in first)], shown)
     if not tables:
-        printer.line("\nno costs to show: no boost of this program has any in a layer")
+        printer.line("\nno costs to show: no boost of this program reports costs per layer")
 
 
 def _cell(value: str | int | None) -> str:
@@ -182,7 +184,7 @@ def _trained(parameter: dict[str, Any]) -> str:
 
 
 def _work(data: dict[str, Any]) -> str:
-    """Multiply-accumulates for people, and what they hold for."""
+    """The multiply-accumulates as text, with the input shapes that they are counted for."""
     shapes = ", ".join(f"{name} {shape_text(s)}" for name, s in data["macs_for"].items())
     missing = len(data["macs_uncounted"])
     note = f"; {count_of(missing, 'node')} could not be counted" if missing else ""
@@ -196,7 +198,7 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
     printer.pairs(
         [
             ("program", data["path"]),
-            ("made of", data["source"]),
+            ("made from", data["source"]),
             ("engine", data["engine"]),
             ("loss", f"{config['loss']['name']}, {config['loss']['reduction']}"),
             ("optimizer", _with_settings(config["optimizer"], "name")),
@@ -210,7 +212,7 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
                 for s in catalogue["batch"]
             ),
             *(
-                ("state", f"{kind}: {v['tensors']} tensors, {v['elements']:,} numbers")
+                ("state", f"{kind}: {v['tensors']} tensors, {v['elements']:,} elements")
                 for kind, v in data["state"].items()
             ),
             *(("nodes", f"{count} in {name}") for name, count in data["nodes"].items()),
@@ -250,19 +252,19 @@ def _section(
 
 @verb(
     "doctor",
-    "Say what this machine can do, and how to fix the rest.",
+    "Check this machine and environment, and suggest fixes.",
     file=False,
     examples="""\b
 Example:
   ortboost doctor --json
 \b
-Exit status 7 if something that training needs is missing.""",
+Exit status 7 if a requirement for training is missing.""",
 )
 def doctor(
     *,
     console: Console,
 ) -> None:
-    """Say what this machine and environment can do, and how to fix what they cannot."""
+    """Check this machine and environment, and suggest fixes for what is missing."""
     from ortboost.api import doctor as diagnose
 
     printer = console.printer()

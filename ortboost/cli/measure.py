@@ -27,23 +27,27 @@ Examples:
   ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
   ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
 \b
-Files take turns, each in a process of its own. Compare ratios, not figures of different runs.""",
+The files take turns, each in its own process. Compare ratios, not figures of different runs.""",
 )
 def bench(
-    files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="ONNX files; ratios are relative to the first.")
+    ],
     data: Path | None = option("Data to run on; synthetic inputs if not given."),
     shape: list[str] | None = option(
-        "Shape of an input (repeatable); N in it is the batch size.", metavar="INPUT:8x3x32x32"
+        "Shape of an input (repeatable); N stands for the batch size.", metavar="INPUT:8x3x32x32"
     ),
-    batch_size: list[int] | None = option("Samples a run (repeatable).", min=1),
+    batch_size: list[int] | None = option("Samples per run (repeatable).", min=1),
     threads: list[int] | None = option(
-        "Threads within an operator (repeatable); the runtime's choice.", min=1
+        "Intra-op threads (repeatable); default: the runtime's choice.", min=1
     ),
-    warmup: int = option("Runs before the first that counts.", default=10, min=0),
-    iters: int | None = option("Runs of each file that count; overrules --seconds.", min=1),
-    seconds: float = option("Time for each file, about.", default=2.0),
-    rounds: int = option("Turns that each file gets.", default=10, min=1),
-    loads: int = option("Processes that open each file, for the load time.", default=3, min=1),
+    warmup: int = option("Warm-up runs, which are not measured.", default=10, min=0),
+    iters: int | None = option("Measured runs of each file; overrides --seconds.", min=1),
+    seconds: float = option("Approximate measuring time for each file.", default=2.0),
+    rounds: int = option("Number of turns of each file.", default=10, min=1),
+    loads: int = option(
+        "Number of processes that load each file, for the load time.", default=3, min=1
+    ),
     seed: int = option("Seed of synthetic inputs.", default=0, min=0),
     *,
     mapping: Map = None,
@@ -61,7 +65,7 @@ def bench(
 
     if shape and data:
         raise UsageError(
-            "--shape is for synthetic inputs, and --data were given too.",
+            "--shape is for synthetic inputs, but --data was given too.",
             where="--shape, --data",
             fix="Leave one of them out.",
         )
@@ -140,6 +144,6 @@ def _ratios(row: dict[str, Any], name: str) -> list[Any]:
 
 
 def _short(paths: list[str]) -> list[str]:
-    """File names, or whole paths where names are not enough."""
+    """File names, or full paths if the names are not unique."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(set(paths)) else paths

@@ -1,4 +1,4 @@
-"""Groups of options that several verbs share, with their help texts; see :mod:`ortboost.cli.command`."""
+"""Option groups shared by several commands; see :mod:`ortboost.cli.command`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ __all__ = [
     "refuse",
 ]
 
-_DATA = "Data: .npz, .csv, .parquet, a folder of images (DIR/CLASS/*.png) or .npy files, IDX, CIFAR-10; docs/data.md."
+_DATA = (
+    "Data: .npz, .csv, .parquet, a folder of images (DIR/CLASS/*.png) or .npy files, IDX, "
+    "CIFAR-10; see docs/data.md."
+)
 Run = Annotated[Path, typer.Argument(help="Program folder made by 'ortboost convert'.")]
 DataFile = Annotated[Path, typer.Option("--data", help=_DATA)]
 Device = Annotated[
@@ -45,16 +48,17 @@ Device = Annotated[
     typer.Option(
         "--device",
         "--provider",
-        help="auto, cpu, cuda; for inference tensorrt, too. A device asked for is used or refused.",
+        help="auto, cpu or cuda; for inference also tensorrt. An unavailable device is an error.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads within an operator.")]
-Split = Annotated[str, typer.Option(help="Part of a file with several: train or test.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Intra-op threads.")]
+Split = Annotated[str, typer.Option(help="Split of a data file that has several: train or test.")]
 UpdateBn = Annotated[
     Path | None,
     typer.Option(
         "--update-bn",
-        help="Of a program: training data to estimate the running statistics of BatchNormalization anew from.",
+        help="For a program: training data from which to re-estimate the running statistics of "
+        "BatchNormalization.",
     ),
 ]
 Checkpoint = Annotated[
@@ -64,7 +68,7 @@ Checkpoint = Annotated[
 
 @dataclass(frozen=True)
 class Console:
-    """How a verb prints."""
+    """How a command prints."""
 
     json: bool = option("Print one JSON object on stdout.", "--json", default=False)
     quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
@@ -73,24 +77,26 @@ class Console:
     )
 
     def printer(self) -> Output:
-        """What prints so."""
+        """The printer with these settings."""
         return Output(self.json, self.quiet, self.verbose)
 
 
 Map = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="INPUT=KEY", help="Which array of the data feeds an input."),
+    typer.Option(
+        "--map", metavar="INPUT=KEY", help="Array of the data that feeds an input (repeatable)."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How data are read."""
+    """How to read data."""
 
     batch_size: int = option("Samples in a batch.", default=64, min=1)
     mapping: Map = None
     images: str | None = option(
-        "Settings of images: resize=256,crop=224,normalize=imagenet; kept with the run.",
+        "Image preprocessing: resize=256,crop=224,normalize=imagenet; saved with the run.",
         metavar="SETTINGS",
     )
 
@@ -110,7 +116,7 @@ Dim = Annotated[
     typer.Option(
         "--dim",
         metavar="NAME=LENGTH",
-        help="Fix an open dimension: height=640, or x:2=640 by input and axis (repeatable).",
+        help="Fix a dynamic dimension: height=640, or x:2=640 by input and axis (repeatable).",
     ),
 ]
 Input = Annotated[
@@ -118,7 +124,7 @@ Input = Annotated[
     typer.Option(
         "--input",
         metavar="INPUT=VALUE",
-        help="Fix an input at a number, a list or the array of a .npy file (repeatable).",
+        help="Fix an input to a number, a list or the array of a .npy file (repeatable).",
     ),
 ]
 BatchAxis = Annotated[
@@ -126,14 +132,14 @@ BatchAxis = Annotated[
     typer.Option(
         "--batch-axis",
         metavar="INPUT=AXIS",
-        help="Axis of an input that counts the samples, or none: the same for all (repeatable).",
+        help="Batch axis of an input; none if all samples share the input (repeatable).",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What is said of the inputs of a model."""
+    """Settings of a model's inputs."""
 
     dim: Dim = None
     fixed: Input = None
@@ -148,12 +154,12 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far outputs may differ."""
+    """How much outputs may differ."""
 
     rtol: list[str] | None = option(
         "Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.", metavar="TOL"
     )
-    atol: list[str] | None = option("Absolute tolerance, in the same way.", metavar="TOL")
+    atol: list[str] | None = option("Absolute tolerance, in the same form.", metavar="TOL")
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a verb's function."""
@@ -165,23 +171,23 @@ class Tolerances:
 
 
 def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> None:
-    """Refuse options that say nothing here.
+    """Reject options that do not apply.
 
     Args:
-        options: Option to its value; those without one were not given.
-        what: What they are for.
+        options: Option to its value; an option with a false value was not given.
+        what: What the options are for.
         where: Where they were given.
-        fix: How to fix it, if not by leaving them out.
+        fix: How to fix the error; default: leave the option out.
 
     Raises:
-        UsageError: One was given.
+        UsageError: An option was given.
     """
     for name in (name for name, value in options.items() if value):
         raise UsageError(f"{name} is {what}.", where=where, fix=fix or f"Leave {name} out.")
 
 
 def given(**options: Any) -> str:
-    """Options as they are written on a command line; nothing for those that were not given.
+    """Format options for a command line; options that were not given are left out.
 
     Example:
         >>> given(loss="mse", freeze=["a*"], class_axis=None, shift_labels=True)

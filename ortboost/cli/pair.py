@@ -1,4 +1,4 @@
-"""What ``ortboost inspect A B`` prints."""
+"""Output of ``ortboost inspect A B``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def show_pair(
     """Compare two models and print tables.
 
     Args:
-        printer: Where to.
+        printer: The output.
         before: Model file or program folder.
         after: Model file or program folder.
-        shapes: ``INPUT:8x3x32x32``, for which the work is counted.
-        names: Also list the weights that are in one of them only.
+        shapes: ``INPUT:8x3x32x32``, the input shapes to count the work for.
+        names: Also list the weights that only one of the models has.
     """
     from ortboost.api.inspect_pair import inspect_pair
     from ortboost.deploy.bench_feeds import BATCH, parse_shape
@@ -37,8 +37,8 @@ def show_pair(
     titles = {
         "bytes": ("file", human_bytes),
         "weight_bytes": ("weights", human_bytes),
-        "weight_elements": ("numbers in weights", _thousands),
-        "trainable_elements": ("of them trainable", _thousands),
+        "weight_elements": ("weight elements", _thousands),
+        "trainable_elements": ("trainable elements", _thousands),
         "tensors": ("weight tensors", _thousands),
         "nodes": ("nodes", _thousands),
         "macs": ("multiply-accumulates", _thousands),
@@ -80,20 +80,22 @@ def show_pair(
         if only:
             printer.table(["weight of", "name"], only)
         else:
-            printer.line("Both have weights of the same names.")
+            printer.line("Both have weights with the same names.")
     printer.line()
     for line in data["interface"]:
         printer.line(f"note: {line}")
     for side in (one, two):
         if side["uncounted"]:
             printer.line(
-                f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be counted "
-                f"({next(iter(side['uncounted']))}: {next(iter(side['uncounted'].values()))})"
+                f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be "
+                f"counted ({next(iter(side['uncounted']))}: "
+                f"{next(iter(side['uncounted'].values()))})"
             )
     shown_for = ", ".join(f"{n} {shape_text(s)}" for n, s in one["counted_for"].items())
     printer.line(
-        f"Work: multiply-accumulates of Conv, Gemm, MatMul and their kin for {shown_for or 'no inputs'}; "
-        "twice as many floating-point operations. Other operators are not counted."
+        "Work: multiply-accumulates of Conv, Gemm, MatMul and related operators for "
+        f"{shown_for or 'no inputs'}; one multiply-accumulate is two floating-point operations. "
+        "Other operators are not counted."
     )
 
 

@@ -1,7 +1,7 @@
-"""Texts of command-line options to configurations, by one grammar: ``KIND:VALUE,KEY=VALUE,...``.
+"""Parse command-line options with one grammar, ``KIND:VALUE,KEY=VALUE,...``.
 
-A value is a number, true, false, none, a JSON list, or a text. In a place for several things ``;`` is
-between them, and ``|`` between the patterns of one. What values are allowed, the configurations check.
+A value is a number, true, false, none, a JSON list, or a string. ``;`` separates the items of a
+list, and ``|`` the patterns of one item. The configuration classes check the values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SCALE_KEYS: Final = {
 
 
 def parse_value(text: str) -> Any:
-    """A number, true, false, none or a JSON list if it is one, else the text.
+    """Parse a number, true, false, none or a JSON list; anything else stays a string.
 
     Example:
         >>> parse_value("2**10"), parse_value("none"), parse_value("[1, 2]"), parse_value("fc*")
@@ -70,10 +70,10 @@ def parse_value(text: str) -> Any:
 def parse_pairs(
     texts: Sequence[str] | None, option: str, form: str = "KEY=VALUE", example: str = "momentum=0.9"
 ) -> dict[str, Any]:
-    """Read ``KEY=VALUE`` texts; values as of :func:`parse_value`.
+    """Parse ``KEY=VALUE`` arguments; see :func:`parse_value` for the values.
 
     Raises:
-        UsageError: One is not of the form.
+        UsageError: An argument is malformed.
 
     Example:
         >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer-arg")
@@ -86,16 +86,16 @@ def parse_pairs(
 def parse_kind(
     text: str, option: str, example: str, *, first: Mapping[str, str] | str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """Read ``KIND:VALUE,KEY=VALUE``.
+    """Parse ``KIND:VALUE,KEY=VALUE``.
 
     Args:
-        text: The text.
-        option: Where it was given.
-        example: A good one.
-        first: The key of a first value that has none, or such a key by kind.
+        text: The argument.
+        option: The option that it was given for.
+        example: A valid example, for the error message.
+        first: The key of a first value without a key, or a mapping from kind to that key.
 
     Raises:
-        UsageError: It is not of the form.
+        UsageError: The argument is malformed.
 
     Example:
         >>> parse_kind("dynamic:4096,window=10", "--loss-scale", "fixed:8", first="init")
@@ -110,11 +110,11 @@ def parse_kind(
 
 
 def parse_boost(text: str) -> Boost:
-    """Read ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; a list has ``|`` between its items, or at its end.
+    """Parse ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; ``|`` separates or ends the items of a list.
 
     Raises:
-        UsageError: A part has another form.
-        ConfigError: An unknown boost or setting, or a value that makes no sense.
+        UsageError: The argument is malformed.
+        ConfigError: An unknown boost or setting, or an invalid value.
 
     Example:
         >>> parse_boost("grad-freeze:p=0.4,by=cost").by
@@ -131,15 +131,15 @@ def parse_boost(text: str) -> Boost:
 
 
 def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tuple[Boost, ...]]:
-    """Read ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum and the boost of that name.
+    """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
 
     Args:
-        text: The text.
+        text: The argument.
         pairs: Further hyper-parameters.
 
     Raises:
-        UsageError: It is not of the form.
-        ConfigError: An unknown optimizer or hyper-parameter, or a value that makes no sense.
+        UsageError: The argument is malformed.
+        ConfigError: An unknown optimizer or hyper-parameter, or an invalid value.
 
     Example:
         >>> rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8", {})
@@ -152,7 +152,7 @@ def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tup
         require_known(
             name,
             [*OPTIMIZERS, "thor"],
-            f"The optimizer '{name}' is not in this version.",
+            f"Unknown optimizer '{name}'.",
             "--optimizer",
             ConfigError,
         )
@@ -163,7 +163,7 @@ def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tup
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
-    """Read ``SECTION.KEY=VALUE`` texts.
+    """Parse ``SECTION.KEY=VALUE`` arguments.
 
     Example:
         >>> parse_settings(["grad_freeze.freeze_p=0.5", "common.gradient_split_groups=[2, 4]"])
@@ -179,7 +179,7 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
-    """Read ``INPUT=KEY`` texts.
+    """Parse ``INPUT=KEY`` arguments.
 
     Example:
         >>> parse_mapping(["x=images"])
@@ -191,10 +191,10 @@ def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
 def parse_inputs(
     dims: Sequence[str] | None, values: Sequence[str] | None, axes: Sequence[str] | None
 ) -> InputConfig:
-    """Read ``--dim``, ``--input`` and ``--batch-axis``.
+    """Parse ``--dim``, ``--input`` and ``--batch-axis``.
 
     Raises:
-        UsageError: One is not of its form.
+        UsageError: An argument is malformed.
         FileError: A .npy file cannot be read.
 
     Example:
@@ -212,7 +212,7 @@ def parse_inputs(
 
 
 def _split(texts: Sequence[str] | None, option: str, form: str, example: str) -> dict[str, str]:
-    """``NAME=TEXT`` to name and text; names may have a ``=`` no more than those of ONNX have."""
+    """Parse ``NAME=TEXT`` arguments; a name cannot contain ``=``."""
     found: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -220,7 +220,7 @@ def _split(texts: Sequence[str] | None, option: str, form: str, example: str) ->
             raise UsageError(
                 f"'{text}' is not of the form {form}.",
                 where=option,
-                fix=f"Write for example {example}.",
+                fix=f"For example: {example}.",
             )
         if name.strip() in found:
             raise UsageError(
@@ -233,21 +233,21 @@ def _split(texts: Sequence[str] | None, option: str, form: str, example: str) ->
 
 
 def _constant(text: str) -> Any:
-    """A number, true or false, a JSON list, or the array of a .npy file."""
+    """Parse a value, or load the array of a .npy file."""
     if not text.endswith(".npy"):
         return parse_value(text)
     try:
         return read_npy(text)
     except (OSError, ValueError) as error:
         raise FileError(
-            "The array of an input cannot be read.",
+            "Cannot read the array of an input.",
             where=f"--input {text}: {error}",
             fix="Save it with numpy.save.",
         ) from error
 
 
 def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, dict[str, float]]:
-    """Read tolerances: ``1e-3`` for all outputs, ``OUTPUT:1e-4`` for one.
+    """Parse tolerances: ``1e-3`` for all outputs, ``OUTPUT:1e-4`` for one.
 
     Example:
         >>> parse_tolerances(["1e-3", "boxes:0.5"], "--atol")
@@ -272,7 +272,7 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
 
 
 def parse_precision(text: str) -> dict[str, Any]:
-    """Read a precision: ``fp16``, ``bf16``, ``fp16:policy=all,keep_batchnorm=false``.
+    """Parse a precision: ``fp16``, ``bf16``, ``fp16:policy=all,keep_batchnorm=false``.
 
     Example:
         >>> parse_precision("fp16:policy=all")
@@ -281,12 +281,12 @@ def parse_precision(text: str) -> dict[str, Any]:
     known = ("policy", "keep_batchnorm")
     compute, pairs = parse_kind(text, "--precision", "fp16:policy=all")
     for key in pairs:
-        require_known(key, known, f"A precision has no '{key}'.", f"--precision {text}")
+        require_known(key, known, f"Unknown precision setting '{key}'.", f"--precision {text}")
     return {"compute": compute, **pairs}
 
 
 def parse_clip(text: str) -> ClipConfig:
-    """Read a clipping: ``value:1``, ``norm:1`` or ``global-norm:1``.
+    """Parse gradient clipping: ``value:1``, ``norm:1`` or ``global-norm:1``.
 
     Example:
         >>> parse_clip("global-norm:1.0")
@@ -295,15 +295,17 @@ def parse_clip(text: str) -> ClipConfig:
     by, pairs = parse_kind(text, "--clip", "global-norm:1.0", first="limit")
     if not isinstance(pairs.get("limit"), int | float):
         raise UsageError(
-            f"'{text}' is not a clipping.", where="--clip", fix="Write --clip global-norm:1.0."
+            f"Invalid gradient clipping '{text}'.",
+            where="--clip",
+            fix="For example: --clip global-norm:1.0.",
         )
     return read_config(ClipConfig, {"by": by, **pairs}, f"--clip {text}")
 
 
 def parse_group(text: str) -> ParameterGroup:
-    """Read a parameter group: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
+    """Parse a parameter group: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
 
-    The learning rate may be any schedule; its own commas are written as ``;``.
+    The learning rate may be any schedule, with ``;`` in place of its commas.
 
     Example:
         >>> parse_group("head:fc*:lr=0.01,weight_decay=0").patterns
@@ -321,19 +323,21 @@ def parse_group(text: str) -> ParameterGroup:
     known = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     values: dict[str, Any] = {"name": name, "patterns": patterns.split("|")}
     for key, value in pairs.items():
-        require_known(key, known, f"A parameter group has no '{key}'.", f"--group {text}")
+        require_known(
+            key, known, f"Unknown setting '{key}' of a parameter group.", f"--group {text}"
+        )
         values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
     return read_config(ParameterGroup, values, f"--group {text}")
 
 
 def parse_loss_scale(text: str) -> ScaleConfig:
-    """Read a loss scale: ``off``, ``fixed:1024``, ``dynamic:4096,window=1000``, ``grouped:4096,groups=4``.
+    """Parse a loss scale: ``off``, ``fixed:1024``, ``dynamic:4096`` or ``grouped:4096,groups=4``.
 
-    Groups are a number of layer ranges, or patterns of parameter names: ``;`` is between groups and ``|``
-    between the patterns of one. Then ``init`` may have a number for each group, with ``;`` between them.
+    Groups are a number of layer ranges, or patterns of parameter names: ``;`` separates groups and
+    ``|`` the patterns of one group. ``init`` may then have one value per group, separated by ``;``.
 
     Raises:
-        UsageError, ConfigError: It makes no sense.
+        UsageError, ConfigError: The argument is malformed or a value is invalid.
 
     Example:
         >>> parse_loss_scale("dynamic:init=4096,window=1000").window
@@ -353,9 +357,10 @@ def parse_loss_scale(text: str) -> ScaleConfig:
     found = {_SCALE_KEYS.get(key, key): value for key, value in pairs.items()}
     if "marks" in found:
         raise UsageError(
-            "Marks are too much for an option.",
+            "Marks cannot be given on the command line.",
             where=f"--loss-scale {text}",
-            fix="Give them in the JSON file of --config, as [tensor, group before it, group after it].",
+            fix="Give them in a JSON file with --config, as [tensor, group before it, group after "
+            "it].",
         )
     if kind == "grouped" and isinstance(found.get("groups"), str):
         found["groups"] = [group.split("|") for group in found["groups"].split(";")]
@@ -363,7 +368,7 @@ def parse_loss_scale(text: str) -> ScaleConfig:
             raise UsageError(
                 "A group has an empty pattern.",
                 where=f"--loss-scale {text}",
-                fix="Write a number, or patterns with '|' between them and ';' between groups.",
+                fix="Give a number, or patterns separated by '|', with ';' between groups.",
             )
     if kind == "grouped" and isinstance(found.get("init"), str):
         found["init"] = [parse_value(start) for start in found["init"].split(";")]
@@ -377,7 +382,7 @@ def parse_int8(
     full_range: bool = False,
     samples: int = 512,
 ) -> Int8Config:
-    """Read ``minmax``, ``entropy``, ``percentile`` or ``percentile:99.9`` for a target.
+    """Parse an int8 calibration: ``minmax``, ``entropy``, ``percentile`` or ``percentile:99.9``.
 
     Example:
         >>> parse_int8("tensorrt=11", "percentile:99.9", ["head*"]).percentile
@@ -388,10 +393,10 @@ def parse_int8(
         calibration, "--calibration", example, first={"percentile": "percentile"}
     )
     number = isinstance(share.get("percentile", 0.0), int | float)
-    wrong = set(share) - {"percentile"} or (share and name != "percentile")
-    if wrong or not number or calibration.endswith(":"):
+    invalid = set(share) - {"percentile"} or (share and name != "percentile")
+    if invalid or not number or calibration.endswith(":"):
         raise UsageError(
-            f"'{calibration}' is no calibration.", where="--calibration", fix=f"Write {example}."
+            f"Unknown calibration '{calibration}'.", where="--calibration", fix=f"Use {example}."
         )
     return Int8Config.for_target(
         target,

@@ -17,7 +17,7 @@ __all__ = ["plot"]
 
 @verb(
     "plot",
-    "Draw a graph, or the curves of a training run.",
+    "Draw a graph, or plot the curves of a training run.",
     examples="""\b
 Examples:
   ortboost plot model.onnx -o graph.svg
@@ -27,30 +27,31 @@ Examples:
   ortboost plot run -o near.svg --graph step --around conv1 --hops 2
   ortboost plot run -o curves.png
 \b
-.html for a page that shows layers, and the nodes of the one that is clicked; .svg for a browser, .dot for
-Graphviz. Of a program, what the rewrites changed is marked. Graphs that train are drawn as layers.""",
+.html is a page of layers that open on a click; .svg is for browsers, .dot for Graphviz.
+For a program, the nodes that the rewrites changed are marked. Training graphs are drawn as layers.
+""",
 )
 def plot(
     source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
     out: Path | None = option(
-        "graph.html, .svg or .dot; of a trained program curves.png.", "--out", "-o"
+        "graph.html, .svg or .dot; for a trained program curves.png.", "--out", "-o"
     ),
-    before: Path | None = option("Mark what differs from this model or program."),
-    graph: str = option("Graph of a program folder: eval, step, ...", default="eval"),
-    around: str | None = option("Draw only what is near this node.", metavar="NODE"),
-    hops: int = option("How near, in arrows.", default=3, min=0),
-    max_nodes: int = option("Refuse to draw more nodes.", default=300, min=1),
+    before: Path | None = option("Mark the differences from this model or program."),
+    graph: str = option("Graph of the program: eval, step, ...", default="eval"),
+    around: str | None = option("Draw only the neighborhood of this node.", metavar="NODE"),
+    hops: int = option("Radius of the neighborhood, in edges.", default=3, min=0),
+    max_nodes: int = option("Refuse to draw more nodes than this.", default=300, min=1),
     whole: bool = option("Draw all nodes, not layers.", "--whole", default=False),
     *,
     console: Console,
 ) -> None:
-    """Draw a graph with the rewritten nodes marked, or the curves of a training run."""
+    """Draw a graph with the rewritten nodes marked, or plot the curves of a training run."""
     from ortboost.api import plot as draw
 
     printer = console.printer()
     if out is None and not source.is_dir():
         raise UsageError(
-            "There is no name for the picture.",
+            "--out is required for an ONNX file.",
             where="--out",
             fix=f"ortboost plot {quote(str(source))} -o graph.svg",
         )

@@ -1,4 +1,4 @@
-"""Groups of options of ``convert`` and ``check``, and what they come to: a :class:`ProgramConfig`."""
+"""Option groups of ``convert`` and ``check``, and the :class:`ProgramConfig` made from them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ Engine = Annotated[str | None, typer.Option(help="auto (default), portable or na
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The loss, and the output that it is taken of."""
+    """The loss, and the output that it is computed from."""
 
     loss: str | None = option(
-        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output: the model computes its own; "
-        "or an ONNX file with a loss of yours, loss(scores, labels)."
+        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output if the model computes "
+        "its loss itself; or an ONNX file with your own loss(scores, labels)."
     )
     output: str | None = option("Output that the loss is computed from.", "--output")
     class_axis: int | None = option(
-        "Axis of the output that counts the classes: 1, or -1 for [batch, sequence, classes]."
+        "Class axis of the output: 1, or -1 for [batch, sequence, classes]."
     )
     shift_labels: bool | None = option(
         "Causal language model: compare each position with the next label.", "--shift-labels"
     )
 
     def changes(self) -> dict[str, Any]:
-        """The fields of a :class:`~ortboost.transforms.attach_loss.LossConfig` that were given."""
+        """The given fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
         return _given(
             name=self.loss,
             output=self.output,
@@ -65,17 +65,17 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """What the loss compares with."""
+    """The labels, and the reduction of the loss."""
 
     reduction: str | None = option("mean (default), sum or none.")
     dense_labels: bool | None = option(
-        "Cross entropy against rows of probabilities.", "--dense-labels"
+        "Labels are class probabilities, not class indices.", "--dense-labels"
     )
     labels: str | None = option("Name of the new label input.")
-    ignore_index: int | None = option("Label that does not count, as -100 in PyTorch.")
+    ignore_index: int | None = option("Label to ignore, such as PyTorch's -100.")
 
     def changes(self) -> dict[str, Any]:
-        """The fields of a :class:`~ortboost.transforms.attach_loss.LossConfig` that were given."""
+        """The given fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
         return _given(
             reduction=self.reduction,
             sparse=None if self.dense_labels is None else not self.dense_labels,
@@ -89,7 +89,7 @@ class UpdateOptions:
     """How parameters are updated."""
 
     optimizer: str | None = option(
-        "momentum (default), sgd, adam, adamw, lars or thor; with hyper-parameters, as "
+        "momentum (default), sgd, adam, adamw, lars or thor; with hyper-parameters, such as "
         "thor:frequency=100,damping=0.03.",
         metavar="NAME:KEY=VALUE",
     )
@@ -97,23 +97,23 @@ class UpdateOptions:
         "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE"
     )
     lr: str | None = option(
-        "Learning rate, 0.01 if not given: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
+        "Learning rate, default 0.01: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
         "--lr",
     )
-    weight_decay: float | None = option("Weight decay, 0 if not given.", min=0)
-    decay: str | None = option("What decays: no-norm (default), weights or all.")
+    weight_decay: float | None = option("Weight decay, default 0.", min=0)
+    decay: str | None = option("Parameters to decay: no-norm (default), weights or all.")
     group: _Texts = option(
-        "Parameters with a rate or decay of their own.", metavar="NAME:PATTERN:lr=X"
+        "Parameters with their own learning rate or weight decay.", metavar="NAME:PATTERN:lr=X"
     )
     loss_scale: str | None = option(
-        "dynamic (from 65536, if not given), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
-        "grouped:4096,groups=4 or off."
+        "dynamic (default, initially 65536), dynamic:init=4096,window=1000,hysteresis=2, "
+        "fixed:1024, grouped:4096,groups=4 or off."
     )
     clip: str | None = option("value:C, norm:C (each tensor) or global-norm:C.")
-    accumulate: int | None = option("Micro-batches an update (gradient accumulation).", min=1)
+    accumulate: int | None = option("Micro-batches per update (gradient accumulation).", min=1)
 
     def changes(self) -> dict[str, Any]:
-        """The fields of a configuration that were given."""
+        """The given fields of a configuration."""
         from ortboost.cli.parse import (
             parse_clip,
             parse_group,
@@ -141,23 +141,25 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """In which number format the network computes."""
+    """The number format that the network computes in."""
 
     precision: str | None = option(
-        "fp32 (default), fp16 or bf16: how the network computes; parameters stay in float32. "
-        "fp16:policy=all for all operators but losses and normalizations."
+        "fp32 (default), fp16 or bf16 for computation; parameters stay in float32. "
+        "fp16:policy=all for all operators except losses and normalizations."
     )
     keep_fp32: _Texts = option(
-        "Leave these nodes in float32: node, output, weight or operator; re:REGEX (repeatable).",
+        "Keep nodes in float32, by node, output, weight or operator; re:REGEX (repeatable).",
         metavar="PATTERN",
     )
-    force_low: _Texts = option("Compute these in fp16 or bf16 (repeatable).", metavar="PATTERN")
+    force_low: _Texts = option(
+        "Force nodes to compute in fp16 or bf16 (repeatable).", metavar="PATTERN"
+    )
     emulate: bool | None = option(
-        "Write a float32 step that rounds as fp16 or bf16 would, for any device.", "--emulate"
+        "Emulate the rounding of fp16 or bf16 in float32, on any device.", "--emulate"
     )
 
     def changes(self) -> dict[str, Any]:
-        """The fields of a :class:`~ortboost.transforms.precision.PrecisionConfig` that were given."""
+        """The given fields of a :class:`~ortboost.transforms.precision.PrecisionConfig`."""
         from ortboost.cli.parse import parse_precision
 
         return {
@@ -168,16 +170,16 @@ class PrecisionOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained."""
+    """Which parameters are trained."""
 
-    freeze: _Texts = option("Do not train these (repeatable).", metavar="PATTERN")
-    trainable: _Texts = option("Train only these (repeatable).", metavar="PATTERN")
+    freeze: _Texts = option("Parameters to freeze (repeatable).", metavar="PATTERN")
+    trainable: _Texts = option("Train only these parameters (repeatable).", metavar="PATTERN")
     parameters: Path | None = option(
-        "List of what is trained: a name, or 'name true|false', on each line.", metavar="FILE"
+        "List of trained parameters: one name, or 'name true|false', per line.", metavar="FILE"
     )
 
     def changes(self) -> dict[str, Any]:
-        """The fields of a configuration that were given."""
+        """The given fields of a configuration."""
         from ortboost.program.parameter_list import read_parameters
 
         listed = None if self.parameters is None else read_parameters(self.parameters)
@@ -186,23 +188,25 @@ class Trained:
 
 @dataclass(frozen=True)
 class TrainedOptions:
-    """The head, normalizations, and the engine."""
+    """The head, the normalizations, and the engine."""
 
     padding_idx: _Texts = option(
-        "Row of an embedding table that looking it up does not train (repeatable); without "
-        "it what the file tells.",
+        "Padding row of an embedding table, which gets no gradient (repeatable); default: as "
+        "recorded in the file.",
         metavar="NAME=ROW|none",
     )
-    new_head: int | None = option("Fresh last layer with so many outputs.", min=1)
+    new_head: int | None = option("Replace the last layer with a new one of N outputs.", min=1)
     frozen_bn: _Texts = option(
-        "Leave these BatchNormalizations in inference mode.", metavar="PATTERN"
+        "Keep these BatchNormalizations in inference mode.", metavar="PATTERN"
     )
-    running_variance: str | None = option("unbiased (default, as PyTorch and MindSpore) or onnx.")
+    running_variance: str | None = option(
+        "unbiased (default, as in PyTorch and MindSpore) or onnx."
+    )
     engine: Engine = None
-    seed: int | None = option("Seed of a new head.", min=0)
+    seed: int | None = option("Seed of the initialization of a new head.", min=0)
 
     def changes(self) -> dict[str, Any]:
-        """The fields of a configuration that were given."""
+        """The given fields of a configuration."""
         return _given(
             padding_idx=_padding(self.padding_idx),
             new_head=self.new_head,
@@ -223,16 +227,17 @@ def _padding(texts: Sequence[str] | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class BoostOptions:
-    """Which boosts."""
+    """The boosts and their settings."""
 
     boost: _Texts = option(
-        "A boost with its settings, as grad-freeze:p=0.4,by=cost (see 'ortboost list'), or a "
-        "level, O0, O1 or O2: a set of them (repeatable).",
+        "A boost with its settings, such as grad-freeze:p=0.4,by=cost (see 'ortboost list'), or a "
+        "level O0, O1 or O2, which is a set of boosts (repeatable).",
         metavar="NAME:KEY=VALUE|LEVEL",
     )
-    boost_config: Path | None = option("JSON file with settings of the boosts.")
+    boost_config: Path | None = option("JSON file with boost settings.")
     settings: _Texts = option(
-        "One setting of a level's boost, by MindSpore's names, or of the configuration (repeatable).",
+        "A setting of a level's boost, named as in MindSpore, or of the configuration "
+        "(repeatable).",
         "--set",
         metavar="SECTION.KEY=VALUE",
     )
@@ -240,14 +245,14 @@ class BoostOptions:
     def apply(
         self, config: ProgramConfig, base: ProgramConfig | None
     ) -> tuple[ProgramConfig, BoostConfig | None]:
-        """The configuration with its own settings, and the boosts that are asked for, if any are.
+        """Apply these options to a configuration; also returns the requested level, if any.
 
         Args:
-            config: With all other options.
-            base: Before them.
+            config: The configuration with all other options applied.
+            base: The configuration before them.
 
         Raises:
-            UsageError: A boost is asked for that another option has set, too.
+            UsageError: A requested boost conflicts with another option.
         """
         from ortboost.cli.parse import parse_settings
         from ortboost.program.boost_config import resolve_boost
@@ -265,7 +270,7 @@ class BoostOptions:
 def _refuse_twice(
     chosen: Sequence[Boost], config: ProgramConfig, base: ProgramConfig | None
 ) -> None:
-    """Refuse a boost that would silently replace what another option says."""
+    """Reject a boost that would silently replace another option."""
     from ortboost.program.config import ProgramConfig
 
     before = (base or ProgramConfig()).boosts
@@ -277,29 +282,29 @@ def _refuse_twice(
                 f"The boost '{boost.name}' contradicts another option, which sets "
                 f"'{set_by_option[0].name}'.",
                 where="--boost, and --precision, --loss-scale, --clip or --accumulate",
-                fix="Give one of them.",
+                fix="Give only one of them.",
             )
 
 
 def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:
-    """The level, if one is given, and the boosts."""
+    """Split the arguments into the level, if given, and the boosts."""
     from ortboost.cli.parse import parse_boost
 
     levels = [text for text in texts if re.fullmatch(r"[oO]\d*", text)]
     if len(levels) > 1:
         raise UsageError(
-            f"There are {len(levels)} boost levels.", where="--boost", fix="Give one of them."
+            f"{len(levels)} boost levels were given.", where="--boost", fix="Give only one of them."
         )
     chosen = [parse_boost(text) for text in texts if text not in levels]
     return (levels[0] if levels else None), chosen
 
 
 def read_program_config(path: Path | None) -> ProgramConfig | None:
-    """The configuration in a JSON file: as in the ``config`` of a program.json, or such a file itself.
+    """Read a configuration from a JSON file; a whole ``program.json`` is accepted too.
 
     Raises:
-        FileError: It cannot be read.
-        ConfigError: It holds something else, or has a version that is not known.
+        FileError: The file cannot be read.
+        ConfigError: It is not a configuration, or its version is unknown.
     """
     from ortboost.core.config_file import without_version
     from ortboost.core.files import read_json
@@ -320,22 +325,22 @@ def settle(
     precision: Mapping[str, Any],
     *changes: Mapping[str, Any],
 ) -> ProgramConfig:
-    """The configuration: defaults, then the file, then the options that were given.
+    """Merge the configuration: defaults, then the file, then the given options.
 
     Args:
-        base: What the file says, if there is one.
-        inputs: Added to what the file says of the inputs.
-        loss: Fields of its loss.
-        precision: Fields of its precision.
-        changes: Further fields.
+        base: The configuration of the file, if there is one.
+        inputs: Settings of inputs, added to those of the file.
+        loss: Given fields of the loss.
+        precision: Given fields of the precision.
+        changes: Further given fields.
     """
     from ortboost.program.config import ProgramConfig
 
     config = base or ProgramConfig()
-    said = inputs.config()
+    added = inputs.config()
     merged = {
-        item.name: {**getattr(config.inputs, item.name), **getattr(said, item.name)}
-        for item in dataclasses.fields(said)
+        item.name: {**getattr(config.inputs, item.name), **getattr(added, item.name)}
+        for item in dataclasses.fields(added)
     }
     fields = {key: value for part in changes for key, value in part.items()}
     config = config.with_boosts(*fields.pop("boosts", ()))
@@ -352,7 +357,7 @@ def settle(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Options that were given; lists as tuples."""
+    """The options that were given; lists become tuples."""
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in options.items()

@@ -1,12 +1,12 @@
-"""Run a command in a child process, so that a crash of a library ends in an error, not in silence.
+"""Run a command in a child process, so that a crash in native code ends in an error message.
 
-A damaged model can make native code divide by zero or read outside its memory. No exception tells
-of that: the operating system ends the process. Here it ends a child, forked before anything is
-loaded, and the parent says in three lines what happened. Signals that are sent to the parent go on
-to the child; those of the terminal reach both by themselves.
+A damaged model can make native code divide by zero or access memory out of bounds. Python raises no
+exception then: the operating system kills the process. Here it kills a child, forked before any
+library is loaded, and the parent prints a three-line error. Signals sent to the parent are
+forwarded to the child; signals from the terminal reach both anyway.
 
-Linux only, where the death of the parent ends the child, too; elsewhere the command runs as it is.
-``ORTBOOST_ONE_PROCESS=1`` does the same, for debuggers and profilers.
+On Linux only, where the child also dies with the parent; elsewhere the command runs directly, as it
+does with ``ORTBOOST_ONE_PROCESS=1``, for debuggers and profilers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ CRASHED = 10
 
 _PR_SET_PDEATHSIG = 1
 _SENT_BY_KERNEL = 0x80  # si_code of signals that the terminal sends to the whole group
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_PATIENCE = 1.0  # seconds to the next look at the child, should a thread have caught its signal
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PATIENCE = 1.0  # seconds between checks of the child, in case another thread consumed SIGCHLD
 _CRASHES = {
-    signal.SIGSEGV: "it read or wrote outside its memory",
-    signal.SIGBUS: "it read or wrote outside its memory",
-    signal.SIGFPE: "an integer was divided by zero, or overflowed in a division",
-    signal.SIGABRT: "it gave up",
-    signal.SIGILL: "the processor does not know an instruction",
-    signal.SIGTRAP: "it gave up",
+    signal.SIGSEGV: "invalid memory access",
+    signal.SIGBUS: "invalid memory access",
+    signal.SIGFPE: "integer division by zero or overflow in a division",
+    signal.SIGABRT: "aborted",
+    signal.SIGILL: "instruction not supported by this processor",
+    signal.SIGTRAP: "aborted",
 }
 
 
@@ -40,14 +40,16 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
     """Run a command in a child and return its exit status, or :data:`CRASHED` after a crash.
 
     Args:
-        run: The command; what it returns is the exit status.
-        words: The command line, for the error.
+        run: The command; returns the exit status.
+        words: The command-line arguments, for the error message.
     """
     if not sys.platform.startswith("linux") or os.environ.get("ORTBOOST_ONE_PROCESS"):
         return run()
     parent = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would not come, nor the status
-    waited = {*_PASSED_ON, signal.SIGCHLD}
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # if ignored, neither the signal nor the exit status would arrive
+    waited = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     child = os.fork()
     if child == 0:
@@ -71,21 +73,24 @@ def _exit_status(status: int, words: Sequence[str], *, interrupted: bool) -> int
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
     number = signal.Signals(os.WTERMSIG(status))
-    if interrupted:  # libraries abort when Ctrl-C comes while they are imported
+    if interrupted:  # libraries may abort on Ctrl-C during import
         number = signal.SIGINT
     if number in _CRASHES:
         what = f"A library crashed ({number.name}): {_CRASHES[number]}."
-        fix = "The model or a data file is damaged or hostile, or the library has a bug: please report it."
+        fix = (
+            "The model or a data file is damaged or malicious, or the library has a bug: please "
+            "report it."
+        )
         status = CRASHED
     else:
-        what = f"The process was ended by {number.name}."
+        what = f"The process was killed by {number.name}."
         fix = (
-            "Run it again; files are written whole or not at all. A training goes on with --resume."
+            "Run it again; files are written whole or not at all. Continue training with --resume."
         )
         if number == signal.SIGINT:
             what = "Interrupted."
         if number == signal.SIGKILL:
-            fix = f"If nobody did that, memory ran out. {fix}"
+            fix = f"Unless someone killed it, it ran out of memory. {fix}"
         status = 128 + number
     print(f"error: {what}", file=sys.stderr)
     print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "train"]
 
-_DIAGNOSES = 8  # the 128th skipped step is the last that is diagnosed
+_DIAGNOSES = 8  # the last diagnosed skipped step is the 128th
 _Metric = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="accuracy, top5, ... (repeatable).")
 ]
@@ -41,27 +41,28 @@ _Metric = Annotated[
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long, how often, from where."""
+    """Length of the training, and frequency of validation and checkpoints."""
 
     epochs: int = option("Passes over the data.", default=10, min=1)
-    max_steps: int | None = option("Stop after so many steps.", min=1)
-    validate_every: int = option("Validate every N steps too.", default=0, min=0)
-    checkpoint_every: int = option("Save every N steps too.", default=0, min=0)
+    max_steps: int | None = option("Stop after N steps.", min=1)
+    validate_every: int = option("Also validate every N steps.", default=0, min=0)
+    checkpoint_every: int = option("Also save a checkpoint every N steps.", default=0, min=0)
     metric: _Metric = None
     seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
-    prefetch: int = option("Batches to read ahead.", default=2, min=0)
+    prefetch: int = option("Batches to prefetch.", default=2, min=0)
     workers: int | None = option(
-        "Threads that read data; one, for images one a core. The batches are the same for every number.",
+        "Threads that read data; default one, for images one per core. The batches do not "
+        "depend on it.",
         min=1,
         metavar="N",
     )
     debug_overflow: bool = option(
-        "Say where skipped steps overflowed: the 1st, 2nd, 4th, 8th ... of the run.",
+        "Locate the overflow of skipped steps: the 1st, 2nd, 4th, 8th ... of the run.",
         "--debug-overflow",
         default=False,
     )
     overwrite: bool = option(
-        "Start anew and remove the checkpoints that are there.", "--overwrite", default=False
+        "Start over and remove the existing checkpoints.", "--overwrite", default=False
     )
 
     def arguments(self) -> dict[str, Any]:
@@ -73,27 +74,27 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """Several processes, see docs/scale.md."""
+    """Training in several processes; see docs/scale.md."""
 
     processes: int | None = option(
-        "Share each batch among N processes of this machine (torchrun).", min=1
+        "Split each batch among N processes on this machine (torchrun).", min=1
     )
     max_restarts: int = option(
-        "Start processes again after a fault, so many times.", default=0, min=0
+        "Restart the processes after a failure up to N times.", default=0, min=0
     )
     exchange_dtype: str = option(
-        "In what gradients travel: float32, float16 or bfloat16.", default="float32"
+        "Type in which gradients are exchanged: float32, float16 or bfloat16.", default="float32"
     )
     check_sync: int = option(
         "Compare the parameters of all processes every N steps.", default=0, min=0
     )
     segments: int | None = option(
-        "Cut the backward pass into N segments: gradients of one travel while the next runs.", min=1
+        "Split the backward pass into N segments to overlap it with the gradient exchange.", min=1
     )
     timeout: float = option("Seconds that a process waits for the others.", default=600.0, min=1)
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``train``."""
+        """The arguments for ``api.train``."""
         found = dict(vars(self))
         del found["processes"], found["max_restarts"]
         return found
@@ -113,7 +114,7 @@ Examples:
   ortboost train run --data train.npz --tensorboard boards
   ortboost train run --data train.npz --processes 2
 \b
-Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
+Ctrl-C saves and exits with status 130; --resume continues, bit-identically on a CPU.
 Exit status 6 if training diverged.""",
 )
 def train(
@@ -121,19 +122,22 @@ def train(
     data: DataFile,
     val: Path | None = option("Validation data."),
     val_split: float | None = option(
-        "Instead: share of the training data to hold out, drawn with the seed.", metavar="SHARE"
+        "Instead: fraction of the training data to hold out, drawn with the seed.",
+        metavar="FRACTION",
     ),
     augment: str | None = option(
-        "How training images vary: flip,crop=4 or resized-crop,flip,brightness=0.4.",
+        "Augmentation of training images: flip,crop=4 or resized-crop,flip,brightness=0.4.",
         metavar="SETTINGS",
     ),
     lr: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr"),
-    resume: bool = option("Go on from the newest checkpoint.", "--resume", default=False),
+    resume: bool = option("Continue from the newest checkpoint.", "--resume", default=False),
     keep: int = option("Checkpoints to keep.", default=3, min=1),
-    early_stop: int | None = option("Stop after N validations without a gain.", min=1, metavar="N"),
+    early_stop: int | None = option(
+        "Stop after N validations without improvement.", min=1, metavar="N"
+    ),
     progress: str = option("auto, bar, plain or off.", default="auto"),
     tensorboard: Path | None = option(
-        "Write event files for TensorBoard below this folder, by the run's name.", metavar="FOLDER"
+        "Write TensorBoard event files to a subfolder named after the run.", metavar="FOLDER"
     ),
     batch_axis: BatchAxis = None,
     device: Device = "auto",
@@ -182,7 +186,7 @@ def train(
 
 
 def _balance(counts: Sequence[int]) -> str:
-    """The rarest and the most frequent class."""
+    """The numbers of labels of the rarest and the most frequent class."""
     if not counts:
         return ""
     least, most = min(counts), max(counts)
@@ -213,7 +217,7 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
 
 @verb(
     "eval",
-    "Measure a program or an ONNX file on data.",
+    "Evaluate a program or an ONNX file on data.",
     examples="""\b
 Examples:
   ortboost eval run --data val.npz
@@ -225,11 +229,11 @@ def evaluate(
     metric: _Metric = None,
     split: Split = "test",
     update_bn: UpdateBn = None,
-    output: str | None = option("Output that holds the scores."),
-    class_axis: int | None = option("Of an ONNX file: axis of the classes, -1 for the last."),
-    ignore_index: int | None = option("Of an ONNX file: label that does not count."),
+    output: str | None = option("Output with the scores."),
+    class_axis: int | None = option("For an ONNX file: class axis, -1 for the last."),
+    ignore_index: int | None = option("For an ONNX file: label to ignore."),
     shift_labels: bool = option(
-        "Of an ONNX file: compare each position with the next label.",
+        "For an ONNX file: compare each position with the next label.",
         "--shift-labels",
         default=False,
     ),
@@ -242,7 +246,7 @@ def evaluate(
     reading: DataOptions,
     console: Console,
 ) -> None:
-    """Measure a trained program or an ONNX file on data."""
+    """Evaluate a trained program or an ONNX file on data."""
     from ortboost import api
     from ortboost.cli.parse import parse_inputs
 

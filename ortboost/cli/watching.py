@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 __all__ = ["sparkline", "watch"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDE = 30  # bars of a line
-_WARNINGS = 3  # that are shown
+_WIDE = 30  # bars per line
+_WARNINGS = 3  # number of warnings shown
 
 
 @verb(
     "watch",
-    "Watch a training that goes on, or see how one ended.",
+    "Watch a run in progress, or show how one ended.",
     file=False,
     examples="""\b
 Examples:
   ortboost watch run
   ortboost watch run > progress.txt
 \b
-It reads the log and nothing else, so that it can begin and end at any time (Ctrl-C), on another machine too
-that sees the folder. It ends when the training does. Into a pipe or file it writes plain lines.""",
+It only reads the log, so it can start and stop (Ctrl-C) at any time, also on another machine that
+shares the folder. It ends when the training does. Into a pipe or file it writes plain lines.""",
 )
 def watch(
-    run: Annotated[Path, typer.Argument(help="Program folder; it need not be there yet.")],
-    seconds: float = option("How often to look.", default=0.5, min=0.05),
+    run: Annotated[Path, typer.Argument(help="Program folder; it need not exist yet.")],
+    seconds: float = option("Seconds between reads of the log.", default=0.5, min=0.05),
     *,
     console: Console,
 ) -> None:
-    """Watch a training that goes on, or see how one ended."""
+    """Watch a run in progress, or show how one ended."""
     printer = console.printer()
     try:
         history = _follow(run, seconds, printer.people)
-    except KeyboardInterrupt:  # the training does not mind
+    except KeyboardInterrupt:  # stops watching, not the training
         return
-    printer.result(_told(history))
+    printer.result(_summary(history))
 
 
 def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
-    """Show a run until it ends, and give it."""
+    """Show a run until it ends, and return its history."""
     from rich.console import Console as Screen
     from rich.live import Live
 
@@ -64,20 +64,20 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
 
     if not people or not sys.stdout.isatty():
         lines = PlainProgress(sys.stdout, max(seconds, 5.0)) if people else QuietProgress()
-        told = None
+        shown = None
         for history, events in follow(run, seconds=seconds):
-            if not (history.step or history.sessions) and told is None:
-                lines.message(f"waiting for a training in {run}")
-            if told is not history:
+            if not (history.step or history.sessions) and shown is None:
+                lines.message(f"waiting for training to start in {run}")
+            if shown is not history:
                 lines.start(history.total, history.step)
-                told = history
-            _tell(lines, history, events)
+                shown = history
+            _print_events(lines, history, events)
         return history
     began: tuple[float, int] | None = None
     with Live(console=Screen(), auto_refresh=False) as live:
         for history, _ in follow(run, seconds=seconds):
             if history.step and (began is None or history.step < began[1]):
-                began = time.monotonic(), history.step  # what came before is not its pace
+                began = time.monotonic(), history.step  # earlier steps do not count for the pace
             pace = 0.0
             if began is not None and history.step > began[1]:
                 pace = (history.step - began[1]) / (time.monotonic() - began[0])
@@ -85,16 +85,16 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
     return history
 
 
-def _tell(lines: Any, history: RunHistory, events: Sequence[Mapping[str, Any]]) -> None:
-    """Plain lines on what is new."""
+def _print_events(lines: Any, history: RunHistory, events: Sequence[Mapping[str, Any]]) -> None:
+    """Print new events as plain lines."""
     from ortboost.training.progress import StepInfo
 
     for event in events:
         step, kind = event["step"], event["event"]
         if kind == "epoch":
             at = {n: c.values[c.steps.index(step)] for n, c in _means(history) if step in c.steps}
-            told = "  ".join(f"{name} {value:.4g}" for name, value in at.items())
-            lines.result(f"step {step}  epoch {_whole(event) + 1}/{history.epochs}  {told}")
+            means = "  ".join(f"{name} {value:.4g}" for name, value in at.items())
+            lines.result(f"step {step}  epoch {_whole(event) + 1}/{history.epochs}  {means}")
         elif kind == "warning":
             lines.message(f"warning: {event.get('text')}")
         elif kind == "end":
@@ -116,7 +116,7 @@ def _means(history: RunHistory) -> list[tuple[str, Any]]:
 
 
 def sparkline(values: Sequence[float], width: int = _WIDE) -> str:
-    """Numbers as a line of bars; means where there are more than fit, blanks where none is finite.
+    """Draw values as bars: means if there are more than ``width``, blanks where none is finite.
 
     Example:
         >>> sparkline([0, 1, 2, math.nan, 7])
@@ -135,7 +135,7 @@ def sparkline(values: Sequence[float], width: int = _WIDE) -> str:
 
 
 def _screen(history: RunHistory, run: Path, pace: float) -> RenderableType:
-    """What a terminal shows, at so many steps a second."""
+    """The screen for a terminal; ``pace`` is in steps per second."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -147,7 +147,7 @@ def _screen(history: RunHistory, run: Path, pace: float) -> RenderableType:
         return Text(printable(words), style)
 
     if not (history.step or history.sessions):
-        return text(f"waiting for a training in {run}", "dim")
+        return text(f"waiting for training to start in {run}", "dim")
     words = [history.name, *(str(history.about.get(k) or "") for k in ("engine", "optimizer"))]
     words.append(str(history.about.get("boosts") or ""))
     head = text("  ·  ".join(word for word in words if word), "bold")
@@ -171,7 +171,7 @@ def _screen(history: RunHistory, run: Path, pace: float) -> RenderableType:
 
 
 def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
-    """Name, newest value and course of what is worth a line."""
+    """The rows of the screen: name, latest value, and curve."""
     from ortboost.core.loss_scale import scale_text
 
     rows = []
@@ -186,8 +186,8 @@ def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
             shown = scale_text(values[-1]) if math.isfinite(values[-1]) else shown
             course = [math.log2(v) if v > 0 else math.nan for v in course]
         best = history.best(name) if name == history.monitored != "loss" else None
-        told = f"{shown} (best {best[1]:.4g} at step {best[0]})" if best else shown
-        rows.append((name.replace("_", " "), told, sparkline(course)))
+        value = f"{shown} (best {best[1]:.4g} at step {best[0]})" if best else shown
+        rows.append((name.replace("_", " "), value, sparkline(course)))
     if history.skips:
         last = f", the last at step {history.skipped[-1]}" if history.skipped else ""
         rows.append(("skipped", f"{history.skips} of {history.step}{last}", ""))
@@ -195,7 +195,7 @@ def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as hours, minutes and seconds.
+    """Format seconds as hours, minutes and seconds.
 
     Example:
         >>> _clock(4), _clock(3725)
@@ -206,7 +206,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _told(history: RunHistory) -> dict[str, Any]:
+def _summary(history: RunHistory) -> dict[str, Any]:
     best = history.best()
     return {
         "name": history.name,

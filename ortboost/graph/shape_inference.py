@@ -1,8 +1,8 @@
-"""Shapes and types of all values, by ONNX's own inference, in place.
+"""Infer the shapes and types of all values in place, with ONNX's shape inference.
 
-What :class:`onnx_ir.passes.common.ShapeInferencePass` does, in a fraction of its time: only what inference reads is written
-into the file that ONNX gets, and only shapes and types are read back. Its search of each weight among the inputs makes that
-pass quadratic in the number of weights.
+This does what :class:`onnx_ir.passes.common.ShapeInferencePass` does in a fraction of the time: the
+serialized model contains only what inference reads, and only shapes and types are read back. The
+pass is quadratic in the number of weights, because it looks up each weight among the inputs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ortboost.graph.query import known_shape
 __all__ = ["infer_missing", "infer_shapes"]
 
 _log = logging.getLogger(__name__)
-_SMALL = 1000  # bytes of a weight whose numbers inference may want: sizes, axes
+_SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
 _ROUNDS = 12
 
 
 def infer_shapes(model: ir.Model) -> None:
     """Infer shapes and types in place; what cannot be inferred stays unknown.
 
-    Sequences and maps keep the type that they have, if any.
+    Sequences and maps keep their types.
     """
     for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
         try:
             found = onnx.shape_inference.infer_shapes(
                 _described(model), check_type=True, strict_mode=False, data_prop=True
             )
-        except Exception as error:  # a help: a failure of it must not stop a conversion
-            _log.info("shape inference gave up: %s", error)
+        except Exception as error:  # inference is optional: its failure must not stop a conversion
+            _log.info("shape inference failed: %s", error)
         else:
             _take_over(model.graph, found.graph)
         if not infer_elementwise(model):
@@ -42,7 +42,7 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def infer_missing(model: ir.Model) -> None:
-    """Infer shapes and types in place if one of the main graph, or a length, is unknown."""
+    """Infer shapes and types in place if any type or dimension in the main graph is unknown."""
     for node in model.graph:
         for value in node.outputs:
             if value.shape is None or value.type is None or None in (known_shape(value) or ()):
@@ -51,7 +51,7 @@ def infer_missing(model: ir.Model) -> None:
 
 
 def _described(model: ir.Model) -> onnx.ModelProto:
-    """The graph with weights as inputs; the small ones with their numbers, too."""
+    """Serialize the graph with weights as inputs; only small weights keep their values."""
     graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
@@ -91,7 +91,7 @@ def _describe(info: onnx.ValueInfoProto, value: ir.Value) -> None:
     if value.shape is None:
         return
     shape = info.type.tensor_type.shape
-    shape.SetInParent()  # no dimensions are not the same as no shape
+    shape.SetInParent()  # a scalar has a shape without dimensions, not no shape
     for dim in known_shape(value) or ():
         made = shape.dim.add()
         if isinstance(dim, int):
@@ -101,7 +101,7 @@ def _describe(info: onnx.ValueInfoProto, value: ir.Value) -> None:
 
 
 def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
-    """Shapes and types of tensors, as far as they were found, in subgraphs, too."""
+    """Copy the inferred shapes and types of tensors, including those in subgraphs."""
     infos = {info.name: info for info in (*found.input, *found.value_info, *found.output)}
     values = [*graph.inputs, *graph.initializers.values()]
     for node, made in zip(graph, found.node, strict=True):

@@ -1,14 +1,17 @@
-r"""The graph of gradients in segments, so that gradients travel while others are still being computed.
+r"""Split the gradient graph into segments, to overlap the backward pass with communication.
 
-With ``A(g)`` the nodes that a gradient `g` needs, gradients sorted by ``|A(g)|`` come in the order of the backward pass. They are
-dealt into groups of about equal bytes, and segment `i` is::
+Let ``A(g)`` be the ancestor nodes of a gradient `g`. Sorting gradients by ``|A(g)|`` gives the
+order of the backward pass. They are divided into groups of about equal size in bytes, and segment
+`i` is::
 
     A(groups 0..i)  without  A(groups 0..i-1)
 
-What a later segment reads of an earlier one (activations, mostly) becomes an output of that one and an input of this one, of
-the same name. Nothing is computed twice or otherwise than in one graph, except constants, which every segment has for itself.
+A value that a later segment reads from an earlier one (mostly activations) becomes an output of the
+earlier and an input of the later one, with the same name. The segments compute exactly what the
+whole graph does, each node once, except constants, which every segment computes itself.
 
-Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3, for sending a bucket as soon as its gradients are there.
+Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3, for sending a bucket as soon as
+    its gradients are ready.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ _RANDOM: Final = {"Dropout", "RandomNormalLike", "RandomUniformLike", "Bernoulli
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a graph.
+    """A segment of a graph.
 
     Args:
-        model: The part.
-        takes: Inputs that earlier parts make.
-        gives: Outputs that later parts take, besides those of the whole.
+        model: The graph of the segment.
+        takes: Inputs that earlier segments produce.
+        gives: Outputs for later segments, besides outputs of the whole graph.
     """
 
     model: ir.Model
@@ -44,13 +47,16 @@ class Segment:
 
 
 def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> list[list[str]]:
-    """Deal gradients into groups of about equal bytes, in the order in which they can be there.
+    """Divide gradients into groups of about equal size, in the order in which they become ready.
 
     Args:
-        model: The graph of gradients.
-        sizes: Output to bytes.
-        number: How many groups; fewer come back where there are fewer gradients, and one where a segment cannot be cut
-            off: sizes that only a run knows must not pass between segments.
+        model: The gradient graph.
+        sizes: Name of an output to its size in bytes.
+        number: Number of groups. There are fewer if there are fewer gradients, and only one if the
+            graph has operators with data-dependent shapes, which must not pass between segments.
+
+    Returns:
+        The names of the outputs of each group.
     """
     if min(number, len(sizes)) < 2 or any(node.op_type in _UNKNOWN_SIZES for node in model.graph):
         return [list(sizes)]
@@ -69,18 +75,20 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
 
 
 def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segment]:
-    """Cut a graph into segments, each of which ends with a group of its outputs.
+    """Split a graph into segments, each of which produces one group of outputs.
 
     Args:
-        model: The graph; it is not changed.
-        groups: Outputs, by segment. Other outputs come from the first segment that has all they need.
+        model: The graph; it is not modified.
+        groups: Names of outputs, by segment. Any other output belongs to the first segment that has
+            everything it needs.
 
     Returns:
-        As many segments as groups.
+        One segment per group.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 8, opset_import: ["" : 18]>
-        ... g (float[2] x) => (float[2] late, float[2] soon) { h = Neg(x)  soon = Abs(h)  late = Exp(h) }''')
+        ... g (float[2] x) => (float[2] late, float[2] soon) {
+        ...    h = Neg(x)  soon = Abs(h)  late = Exp(h) }''')
         >>> [(s.takes, s.gives) for s in cut_segments(model, [["soon"], ["late"]])]
         [((), ('h',)), (('h',), ())]
     """
@@ -94,13 +102,13 @@ def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segme
     place = {node: i for i, node in enumerate(nodes)}
     drawn = sum(1 << place[node] for node in nodes if node.op_type in _RANDOM)
     for node in nodes:
-        if node.op_type in _RANDOM:  # all draws in the first run, in one order
+        if node.op_type in _RANDOM:  # all random draws in the first segment, in one order
             drawn |= needs[node]
     reached, upto = drawn, []
     for group in groups:
         for name in group:
             reached |= needs[_producer(outputs[name])]
-        for copy, source in copies.items():  # before the gradient is on its way
+        for copy, source in copies.items():  # before the gradient is sent
             reached |= (reached >> place[source] & 1) << place[copy]
         upto.append(reached)
     upto[-1] = (1 << len(nodes)) - 1
@@ -141,7 +149,7 @@ def _producer(value: ir.Value) -> ir.Node:
 
 
 def _needs(graph: ir.Graph) -> dict[ir.Node, int]:
-    """The nodes that each node needs, itself included, as bits."""
+    """Each node's ancestors and itself, as a bit mask over the nodes."""
     found: dict[ir.Node, int] = {}
     for i, node in enumerate(graph):
         bits = 1 << i
@@ -154,7 +162,7 @@ def _needs(graph: ir.Graph) -> dict[ir.Node, int]:
 
 
 def _fixed(nodes: Sequence[ir.Node]) -> set[ir.Node]:
-    """Nodes that depend on no input: each segment has them for itself."""
+    """Constant nodes, which depend on no input: each segment has its own copy."""
     found: set[ir.Node] = set()
     for node in nodes:
         if node.op_type in _RANDOM or list(uses_inside(node)):
@@ -165,10 +173,10 @@ def _fixed(nodes: Sequence[ir.Node]) -> set[ir.Node]:
 
 
 def _part_readers(graph: ir.Graph, gradients: Sequence[ir.Value]) -> dict[ir.Node, ir.Node]:
-    """Whatever reads a gradient reads a copy of it: the gradient itself is changed while it travels.
+    """Let nodes that read a gradient read a copy: the gradient itself is reduced in place.
 
     Returns:
-        What makes the copies, and what makes the gradients.
+        The node of each copy, and the producer of its gradient.
     """
     found = {}
     for value in gradients:

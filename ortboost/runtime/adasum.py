@@ -7,8 +7,8 @@ summed over the `2^(s+1)` servers whose halves form the tensor. Then the halves 
 in reverse order. A process sends `2 (1 - 1/servers)` times the size of its tensors, whatever the
 number of servers.
 
-Source: Thakur et al., Optimization of Collective Communication Operations in MPICH (2005), for the
-    halving.
+Source: Thakur et al., Optimization of Collective Communication Operations in MPICH (2005), for
+    recursive halving and doubling.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The processes of a run, and what travels between them: ``torch.distributed``, imported nowhere else.
+"""Processes of a run and their communication; the only module that imports ``torch.distributed``.
 
-``torchrun`` starts the processes and starts them again. Tensors on the CPU travel with gloo, tensors on a GPU
+``torchrun`` starts and restarts the processes. CPU tensors are exchanged with gloo, GPU tensors
 with NCCL. Every call is collective: all processes make the same calls in the same order.
 """
 
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 WireType: TypeAlias = Literal["float32", "float16", "bfloat16"]
-"""In what type float32 numbers travel."""
-_ALIGNED: Final = 64  # bytes: where vector instructions like tensors to begin
-_GRACE: Final = 5.0  # seconds in which those that live say so
+"""The type in which float32 values are exchanged."""
+_ALIGNED: Final = 64  # bytes: alignment of tensors for vector instructions
+_GRACE: Final = 5.0  # seconds for the remaining processes to report that they are alive
 
 
 def in_torchrun() -> bool:
@@ -42,20 +42,23 @@ def in_torchrun() -> bool:
 
 @dataclass(frozen=True)
 class Handle:
-    """Something on its way; :meth:`wait` until it is there."""
+    """An asynchronous operation; :meth:`wait` blocks until it completes."""
 
     wait: Callable[[], None]
 
 
 class Buffer:
-    """Memory in which several tensors lie one after the other, to travel as one.
+    """Contiguous memory for several tensors, which are reduced together.
 
     Args:
         group: The processes.
         tensors: Name to shape.
-        dtype: Of all of them.
+        dtype: The dtype of all tensors.
         device: ``cpu`` or ``cuda``.
-        wire: In what type float32 travels.
+        wire: The type in which float32 values are exchanged.
+
+    Raises:
+        DependencyError: torch is not installed, or has no CUDA for ``device="cuda"``.
     """
 
     def __init__(
@@ -69,9 +72,9 @@ class Buffer:
         torch = require_torch()
         if device == "cuda" and not torch.cuda.is_available():
             raise DependencyError(
-                "This build of torch cannot send tensors of a GPU.",
+                "This build of torch does not support CUDA.",
                 where=f"torch {torch.__version__}, device cuda",
-                fix="Install the build of torch for CUDA, or use --device cpu.",
+                fix="Install a CUDA build of torch, or use --device cpu.",
             )
         self._group, self.dtype, self.device = group, dtype, device
         step = max(1, _ALIGNED // dtype.itemsize)
@@ -86,7 +89,7 @@ class Buffer:
 
     @property
     def names(self) -> list[str]:
-        """The tensors."""
+        """The names of the tensors."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -110,18 +113,18 @@ class Buffer:
         self._view(name).copy_(require_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
 
     def scale(self, factor: float) -> None:
-        """Multiply everything; by 0 gives 0, whatever there was."""
+        """Multiply all values; a factor of 0 gives 0 even for values that are not finite."""
         if factor == 0.0:
             self._all.zero_()
         elif factor != 1.0:
             self._all.mul_(factor)
 
     def drop_not_finite(self) -> None:
-        """Set what is no number, or infinite, to 0."""
+        """Replace values that are not finite by 0."""
         self._all.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
     def start_sum(self) -> Handle:
-        """Begin to add up the buffers of all processes; the sum is the same to the bit in all."""
+        """Start the all-reduce sum; the result is bit-identical in all processes."""
         if self._wire is not self._all:
             self._wire.copy_(self._all)
         travelling = self._group.start_sum(self._wire)
@@ -138,11 +141,11 @@ class ProcessGroup:
     """The processes of a run, as ``torchrun`` started them.
 
     Args:
-        timeout: Seconds that a process waits for the others.
+        timeout: Seconds to wait for the other processes.
 
     Raises:
         DependencyError: torch is not installed.
-        UsageError: The process was not started by ``torchrun``, or the processes do not find each other.
+        UsageError: The process was not started by ``torchrun``, or the processes cannot connect.
 
     Example:
         >>> with ProcessGroup() as group:  # doctest: +SKIP
@@ -160,18 +163,19 @@ class ProcessGroup:
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         self.timeout = timeout
-        self._ranks: Any = None  # torch's handle of a part; of all there is none
+        self._ranks: Any = None  # torch's handle of a subgroup; None for all processes
         if self.local_size > 1:
             _see_own_gpu(self.local_rank)
         torch = require_torch()
         self._dist, self._owner = torch.distributed, not torch.distributed.is_initialized()
-        self._store: Any = None  # of a group that somebody else has made, it is not known
+        self._store: Any = None  # unknown if the caller initialized torch.distributed
         if self._owner:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             patience = datetime.timedelta(seconds=timeout)
             try:
                 store, rank, size = next(self._dist.rendezvous("env://", timeout=patience))
-                # torchrun's store outlives a fault (torch 2.13): old addresses must not be read again.
+                # torchrun's store survives a restart (torch 2.13): stale addresses must not be
+                # read.
                 life = f"ortboost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
                 self._store = self._dist.PrefixStore(life, store)
                 self._dist.init_process_group(
@@ -179,11 +183,11 @@ class ProcessGroup:
                 )
             except Exception as error:  # torch raises errors of many kinds
                 raise UsageError(
-                    "The processes did not find each other.",
+                    "The processes could not connect to each other.",
                     where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, rank "
                     f"{self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
-                    fix="Start all of them within the timeout (--timeout), at an address and port that "
-                    "is free and that all can reach.",
+                    fix="Start all of them within the timeout (--timeout), with a free address and "
+                    "port that all can reach.",
                 ) from error
 
     def __enter__(self) -> ProcessGroup:
@@ -198,7 +202,7 @@ class ProcessGroup:
             self._dist.destroy_process_group()
 
     def part(self, members: Sequence[Sequence[int]]) -> ProcessGroup:
-        """The group of those ranks of all that this process is one of; every process names all groups."""
+        """The subgroup of this process; every process passes the global ranks of all subgroups."""
         found = copy.copy(self)
         found._owner = False
         for ranks in members:
@@ -208,17 +212,17 @@ class ProcessGroup:
                 found._ranks = handle
         return found
 
-    # ---- what travels -------------------------------------------------------------------------
+    # ---- communication -------------------------------------------------------------------------
 
     def start_sum(self, tensor: Any) -> Handle:
-        """Begin to add up tensors of torch, in place."""
+        """Start the all-reduce sum of a torch tensor, in place."""
         work = self._guarded(
             lambda: self._dist.all_reduce(tensor, group=self._ranks, async_op=True)
         )
         return Handle(lambda: self._guarded(work.wait))
 
     def start_sum_of(self, array: NDArray[Any]) -> tuple[NDArray[Any], Handle]:
-        """Begin to add up an array of the host; the sum is there after waiting."""
+        """Start the all-reduce sum of a host array; the returned sum is valid after waiting."""
         total = np.array(array, order="C", copy=True)
         return total, self.start_sum(require_torch().from_numpy(total))
 
@@ -229,13 +233,19 @@ class ProcessGroup:
         return total
 
     def gather(self, value: Any) -> list[Any]:
-        """A small object of each process, by rank: numbers, texts, arrays, containers of them."""
+        """Gather a small picklable object from every process, by rank."""
         found: list[Any] = [None] * self.size
         self._guarded(lambda: self._dist.all_gather_object(found, value, self._ranks))
         return found
 
     def exchange(self, array: NDArray[Any], partner: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Send an array to a process (its rank of all) and receive one of the shape and dtype of ``like`` from it."""
+        """Send an array to a process and receive one from it.
+
+        Args:
+            array: The array to send.
+            partner: Global rank of the process.
+            like: An array of the shape and dtype of the one to receive.
+        """
         torch = require_torch()
         received = torch.empty(like.shape, dtype=getattr(torch, like.dtype.name))
         sent = torch.from_numpy(np.asarray(array, order="C"))
@@ -249,45 +259,45 @@ class ProcessGroup:
         return found
 
     def agree(self, facts: Mapping[str, object], *, fix: str) -> None:
-        """Refuse processes that differ.
+        """Check that facts are the same in all processes.
 
         Args:
-            facts: What must be the same in all, by name; the version of ortboost is added.
-            fix: How to fix it.
+            facts: Values that must be the same, by name; the version of ortboost is added.
+            fix: How to fix a difference.
 
         Raises:
-            UsageError: Two processes differ; it names the first fact and who has what.
+            UsageError: Processes differ; the message names the first such fact and its values.
         """
         found = self.gather({"version of ortboost": __version__, **facts})
         for name in found[0]:
             for rank, other in enumerate(found):
                 if other.get(name) != found[0][name]:
                     raise UsageError(
-                        f"The processes do not train the same: {name} differs.",
+                        f"The processes do not match: {name} differs.",
                         where=f"rank 0: {found[0][name]}; rank {rank}: {other.get(name)}",
                         fix=fix,
                     )
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """A call that fails because others are gone says who."""
+        """Make a call; if it fails because processes are gone, name them."""
         try:
             return call()
         except RuntimeError as error:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> LostProcessError:
-        """Ask who is there: the store of ``torchrun`` outlives the processes."""
+        """The error that names the missing processes; the store of ``torchrun`` outlives them."""
         missing = [] if self._store is None else self._silent()
         who = f"rank {', '.join(map(str, missing))}" if missing else "a process"
         return LostProcessError(
-            f"The run lost {who}: it ended, or did not answer for {self.timeout:g} seconds.",
+            f"The run lost {who}: it ended, or did not respond for {self.timeout:g} seconds.",
             where=f"rank {self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
-            fix="See what that process said; continue with --resume, or let torchrun do it "
-            "(--max-restarts 3). A longer --timeout is for slow steps.",
+            fix="See the output of that process; continue with --resume, or let torchrun restart "
+            "(--max-restarts 3). If steps are slow, use a longer --timeout.",
         )
 
     def _silent(self) -> list[int]:
-        """The processes that do not say that they live; nobody if the store is gone, too."""
+        """The ranks that do not report being alive; none if the store is gone too."""
         try:
             self._store.set(f"alive/{self.rank}", "1")
             end = time.monotonic() + _GRACE
@@ -301,7 +311,7 @@ class ProcessGroup:
 
 
 def _see_own_gpu(local_rank: int) -> None:
-    """Hide the GPUs of the other processes, so that the only one is number 0; before CUDA is started."""
+    """Make only this process's GPU visible, as device 0; call it before CUDA is initialized."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     listed = [name for name in visible.split(",") if name]
     if len(listed) != 1:
@@ -314,14 +324,14 @@ def require_torch() -> Any:
     """The torch module.
 
     Raises:
-        DependencyError: It is not installed, or without ``torch.distributed``.
+        DependencyError: It is not installed, or has no ``torch.distributed``.
     """
     try:
         import torch
-        import torch.distributed  # not all builds have it
+        import torch.distributed  # missing in some builds
     except ImportError as error:
         raise DependencyError(
-            "Several processes need PyTorch's transport.",
+            "Training in several processes needs PyTorch.",
             where=str(error),
             fix="pip install 'ortboost[distributed]'.",
         ) from error

@@ -1,4 +1,4 @@
-"""A graph of gradients that runs segment by segment; what its outputs are stays as it is."""
+"""A gradient graph that runs segment by segment; its outputs are unchanged."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ __all__ = ["SegmentedGraph"]
 
 
 class SegmentedGraph:
-    """Segments that read the state and pass values on to each other, which are never copied.
+    """Run the segments of a graph on one state; values pass between segments without a copy.
 
-    What is passed on keeps its memory from one step to the next, as long as batches have the same shapes.
+    Passed values keep their memory from step to step while batches have the same shapes.
 
     Args:
-        form: The graph, in the form for the device.
-        catalogue: Its own catalogue.
+        form: The graph, prepared for the device.
+        catalogue: The catalogue of the graph.
         state: The state of the program.
-        groups: Outputs that each segment ends with, see :func:`ortboost.program.segments.cut_segments`.
+        groups: Outputs that each segment produces; see
+            :func:`ortboost.program.segments.cut_segments`.
         device: ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
-        placed: Outputs that lie in memory of their own on the device.
+        threads: Intra-op threads.
+        placed: Outputs to write into given buffers on the device.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class SegmentedGraph:
         return len(self._segments)
 
     def run(self, number: int, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run one segment; all of them, in order, make a run of the graph.
+        """Run one segment; running all of them in order is one run of the graph.
 
         Args:
-            number: Which one, from 0.
+            number: Index of the segment, from 0.
             feeds: The batch.
 
         Returns:
-            Its outputs that are not placed, by name.
+            The outputs of the segment that are not placed, by name.
 
         Raises:
             Exception: Whatever the runtime's bindings raise.
@@ -102,5 +103,5 @@ class SegmentedGraph:
             self._passed.clear()
             for one in self._segments:
                 one.forget()
-        wanted = {spec.name for spec in segment.catalogue.batch}
-        return segment.run({name: array for name, array in feeds.items() if name in wanted})
+        used = {spec.name for spec in segment.catalogue.batch}
+        return segment.run({name: array for name, array in feeds.items() if name in used})

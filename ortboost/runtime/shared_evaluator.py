@@ -1,4 +1,4 @@
-"""Evaluation shared by several processes: each runs a part of every batch, and all get everything."""
+"""Evaluation in several processes: each runs a part of every batch, and all get all outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["SharedEvaluator"]
 class SharedEvaluator:
     """An evaluator that all processes call with the same batch.
 
-    Running statistics are averaged first, if steps have moved them. A batch that cannot be divided is
-    evaluated by each process in whole: one with fewer samples than processes, or for a graph of fixed size.
+    Running statistics are averaged first if steps have changed them. Every process evaluates the
+    whole batch if it cannot be divided: it has fewer samples than there are processes, or the
+    graph has a fixed batch size.
 
     Args:
-        alone: Evaluates on the state of this process.
-        shared: The step that moves the state.
+        alone: The evaluator on the state of this process.
+        shared: The step that updates the state.
     """
 
     def __init__(self, alone: Evaluator, shared: SharedStep) -> None:
@@ -36,7 +37,7 @@ class SharedEvaluator:
         self._axis = labels.batch_axis if labels and isinstance(labels.batch_axis, int) else None
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """The output that the loss is taken of, and ``loss``, for one batch; see :class:`Evaluator`."""
+        """The prediction and ``loss`` of one whole batch; see :class:`Evaluator`."""
         group = self._shared.group
         self._shared.average(self._alone.state)
         number, total = count_samples(self.inputs, feeds)

@@ -1,21 +1,24 @@
-r"""A step that several processes share: gradients, exchange, update.
+r"""Data-parallel steps: each process computes gradients, which are all-reduced before the update.
 
-Each process runs ``gradients`` on its part of the batch, with `n_r` the samples of the part, or the labels
-that count in it, and `n` those of all parts::
+Each process runs ``gradients`` on its part of the batch. With `n_r` the samples of part `r`, or its
+labels that are not ignored, and `n` the sum over all parts::
 
-    G = sum_r (n_r / n) G_r        for a loss that is a mean;  sum_r G_r for one that is a sum
+    G = sum_r (n_r / n) G_r        for a mean loss;  sum_r G_r for a sum
 
-which is the gradient of the whole batch. What boosts take of a batch besides (the factors of THOR) are means, and are
-summed with `n_r / n` in float32, with any loss. A part none of whose labels count still has inputs, which belong to those means:
-`n_r` is 1 there, as in the graph, and what is made of its gradients, 0 / 0, is nothing. Then every process runs ``update`` with the same `G`, so that
-all have the same parameters, to the bit, without sending any. A process whose part is empty adds nothing.
+which is the gradient of the whole batch. Other batch statistics of boosts (the factors of THOR) are
+means; they are summed with the weights `n_r / n` in float32, for any loss. In a part whose labels
+are all ignored, the inputs still belong to those means: `n_r` is 1 there, as in the graph, and
+statistics of its gradients, 0 / 0, count as zero. Then every process runs ``update`` with the same
+`G`, so that parameters stay bit-identical in all processes without being sent. A process whose part
+is empty contributes nothing.
 
-Between two updates of a window of accumulation only the finite check travels; the sums are added
-up when the window is full. What belongs to a single process (running statistics, sums of a window that has
-begun) is joined when the state is read: averages for the first, and rank 0 holds the sums.
+Within a window of gradient accumulation only the finite check is exchanged; the accumulated sums
+are all-reduced at the end of the window. State that differs between processes (running statistics,
+sums of an incomplete window) is merged when the state is read: statistics are averaged, and rank 0
+holds the sums.
 
-Source: Li et al., PyTorch Distributed (VLDB 2020), for buckets and for statistics that stay local; the weights by
-samples are those that make the mean over the batch right where parts differ.
+Source: Li et al., PyTorch Distributed (VLDB 2020), for buckets and for local running statistics.
+    Weighting by samples keeps the mean over the batch exact if the parts have different sizes.
 """
 
 from __future__ import annotations
@@ -47,24 +50,26 @@ from ortboost.runtime.state import DeviceState
 
 __all__ = ["SharedStep", "count_samples"]
 
-_BUCKET: Final = 25 * 2**20  # bytes; that of torch's DistributedDataParallel
-_SEGMENTS: Final = 4  # between machines; see docs/scale.md
-_SMALL: Final = 2**18  # bytes of gradients that are not worth a cut
+_BUCKET: Final = 25 * 2**20  # bytes; the default of torch's DistributedDataParallel
+_SEGMENTS: Final = 4  # default between machines; see docs/scale.md
+_SMALL: Final = 2**18  # bytes of gradients below which segments do not pay off
 
 
 class SharedStep:
-    """The steps of a program, shared by the processes of a group.
+    """Data-parallel steps of a program in the processes of a group.
 
     Args:
         program: The program.
         group: The processes.
-        wire: In what type gradients travel.
-        segments: In how many the backward pass is cut, so that the gradients of one travel while the next runs;
-            ``None`` for a choice by where the processes are. It changes no number with two processes, and the order of
-            sums with more.
+        wire: The type in which gradients are exchanged.
+        segments: Number of segments of the backward pass; the gradients of one segment are
+            exchanged while the next runs. ``None`` to choose depending on whether the processes
+            are on one machine. With two processes the results do not depend on it; with more, only
+            the order of summation does.
 
     Raises:
         UsageError: The processes have different programs or versions.
+        ConfigError: AdaSum with a loss that is not a mean.
         ModelError: See :func:`ortboost.program.split.split_program`.
     """
 
@@ -78,8 +83,8 @@ class SharedStep:
         self.program, self.group, self.wire = program, group, wire
         self.segments = segments
         self.splits = split_program(program)
-        self.requests = np.zeros(2)  # SIGINT, SIGTERM: this process was asked to end
-        self.agreed = np.zeros(2)  # the same, of all, as of the last step
+        self.requests = np.zeros(2)  # SIGINT, SIGTERM: received by this process
+        self.agreed = np.zeros(2)  # the same, summed over all processes in the last step
         self._accumulates = program.config.gatherer is not None
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
         self._opened: dict[str, _Halves] = {}
@@ -87,18 +92,18 @@ class SharedStep:
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
         self._adasum = None if joins is None else SharedAdaSum(joins, group)
         self._every, self._updates = 1 if joins is None else joins.every, 0
-        self._common: dict[str, NDArray[Any]] = {}  # weights as the servers last had them in common
+        self._common: dict[str, NDArray[Any]] = {}  # the last weights that all servers shared
         self.server = group if self._adasum is None else self._adasum.server
         if self._adasum is not None and not self._mean:
             raise ConfigError(
-                "AdaSum needs a loss that is a mean: a sum grows with the samples of a server.",
+                "AdaSum needs a mean loss: a sum grows with the number of samples of a server.",
                 where=f"loss '{program.config.loss.name}', {program.config.loss.reduction}",
                 fix="Use the reduction 'mean'.",
             )
         group.agree(
             {
                 "the program": program.fingerprint,
-                "its first state": _crc_of(program.initial),
+                "its initial state": _crc_of(program.initial),
                 "the number of segments": segments,
             },
             fix="Give all processes the same folder, or copies of one, and the same settings.",
@@ -117,13 +122,13 @@ class SharedStep:
 
         Args:
             graph: Name of the step graph.
-            feeds: The part, checked, and the learning rates; of an empty part only these.
-            state: The state, advanced.
-            threads: Threads within an operator.
-            seed: Of this process's random numbers; ``None`` if the step draws none.
+            feeds: The validated part and the learning rates; only the rates if the part is empty.
+            state: The state; it is updated.
+            threads: Intra-op threads.
+            seed: Seed of this process's random numbers; ``None`` if the step draws none.
 
         Returns:
-            What the step graph gives, of the whole batch.
+            The outputs of the step graph for the whole batch.
         """
         halves = self.open(graph, state, threads)
         rates = {name: feeds[name] for name in halves.rates}
@@ -139,9 +144,7 @@ class SharedStep:
         sent: list[Handle] = []
         for i in range(len(halves.gradients)):
             if ran and i == 0:
-                with drawing(
-                    seed
-                ):  # not around an exchange: another thread may wait for the others, too
+                with drawing(seed):  # not around communication, which could deadlock with threads
                     values |= halves.gradients.run(i, feeds)
             elif ran:
                 values |= halves.gradients.run(i, feeds)
@@ -174,8 +177,8 @@ class SharedStep:
         *,
         seed: int | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Run the trial of a step taker on the part of the last step: the loss is that of the whole batch."""
-        if not self._share:  # an empty part; what it promises is what the others say
+        """Run a line-search trial on the last step's part; returns the loss of the whole batch."""
+        if not self._share:  # an empty part contributes nothing to the sums
             loss, promised = 0.0, 0.0
         else:
             with drawing(seed):
@@ -189,7 +192,7 @@ class SharedStep:
 
     @contextlib.contextmanager
     def joining(self, state: DeviceState, graph: str) -> Iterator[None]:
-        """Join what the updates of servers subtract from the parameters, with AdaSum; this update is within it."""
+        """Context around an update: afterwards, combine the servers' updates with AdaSum if due."""
         if self._adasum is None or (self._accumulates and graph.startswith(names.STEP_GRAPH)):
             yield
             return
@@ -202,7 +205,7 @@ class SharedStep:
             self.join_servers(state)
 
     def join_servers(self, state: DeviceState) -> None:
-        """Give all servers the same parameters, if they have gone different ways."""
+        """Combine the updates of the servers if their parameters differ."""
         self._updates = 0
         if self._adasum is None or not self._common:
             return
@@ -218,38 +221,41 @@ class SharedStep:
         of_samples: float,
         specs: Sequence[TensorSpec],
     ) -> NDArray[np.float64]:
-        """This process's share of loss and metrics of the whole batch."""
+        """This process's contribution to the loss and metrics of the whole batch."""
         own = np.zeros(len(specs))
         for i, spec in enumerate(specs):
             if spec.name not in values:
                 continue
             factor = share
-            if spec.name == names.LOSS and not self._mean:  # a sum, or one value a sample
+            if spec.name == names.LOSS and not self._mean:  # a sum, or one value per sample
                 factor = of_samples if values[spec.name].ndim else 1.0
             own[i] = factor * float(values[spec.name].mean())
         return own
 
     def count_segments(self, size: int) -> int:
-        """Segments for so many bytes of gradients: one where they hardly take time to travel."""
+        """Number of segments for ``size`` bytes of gradients; one if communication is fast."""
         if self.segments is not None:
             return self.segments
         near = self.group.size == self.group.local_size
         return 1 if near or size < _SMALL else _SEGMENTS
 
     def open(self, graph: str, state: DeviceState, threads: int | None) -> _Halves:
-        """The two graphs of a step, opened when they are needed first."""
+        """The two graphs of a step, opened on first use."""
         if graph not in self._opened:
             self._opened[graph] = _Halves(self, self.splits[graph], state, threads)
         return self._opened[graph]
 
-    # ---- what belongs to single processes -----------------------------------------------------
+    # ---- state that differs between processes ----------------------------------------------------
 
     def join_sums(self, state: DeviceState, *, keep: bool = True) -> None:
-        """Add up what each process has gathered in the window.
+        """Sum the accumulated gradients of the window over the processes.
 
         Args:
             state: The state.
-            keep: Whether this process has the sums afterwards; otherwise it has zeros.
+            keep: Whether this process keeps the sums; otherwise its accumulators are zeroed.
+
+        Raises:
+            ModelError: A sum overflows.
         """
         if not self._accumulates:
             return
@@ -265,29 +271,30 @@ class SharedStep:
             buffer.scale(float(keep))
             for name in shapes:
                 total = buffer.read(name)
-                # Each part was checked, a sum of theirs may be larger: see ortboost.program.gradients.
+                # Each part is finite, but the sum may overflow; see ortboost.program.gradients.
                 if not np.linalg.norm(total.astype(np.float64)) < LARGEST_NORM:
                     raise ModelError(
-                        f"The sum of a window overflowed: '{name}'.",
-                        where="gradient accumulation over several processes",
-                        fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype bfloat16.",
+                        f"The sum of an accumulation window overflowed: '{name}'.",
+                        where="gradient accumulation in several processes",
+                        fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype "
+                        "bfloat16.",
                     )
                 state.write(name, total)
 
     def settle(self, state: DeviceState) -> None:
-        """Make the state one that all processes share: averaged statistics; rank 0 holds the sums."""
+        """Merge the states of all processes: average statistics; rank 0 gets the accumulators."""
         self.average(state)
         self.join_sums(state, keep=self.server.rank == 0)
         if self._adasum is None:
             return
-        for entry in state.catalogue.entries("slot"):  # of the optimizers of the servers, the mean
+        for entry in state.catalogue.entries("slot"):  # the mean over the servers' optimizers
             mean = self.group.sum(state.read(entry.name).astype(np.float64)) / self.group.size
-            if entry.name.startswith(names.accumulator_name("")):  # one process a server has it
+            if entry.name.startswith(names.accumulator_name("")):  # one process per server has it
                 mean *= self.server.size if self.server.rank == 0 else 0
             state.write(entry.name, mean)
 
     def average(self, state: DeviceState) -> None:
-        """Join the servers, and average the running statistics, if a step has moved them since."""
+        """Combine the servers' updates, and average running statistics that steps have changed."""
         self.join_servers(state)
         if not self._moved:
             return
@@ -298,24 +305,24 @@ class SharedStep:
                 state.write(entry.name, mean)
 
     def take(self, state: DeviceState) -> None:
-        """After a state was loaded, in all processes: the sums of its window are rank 0's."""
+        """Call it in all processes after loading a state: only rank 0 keeps the accumulators."""
         self.leave_sums(state)
         self._moved = False
         self._common.clear()
         self._updates = 0
 
     def leave_sums(self, state: DeviceState) -> None:
-        """Where all processes hold the sums of a window, leave them to rank 0."""
+        """Zero the accumulated sums in all processes but rank 0."""
         if self.server.rank:
             for entry in state.catalogue.state:
                 if entry.name.startswith(names.accumulator_name("")):
                     state.write(entry.name, np.zeros(entry.shape))
 
     def check(self, state: DeviceState, step: int) -> None:
-        """Compare what must be the same in all processes; while servers go by themselves, in those of a server.
+        """Check that replicated state is the same in all processes (between AdaSums, per server).
 
         Raises:
-            ModelError: A tensor differs; the first one is named, and a process that has another.
+            ModelError: A tensor differs; the message names the first one and a rank where it does.
         """
         entries = [
             entry
@@ -329,16 +336,16 @@ class SharedStep:
             different = np.flatnonzero(other != found[0])
             if different.size:
                 raise ModelError(
-                    f"The processes drifted apart: '{entries[different[0]].name}' differs, and "
+                    f"The processes have diverged: '{entries[different[0]].name}' differs, and "
                     f"{different.size - 1} more.",
                     where=f"step {step}, rank 0 and rank {rank}",
-                    fix="The processes must have the same hardware and runtime. Resume from a checkpoint "
-                    "before this step.",
+                    fix="The processes must have the same hardware and runtime. Resume from a "
+                    "checkpoint before this step.",
                 )
 
 
 class _Halves:
-    """The two graphs of one step, opened, and the memory between them."""
+    """The two opened graphs of a step, and the buffers between them."""
 
     def __init__(
         self, shared: SharedStep, split: SplitStep, state: DeviceState, threads: int | None
@@ -386,7 +393,7 @@ class _Halves:
         )
 
     def nothing(self, state: DeviceState) -> dict[str, NDArray[Any]]:
-        """What an empty part gives: no gradients, and the statistics as they are."""
+        """The outputs for an empty part: zero gradients, and unchanged statistics."""
         for buffer in (*self._checks, *self._own):
             buffer.scale(0.0)
         for buffer in self.means:
@@ -396,13 +403,13 @@ class _Halves:
         return {}
 
     def start_sums(self, segment: int, share: float) -> list[Handle]:
-        """Weight the gradients that a segment ends with, and send them on their way."""
+        """Weight the gradients of a segment and start their all-reduce."""
         for buffer in self._sums[segment]:
             buffer.scale(share)
         return [buffer.start_sum() for buffer in self._sums[segment]]
 
     def start_rest(self, share: float, of_means: float) -> list[Handle]:
-        """The same with what else travels; what stays is weighted, too."""
+        """Weight the other values, and start the all-reduce of those that are exchanged."""
         for buffer in self._own:
             buffer.scale(share)
         for buffer in self.means:
@@ -413,14 +420,14 @@ class _Halves:
 def count_samples(
     inputs: Sequence[TensorSpec], feeds: Mapping[str, NDArray[Any]]
 ) -> tuple[int, int]:
-    """The samples of a batch, and what a mean loss divides by: they, or the labels that count.
+    """Count the samples of a batch, and the terms of a mean loss: samples, or labels not ignored.
 
     Example:
         >>> labels = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
         >>> count_samples([labels], {"labels": np.array([0, -1, 2])})
         (3, 2)
     """
-    number = int(bool(feeds))  # where no input counts samples, all processes have the same data
+    number = int(bool(feeds))  # without a batch axis, all processes have the same data
     for spec in inputs:
         if isinstance(spec.batch_axis, int) and spec.name in feeds:
             number = feeds[spec.name].shape[spec.batch_axis]
@@ -434,7 +441,7 @@ def count_samples(
 
 
 def _buckets(specs: Sequence[TensorSpec]) -> list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]]:
-    """Tensors of one dtype in pieces of some size; the last gradients, which come first, first."""
+    """Group tensors into buckets by dtype and size, last first, as gradients become ready."""
     found: list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]] = []
     filled: dict[np.dtype[Any], int] = {}
     for spec in reversed(specs):
@@ -452,9 +459,9 @@ def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
     shape = tuple(d for d in spec.shape if isinstance(d, int))
     if len(shape) != len(spec.shape):
         raise ModelError(
-            f"The shape of '{spec.name}' is not known before a step.",
+            f"The shape of '{spec.name}' is not static.",
             where=f"{spec.shape}",
-            fix="Report this.",
+            fix="This is a bug in ortboost; please report it.",
         )
     return shape
 

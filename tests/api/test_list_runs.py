@@ -1,4 +1,4 @@
-"""Comparing runs, and following one: of folders with a manifest and a log, as training leaves them."""
+"""Comparing and following runs: folders with a manifest and a log, as training leaves them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     (tmp_path / "bad" / "program.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     refused = [
-        (FileError, "no runs", tmp_path / "empty", {}),
+        (FileError, "No runs found", tmp_path / "empty", {}),
         (FileError, "damaged", [tmp_path / "bad"], {}),
         (UsageError, "has a metric 'val_acuracy'", tmp_path / "run", {"metric": "val_acuracy"}),
     ]

@@ -105,7 +105,7 @@ def test_killed_and_started_again_to_the_same_bits(tmp_path, rank, step, boosts)
 def test_one_that_does_not_answer_is_named(folder):
     result = train(folder, 3, fault={"rank": 1, "step": 2, "seconds": 30}, timeout=5)
     assert result.returncode != 0
-    assert "lost rank 1: it ended, or did not answer for 5 seconds" in result.stdout
+    assert "lost rank 1: it ended, or did not respond for 5 seconds" in result.stdout
 
 
 def test_other_data_are_refused(folder):

@@ -1,4 +1,4 @@
-"""What keeps a program whole while others work on it: the lock of its folder, and the names of its parts."""
+"""Protection of a program from concurrent use: the lock of its folder, and its part names."""
 
 from __future__ import annotations
 

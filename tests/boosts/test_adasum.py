@@ -55,7 +55,7 @@ def test_powers_of_two(processes, size, servers):
 
 @pytest.mark.parametrize(("processes", "size"), [(8, 8), (3, 1), (6, 1), (9, 2), (4, 8)])
 def test_other_numbers_are_refused(processes, size):
-    with pytest.raises(ConfigError, match="AdaSum joins pairs of servers"):
+    with pytest.raises(ConfigError, match="AdaSum combines pairs of servers"):
         AdaSum(size).servers(processes)
 
 

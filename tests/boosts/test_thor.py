@@ -313,7 +313,7 @@ def test_every_update_may_be_of_second_order():
 
 
 def test_an_inverse_that_is_not_accurate_is_not_taken():
-    """The damping is too small for float64: the layer goes on with the unit matrix, and it is counted."""
+    """If the damping is too small for float64, the layer keeps the identity, and it is counted."""
     config = ProgramConfig(boosts=(Thor(damping=1e-25), OFF))
     training = stepper(build_program(small_mlp(), config))
     plain = stepper(build_program(small_mlp(), ProgramConfig(boosts=(OFF,))))
@@ -401,7 +401,7 @@ def test_settings_that_make_no_sense(settings):
 
 def test_factors_of_mindspore_are_those_of_one_batch():
     boosts = (Thor(mode="mindspore", batch_size=8), GradAccumulation(2))
-    with pytest.raises(ConfigError, match="one batch") as caught:
+    with pytest.raises(ConfigError, match="from a single batch") as caught:
         build_program(small_mlp(), ProgramConfig(boosts=boosts))
     assert_three_lines(caught.value)
 

@@ -200,7 +200,8 @@ class Thor:
     """The optimizer; ``mode="paper"``."""
 
     def __init__(self, damping, frequency, momentum=0.9, block=128, factor_decay=0.0, pi=False,
-                 weight_decay=0.0, clip=False, nesterov=False, damping_decay=1.0, kl_clip=0.0):  # fmt: skip
+                 weight_decay=0.0, clip=False, nesterov=False, damping_decay=1.0,
+                 kl_clip=0.0):  # fmt: skip
         self.damping, self.frequency, self.momentum, self.block = (
             damping,
             frequency,

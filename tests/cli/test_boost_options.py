@@ -290,7 +290,7 @@ def test_an_optimizer_takes_its_numbers_after_a_colon(tmp_path):
 def test_an_optimizer_that_is_not_there_is_not_in_this_version(name, fix, tmp_path, capsys):
     assert convert(MLP, tmp_path / "run", "--optimizer", name) == 3
     said = capsys.readouterr().err
-    assert f"The optimizer '{name}' is not in this version." in said
+    assert f"Unknown optimizer '{name}'." in said
     assert "where: --optimizer" in said
     assert fix in said
 

@@ -1,4 +1,4 @@
-"""A causal language model from the command line: convert, train, evaluate, export, evaluate again."""
+"""A causal language model on the command line: convert, train, evaluate, export, evaluate again."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_settings_of_labels_are_not_for_a_program(folder, capsys):
 def test_an_uncertain_axis_is_an_error_of_convert(folder, capsys):
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[n,4,4] x, float[4,4] w) => (float[n,4,4] y) { h = MatMul(x, w) y = MatMul(h, x) }""",
+        net (float[n,4,4] x, float[4,4] w) => (float[n,4,4] y) {
+            h = MatMul(x, w) y = MatMul(h, x)
+        }""",
         w=weights(4, 4),
     )
     save_model(model, "square.onnx")

@@ -282,7 +282,10 @@ def test_little_is_imported_before_a_signal_can_be_handled():
 def test_an_end_that_no_signal_tells_is_seen():
     """Who starts the command may ignore SIGCHLD, which is inherited, and a thread may take it."""
     ignored = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-    taken = "import threading, time; threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
+    taken = (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
+    )
     for before in (ignored, taken):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", before + PROGRAM.format(body="pass")],

@@ -44,7 +44,7 @@ def refused(words, capsys, status=2):
 def test_a_target_that_takes_the_model(capsys):
     for target in ("tensorrt", "tensorrt=10", "onnxruntime"):
         assert main(["check", MLP, "--for", target]) == 0
-        assert "Nothing stands in the way of" in capsys.readouterr().out
+        assert "No problems found for" in capsys.readouterr().out
     assert main(["check", MLP, "--for", "tensorrt=11", *SHAPE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
 
@@ -54,7 +54,7 @@ def test_a_target_that_does_not(capsys):
     text = capsys.readouterr().out
     assert "TRT001" in text
     assert "TRT010" in text
-    assert "6 things stand in the way of TensorRT 11." in text
+    assert "6 problems found for TensorRT 11." in text
     assert "--fix -o fixed.onnx" in text
     assert main(["check", TINY, "--for", "tensorrt=11", "--json"]) == 4
     data = json.loads(capsys.readouterr().out)

@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_quietly_while_the_training_goes_on(tmp_path):
     process = subprocess.Popen(words, cwd=ROOT, stdout=terminal, stderr=terminal)
     os.close(terminal)
     seen = b""
-    while b"waiting for a training" not in seen:
+    while b"waiting for training" not in seen:
         seen += os.read(control, 1000)
     from ortboost.training.logs import EventLog
 

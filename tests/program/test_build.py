@@ -525,7 +525,7 @@ def test_running_statistics_survive_what_is_removed_as_unused():
 
 
 def test_what_preparation_completes_survives_what_is_removed_as_unused():
-    """The same Transposes beside a LayerNormalization, whose mean and deviation only gradients will read."""
+    """Equal Transposes beside a LayerNormalization whose mean and deviation only gradients read."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,1,4,4] x, float[2,1,3,3] w, float[2] s, float[2] t, float[4] sizes)

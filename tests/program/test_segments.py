@@ -1,4 +1,4 @@
-"""Segments of a graph of gradients give what the whole gives, to the bit, and send no gradient that is still read."""
+"""Segments of a gradient graph match the whole bit for bit; no sent gradient is read later."""
 
 import numpy as np
 import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""A graph that runs segment by segment on a state: the bits of one run, for batches of changing size, on both engines."""
+"""A graph run in segments gives the bits of one run, for changing batch sizes, on both engines."""
 
 import numpy as np
 import pytest

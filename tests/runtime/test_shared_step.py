@@ -55,11 +55,14 @@ def test_a_large_gradient_in_one_process_skips_in_all(found):
 
 
 def test_sums_that_overflow_together_are_told(found):
-    assert "The sum of a window overflowed: 'ortboost/accumulated/w1'" in found["summed_window"]
+    assert (
+        "The sum of an accumulation window overflowed: 'ortboost/accumulated/w1'"
+        in found["summed_window"]
+    )
 
 
 def test_segments_change_no_number(found, request):
-    """With two processes not a bit; with more the transport adds up in an order that depends on the bucket."""
+    """With two processes not by a bit; with more, the order of summation depends on the buckets."""
     two = request.node.callspec.params["found"] == 2
     assert found["segmented"].keys() == {*SEGMENTED}
     assert max(found["segmented"].values()) <= (0.0 if two else 10 * WEIGHTS)
@@ -79,7 +82,7 @@ def test_a_window_goes_on_from_a_checkpoint(found):
 
 
 def test_drift_is_found(found):
-    assert "drifted apart: 'w2' differs" in found["drifted"]
+    assert "have diverged: 'w2' differs" in found["drifted"]
 
 
 def test_another_program_is_refused(found):
