@@ -1,10 +1,11 @@
 r"""A boost of your own: gradient noise.
 
-    g <- g + s r,    s^2 = eta / t^gamma,    r = 1 or -1 by chance        at the update t = 1, 2, ...
+    g <- g + s r,    s^2 = eta / t^gamma,    r = 1 or -1 at random        at update t = 1, 2, ...
 
-The noise has the variance of Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep
-Networks", 2015, which is normal. It is drawn by a Dropout, the one random operator of onnxruntime that takes a
-seed at each step: a run that is resumed draws the same. How the boost is used: docs/own_boost.md.
+The noise has the variance of Neelakantan et al., "Adding Gradient Noise Improves Learning for Very
+Deep Networks", 2015, whose noise is normal. A Dropout draws it, the only random operator of
+onnxruntime that accepts a seed at each step: a resumed run draws the same. docs/own_boost.md shows
+how to use the boost.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class GradientNoise(Boost):
         noisy = {}
         for parameter in update.trained:
             ones = b.op("Expand", b.const(1.0), b.ints(*parameter.shape))
-            # The mask: onnxruntime 1.31 removes a Dropout of a branch if only its first output is read.
+            # Read the mask: onnxruntime 1.31 removes a Dropout in a branch if nothing does.
             _, mask = b.ops("Dropout", ones, half, training, names=[None, None])
             mask.dtype = ir.DataType.BOOL
             noise = b.op("Where", mask, deviation, b.op("Neg", deviation), dtype=deviation.dtype)

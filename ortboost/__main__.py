@@ -1,7 +1,8 @@
 """``python -m ortboost`` is the command ``ortboost``.
 
-Ctrl-C may come at any moment, also while Python imports what the command needs. Until there is a handler it is
-blocked, and little is imported before: there Python knows no better than to print a traceback.
+Ctrl-C may come at any moment, also while Python imports what the command needs. Until there is a
+handler it is blocked, and little is imported before: there Python knows no better than to print a
+traceback.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def command() -> None:
 
 
 def _quietly() -> int:
-    """The command; a second Ctrl-C, while the first is told or the interpreter ends, prints no traceback."""
+    """Run the command; a second Ctrl-C while it exits prints no traceback."""
     import signal
 
     from ortboost.cli import leave_if_interrupted, main

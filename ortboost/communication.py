@@ -1,4 +1,4 @@
-"""MindSpore's ``communication``, under the name that its users know: :mod:`ortboost.mindspore.communication`."""
+"""Alias of :mod:`ortboost.mindspore.communication`, under the name that MindSpore's users know."""
 
 from ortboost.mindspore.communication import get_group_size, get_rank, init, release
 

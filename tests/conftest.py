@@ -1,11 +1,11 @@
 """Options of the suite, what runs with one runtime only, and fixed seeds for hypothesis.
 
-The suite tries the same examples everywhere and every time. ``make random`` tries others: it takes the
-profile ``random``, and prints how to reproduce what it finds.
+The suite tries the same examples everywhere and every time. ``make random`` tries others: it takes
+the profile ``random``, and prints how to reproduce what it finds.
 
 ``make test`` runs the suite twice, with onnxruntime-training and with the current onnxruntime. What
-answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and held: such
-a test fails as soon as it opens a session or asks which runtime there is.
+answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and
+held: such a test fails as soon as it opens a session or asks which runtime there is.
 """
 
 from __future__ import annotations

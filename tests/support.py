@@ -70,7 +70,8 @@ def small_mlp(features: int = 4, hidden: int = 6, classes: int = 3, seed: int = 
     return text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
         net (float[batch,{features}] x, float[{hidden},{features}] w1, float[{hidden}] b1,
-             float[{classes},{hidden}] w2, float[{classes}] b2) => (float[batch,{classes}] logits) {{
+             float[{classes},{hidden}] w2, float[{classes}] b2)
+        => (float[batch,{classes}] logits) {{
           [fc1] h = Gemm<transB = 1>(x, w1, b1)
           [act] a = Relu(h)
           [fc2] logits = Gemm<transB = 1>(a, w2, b2)

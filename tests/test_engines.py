@@ -18,8 +18,8 @@ pytestmark = needs_native
 
 STEPS = 20
 BATCH = 8
-# Rounding flips units of a Relu that are close to zero, and BatchNormalization spreads that over the
-# batch: at larger rates two runs of the deep networks drift apart whichever engine made them.
+# Rounding flips units of a Relu that are close to zero, and BatchNormalization spreads that over
+# the batch: at larger rates two runs of the deep networks drift apart whichever engine made them.
 RATES = {"resnet20": 1e-5, "resnet_bottleneck": 1e-5, "mobilenet_like": 1e-5}
 # Steps in which the inputs are so large that gradients overflow
 OVERFLOWING = (5, 6, 13)

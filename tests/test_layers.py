@@ -1,4 +1,4 @@
-"""The packages form a road: every arrow between two of them is on this list, and there is no cycle."""
+"""Every import between two packages is on this list, and there is no cycle."""
 
 import ast
 from pathlib import Path
@@ -28,7 +28,8 @@ ARROWS = {
 }
 # The public names of the package, the aliases of MindSpore's packages, `python -m ortboost`.
 DOORS = {
-    "__init__": "core graph transforms optimizers autodiff boosts program runtime training deploy api mindspore",
+    "__init__": "core graph transforms optimizers autodiff boosts program runtime training deploy "
+    "api mindspore",
     "nn": "mindspore",
     "boost": "mindspore",
     "amp": "mindspore",

@@ -1,6 +1,7 @@
-"""The notebooks of docs/ run, and what is stored in them is what their code answers, but for numbers.
+"""The notebooks of docs/ run, and their stored outputs are up to date, except for numbers.
 
-They run where the extra `docs` is installed, which `make` does in .venv-stock only: once in `make test`.
+They run where the extra `docs` is installed, which `make` does in .venv-stock only: once in `make
+test`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def answers(cell: Any) -> list[object]:
-    """Printed lines and names of facts without their numbers, of anything else the kinds of data."""
+    """Printed lines and names of facts without numbers; of other outputs the MIME types."""
     found: list[object] = []
     for output in cell.get("outputs", ()):
         if output.output_type == "stream":

@@ -1,4 +1,4 @@
-"""The names that users rely on. A change here is a change of the contract: say so in CHANGELOG.md."""
+"""The names that users rely on. Record each change of them in CHANGELOG.md."""
 
 import ast
 import dataclasses

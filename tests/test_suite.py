@@ -1,4 +1,4 @@
-"""The options of the suite, and that what is said to need no runtime finds none (tests/conftest.py)."""
+"""The options of the suite; tests declared to need no runtime find none (tests/conftest.py)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Kill trainings with every boost and optimizer at random moments, and see that they are resumed to the same bits.
+"""Kill trainings with each boost and optimizer at random; they must resume to the same bits.
 
     python -m tools.kill_boosts --times 5              # five kills each
     python -m tools.kill_boosts --only thor,windows
 
-Each round trains a small network with dropout and batch normalization once undisturbed, and once killed (SIGKILL) at a
-random moment, twice in a row, and resumed. State, best checkpoint and logged losses must be the same. A checkpoint is
-written every three steps, so that many kills come while one is. ``tools/kill_ranks.py`` does this with several processes.
+Each round trains a small network with dropout and batch normalization once undisturbed, and once
+killed (SIGKILL) at a random moment, twice in a row, and resumed. State, best checkpoint and logged
+losses must be the same. A checkpoint is written every three steps, so that many kills come while
+one is. ``tools/kill_ranks.py`` does this with several processes.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ __all__ = ["JOBS", "main"]
 
 _MODEL = """<ir_version: 10, opset_import: ["" : 18]>
 net (float[batch,1,6,6] x, float[4,1,3,3] c1, float[4] s1, float[4] t1, float[4] m1, float[4] v1,
-     float[4,4,3,3] c2, float[4] s2, float[4] t2, float[4] m2, float[4] v2, float[6,4] w1, float[6] b1,
-     float[3,6] w2, float[3] b2, float ratio) => (float[batch,3] logits) {
+     float[4,4,3,3] c2, float[4] s2, float[4] t2, float[4] m2, float[4] v2,
+     float[6,4] w1, float[6] b1, float[3,6] w2, float[3] b2, float ratio)
+ => (float[batch,3] logits) {
   [conv1] a = Conv<pads = [1, 1, 1, 1]>(x, c1)
   [norm1] b = BatchNormalization(a, s1, t1, m1, v1)
   [relu1] c = Relu(b)

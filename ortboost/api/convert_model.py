@@ -57,9 +57,9 @@ def convert(
         dry_run: Convert without writing.
 
     Raises:
-        UsageError: The folder already contains a program or other files; with ``overwrite``, another
-            process is training or replacing the program; or a checkpoint was given for a model
-            that is not a program folder.
+        UsageError: The folder already contains a program or other files; with ``overwrite``,
+            another process is training or replacing the program; or a checkpoint was given for a
+            model that is not a program folder.
         ModelError: The model cannot be trained.
         ConfigError: A boost or setting is unknown or invalid.
 

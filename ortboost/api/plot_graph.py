@@ -68,9 +68,9 @@ def plot(
 
     Args:
         source: ONNX file or program folder.
-        out: The file: ``.html``, ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves of
-            a run. If not given, a model is only displayed, and the curves of a folder are drawn. A
-            page shows layers, and the nodes of a layer when it is clicked.
+        out: The file: ``.html``, ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves
+            of a run. If not given, a model is only displayed, and the curves of a folder are drawn.
+            A page shows layers, and the nodes of a layer when it is clicked.
         before: Mark differences from this model or program.
         graph: The graph of a program folder: ``eval``, ``step``, ...
         around: Draw only the neighborhood of this node.

@@ -43,8 +43,8 @@ def pca(
 
     Raises:
         FileError: A checkpoint cannot be read or does not fit, or the file cannot be written.
-        UsageError: There are too few checkpoints for this number of components, or ``output`` is part
-            of a program.
+        UsageError: There are too few checkpoints for this number of components, or ``output`` is
+            part of a program.
     """
     refuse_part(output)
     program = Program.load(run)

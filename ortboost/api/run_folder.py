@@ -77,7 +77,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def require_same(folder: Path, program: Program) -> None:
-    """Refuse a program that was replaced after it was read; asked under the lock of :func:`alone_in`.
+    """Refuse a program that was replaced after it was read; call it holding the lock of `alone_in`.
 
     Raises:
         UsageError: The folder holds another one now.

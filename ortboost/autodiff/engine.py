@@ -74,7 +74,7 @@ class Engine(Protocol):
     def differentiate(
         self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
     ) -> ir.Model:
-        """See :func:`differentiate`; a model on which :meth:`prepare` was called needs it no more."""
+        """See :func:`differentiate`; ``prepared`` models have been through :meth:`prepare`."""
 
 
 def engine_names() -> list[str]:

@@ -46,12 +46,13 @@ class FullNormHead(Boost):
     """Convert the last layer to a full-normalization head.
 
     Args:
-        if_present: Leave a model unchanged, with a note, if no layer can be converted. The levels do
-            so, as MindSpore does; a boost requested by its own name raises an error.
+        if_present: Leave a model unchanged, with a note, if no layer can be converted. The levels
+            do so, as MindSpore does; a boost requested by its own name raises an error.
 
     Example:
         >>> import ortboost as ob
-        >>> program = ob.build_program("models/lenet5.onnx", ob.ProgramConfig(boosts=(FullNormHead(),)))
+        >>> config = ob.ProgramConfig(boosts=(FullNormHead(),))
+        >>> program = ob.build_program("models/lenet5.onnx", config)
         >>> "fc3.multiplier" in program.initial
         True
     """

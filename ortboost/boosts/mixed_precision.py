@@ -93,7 +93,8 @@ class MixedPrecision(PrecisionConfig, Boost):
         missing = [why for why in report.kept.values() if " at opset " in why]
         if missing:
             report.notes.append(
-                f"{count_of(len(missing), 'node')} kept in float32: {missing[0].partition(': ')[2]} "
+                f"{count_of(len(missing), 'node')} kept in float32: "
+                f"{missing[0].partition(': ')[2]} "
                 "(--engine portable raises the opset if onnxruntime supports it)"
             )
         return report

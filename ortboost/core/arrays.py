@@ -18,7 +18,7 @@ __all__ = ["as_array", "npy_faults", "read_npy"]
 
 @contextlib.contextmanager
 def npy_faults() -> Iterator[None]:
-    """Around numpy's reading of an ``.npy`` header: all that a damaged one raises becomes ValueError.
+    """Turn whatever numpy raises for a damaged ``.npy`` header into a ValueError.
 
     The header is a Python literal. ``numpy.lib.format`` parses one that it does not know with
     :mod:`tokenize`, whose errors it lets pass.

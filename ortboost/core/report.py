@@ -18,7 +18,8 @@ class Report:
         changed: Name of a node or tensor to the change made.
         kept: Name of a node or tensor that was considered but not changed, to the reason.
         notes: Remarks that do not concern a single node.
-        table: Name of a node or tensor to its figures, by column name; all rows have the same columns.
+        table: Name of a node or tensor to its figures, by column name; all rows have the same
+            columns.
 
     Example:
         >>> report = Report("fold_bn")

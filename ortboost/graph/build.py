@@ -263,8 +263,8 @@ def replace_node(
         node: The node to remove.
         outputs: One new value for each output of ``node``; ``None`` where the output is unused.
         builder: Builder that holds the new nodes.
-        remove: Without it the node stays, and reads nothing: a graph removes many nodes at once much
-            faster, as it looks through all its outputs each time.
+        remove: Without it the node stays, and reads nothing: a graph removes many nodes at once
+            much faster, as it looks through all its outputs each time.
     """
     graph = node.graph
     if not isinstance(graph, ir.Graph):

@@ -85,8 +85,9 @@ class Stepper(Shown):
             processes.
         wire: Type of gradients exchanged between processes.
         check_sync: Compare the parameters of all processes every this many steps; 0 for never.
-        segments: In how many segments the backward pass is cut, so that gradients of one travel while the
-            next runs; ``None`` for the choice of :class:`~ortboost.runtime.shared_step.SharedStep`.
+        segments: In how many segments the backward pass is cut, so that gradients of one travel
+            while the next runs; ``None`` for the choice of
+            :class:`~ortboost.runtime.shared_step.SharedStep`.
 
     Raises:
         UsageError: The processes of the group have different programs.

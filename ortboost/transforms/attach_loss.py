@@ -102,7 +102,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         raise ConfigError(
             f"--dense-labels means nothing to the loss '{config.name}'.",
             where="loss, sparse",
-            fix="Leave it out: it is for softmax-cross-entropy, whose labels are class numbers else.",
+            fix="Leave it out: it is for softmax-cross-entropy, whose labels are class numbers "
+            "else.",
         )
     graph = model.graph
     prediction = _choose_output(model, config)

@@ -1,4 +1,4 @@
-"""MindSpore's names in several processes: a training cell against one process; started by torchrun."""
+"""A training cell of MindSpore in several processes against one; started by torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdaSum between real processes against a simulation of the servers in float64; started by torchrun."""
+"""AdaSum between real processes against a float64 simulation; started by torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process against several, case by case; started by torchrun, rank 0 writes what it found as JSON."""
+"""One process against several, case by case; started by torchrun, rank 0 writes JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from tests.support import Arrays, model_path, small_convnet, small_mlp
 class Case:
     """A program, and what it is fed; ``change`` spoils a batch of 12 samples.
 
-    With ``together`` each step starts from the same state, and the differences are those of one step.
+    With ``together`` each step starts from the same state, and the differences are those of one
+    step.
     """
 
     model: Callable[[], object]
@@ -84,7 +85,7 @@ def large(step: int, batch: Arrays) -> Arrays:
 
 
 def uncounted(step: int, batch: Arrays) -> Arrays:
-    """The first samples do not count, so that the parts weigh differently; at step 4 a whole part."""
+    """Ignore the first samples, so that parts weigh differently; at step 4 a whole part."""
     batch["labels"][: 6 if step == 4 else 3] = -1
     return batch
 
@@ -130,8 +131,8 @@ CASES = {
     "grouped": Case(
         deep, program(boosts=(GroupLossScale(GroupedScaleConfig(init=256.0, groups=2)),)), spoiled
     ),
-    # The mean over a part is larger than over all: it overflows earlier. What is rounded otherwise turns a ReLU
-    # sooner or later, and then weights part as far as those of float32 are from both.
+    # The mean over a part is larger than over all: it overflows earlier. What is rounded otherwise
+    # turns a ReLU sooner or later, and then weights part as far as those of float32 are from both.
     "mixed precision": Case(
         deep, program(boosts=(MixedPrecision("fp16"),), loss_scale=LOW), rate=0.002, together=True
     ),
@@ -221,7 +222,7 @@ def compared(case: Case, group: ProcessGroup) -> dict[str, object]:
 
 
 def segmented(group: ProcessGroup) -> dict[str, float]:
-    """How far states are apart after steps in one segment and in three, or as many as there can be."""
+    """Difference of states after steps in one segment and in three, or as many as possible."""
     apart = {}
     for name in SEGMENTED:
         case = CASES[name]
@@ -257,7 +258,7 @@ def statistics(group: ProcessGroup) -> float:
 
 
 def narrow(group: ProcessGroup) -> dict[str, float]:
-    """How far weights are apart if gradients travel in fewer bits, and that they are the same in all."""
+    """Difference of weights if gradients travel in fewer bits; all processes have the same."""
     built = build_program(mlp(), program())
     found = {}
     for wire in ("float16", "bfloat16"):

@@ -16,7 +16,8 @@ DOCS = """## Operators implemented by CUDAExecutionProvider
 """
 SOURCE = r"""
 ONNX_OPERATOR_VERSIONED_KERNEL_EX(Reshape, kOnnxDomain, 5, 12, kCudaExecutionProvider,
-    (*KernelDefBuilder::Create()).InputMemoryType(OrtMemTypeCPUInput, 1)  // .InputMemoryType(OrtMemTypeCPUInput, 7)
+    (*KernelDefBuilder::Create())
+        .InputMemoryType(OrtMemTypeCPUInput, 1)  // .InputMemoryType(OrtMemTypeCPUInput, 7)
         .TypeConstraint("T", DataTypeImpl::AllFixedSizeTensorTypes()), Reshape);
 ONNX_OPERATOR_KERNEL_EX(Shape, kOnnxDomain, 13, kCudaExecutionProvider,
     (*KernelDefBuilder::Create()).OutputMemoryType(OrtMemTypeCPUInput, 0), Shape);

@@ -1,14 +1,14 @@
 r"""What the boosts give and cost: time and accuracy of whole trainings, as ratios within one run.
 
 ResNet-20 and the bottleneck ResNet are trained on the digits (enlarged to 3x32x32) to the end, with
-each setting and each seed. The trainings of one seed take turns, epoch by epoch, so that what else runs
-on the machine hits all of them; a time is processor time, with one thread, of the steps alone.
+each setting and each seed. The trainings of one seed take turns, epoch by epoch, so that what else
+runs on the machine hits all of them; a time is processor time, with one thread, of the steps alone.
 
 Printed for each setting:
 
 ``step``, ``epoch``
-    how many times faster than O0: median of the steps (what a user sees most of the time), and whole
-    epochs (what a user waits for). They differ where steps differ, as with gradient freeze;
+    how many times faster than O0: median of the steps (what a user sees most of the time), and
+    whole epochs (what a user waits for). They differ where steps differ, as with gradient freeze;
 ``opening``
     seconds, once a run, for the further graphs of gradient freeze; not in the times above;
 ``accuracy``
@@ -21,7 +21,7 @@ Examples:
 
     One model, some settings, numbers as JSON::
 
-        python -m tools.bench.boost --model resnet_bottleneck --setting O0 --setting O1 --json b.json
+        python -m tools.bench.boost --model resnet_bottleneck --setting O0 --setting O1
 """
 
 from __future__ import annotations

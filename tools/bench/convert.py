@@ -5,9 +5,9 @@ chains of residual blocks of about 1,000, 3,000 and 10,000 nodes, without (``mlp
 (``bn``) batch normalization. Every conversion runs in a child process of its own, so that its peak
 memory is its own; the median of the repetitions is shown.
 
-The times are from the file to the folder, after the imports: on the wall, and of the processor, which
-is the steadier one on a busy machine. ``linear`` is the processor time for one node divided by that
-in the smallest graph of the same kind: 1 is linear, above 1 is worse.
+The times are from the file to the folder, after the imports: on the wall, and of the processor,
+which is the steadier one on a busy machine. ``linear`` is the processor time for one node divided
+by that in the smallest graph of the same kind: 1 is linear, above 1 is worse.
 
 Examples:
     All subjects, three times each::
@@ -134,7 +134,7 @@ class GraphWriter:
         return self.op("Gemm", [x, weight, bias], output, transB=1)
 
     def model(self, name: str, shape: Sequence[int], classes: int) -> onnx.ModelProto:
-        """Close the graph: input ``x`` ``[batch, *shape]``, output ``logits`` ``[batch, classes]``."""
+        """Close the graph: input ``x`` `[batch, *shape]`, output ``logits`` `[batch, classes]`."""
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *shape])
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])
         graph = helper.make_graph(self.nodes, name, [x], [logits], self.initializers)
@@ -203,7 +203,7 @@ SUBJECTS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 class StageClock:
-    """Own processor time of each stage: what a stage inside another one takes is not counted twice."""
+    """Own processor time of each stage: nested stages are not counted twice."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys([*_STAGES, OTHER], 0.0)

@@ -1,18 +1,22 @@
-r"""A model of what several processes cost: fitted to a link here, with its error, and what it says for many workers.
+r"""A cost model of several processes: fitted to a slow link, with its error, for many workers.
 
 A ring sums `b` bytes over `N` processes in::
 
-    T(b, N) = 2 (N - 1) a + 2 (N - 1) / N  b / B            a the latency of a message, B the bandwidth
+    T(b, N) = 2 (N - 1) a + 2 (N - 1) / N  b / B     a the latency of a message, B the bandwidth
 
-`a` and `B` are fitted to sums of some sizes between two processes, by least squares of relative errors, and held to sums of other sizes.
-A step of `s` segments whose gradients `b_i` are there after the share `f_i` of the computing time `C` takes::
+`a` and `B` are fitted to sums of some sizes between two processes, by least squares of relative
+errors, and held to sums of other sizes. A step of `s` segments whose gradients `b_i` are there
+after the share `f_i` of the computing time `C` takes::
 
-    end_i = max(end_(i-1), f_i C) + T(b_i, N),     step = end_s + 2 T(32, N)        counts, and loss with metrics
+    end_i = max(end_(i-1), f_i C) + T(b_i, N)
+    step  = end_s + 2 T(32, N)                       counts, and loss with metrics
 
-What a boost sends besides or instead is in :func:`exchange`. The model knows no stragglers, no switches that are shared, no
-second ring, and no time of the host: its numbers for many workers are an extrapolation.
+What a boost sends besides or instead is in :func:`exchange`. The model knows no stragglers, no
+switches that are shared, no second ring, and no time of the host: its numbers for many workers are
+an extrapolation.
 
-Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009), for the ring; gloo's default.
+Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
+(2009), for the ring; gloo's default.
 
 Examples:
     Measure between two network namespaces (root, iproute2), fit, and print the tables::
@@ -95,7 +99,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 def step_time(
     link: Link, workers: int, compute: float, parts: Sequence[tuple[float, float]]
 ) -> float:
-    """Seconds of a step; ``parts`` are segments: share of the computing time after which it is there, bytes."""
+    """Seconds of a step; ``parts`` are segments: share of computing done at its end, and bytes."""
     end = 0.0
     for share, size in parts:
         end = max(end, share * compute) + link.sum(size, workers)
@@ -168,7 +172,8 @@ def show_table(rate: str, link: Link, net: Network) -> None:
         "plain", "4 segments", "float16", "adasum", "adasum every 16", "dim-reduce", "thor"
     )  # fmt: skip
     print(
-        f"\n{rate}, {net.weights:,} weights, {net.compute:g} s of computing: seconds a step, a model"
+        f"\n{rate}, {net.weights:,} weights, {net.compute:g} s of computing: seconds a step, a "
+        "model"
     )
     print("| workers | " + " | ".join(boosts) + " |\n|---:|" + "---:|" * len(boosts))
     for workers in WORKERS:

@@ -1,8 +1,9 @@
 """How fast images are read, by threads and by processes, and how long steps wait for their data.
 
-Reading: one epoch of JPEG files of 400x300 pixels as random resized crops of 224x224, by threads of one process
-(:func:`~ortboost.training.data.prefetch.work_ahead`) and by processes that send arrays back through pipes, as loaders with worker processes do. All take turns;
-a ratio is the median of the ratios of the rounds. Images a second are wall clock.
+Reading: one epoch of JPEG files of 400x300 pixels as random resized crops of 224x224, by threads of
+one process (:func:`~ortboost.training.data.prefetch.work_ahead`) and by processes that send arrays
+back through pipes, as loaders with worker processes do. All take turns; a ratio is the median of
+the ratios of the rounds. Images a second are wall clock.
 
 Waiting: ``data_wait`` of short trainings with the default number of threads, and with one.
 
@@ -10,7 +11,7 @@ Examples:
     From the root of the repository::
 
         python -m tools.bench.data --out data.json
-        python -m tools.bench.data --photos resnet50.onnx    # a model of 224x224 pixels, besides resnet20
+        python -m tools.bench.data --photos resnet50.onnx    # also a model of 224x224 pixels
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def reading(folder: Path, rounds: int) -> dict[str, list[float]]:
 def waiting(data: Path, model: Path, batch: int, steps: int, images: bool) -> list[float]:
     """Share of the time of steps that waited, with the default number of threads and with one."""
     shares = []
-    how = {"images": "normalize=imagenet", "augment": "flip,crop=4" if batch > 8 else "resized-crop,flip"}  # fmt: skip
+    augment = "flip,crop=4" if batch > 8 else "resized-crop,flip"
+    how = {"images": "normalize=imagenet", "augment": augment}
     for workers in (None, 1):
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
@@ -127,8 +129,12 @@ def main() -> int:
         times = reading(photos, arguments.rounds)
         network = ROOT / "models" / "resnet20.onnx"
         waits = {
-            "compressed .npz, resnet20, batch 64": waiting(packed, network, 64, arguments.steps, False),
-            "PNG 32x32, flip and crop, resnet20, batch 64": waiting(small, network, 64, arguments.steps, True),
+            "compressed .npz, resnet20, batch 64": waiting(
+                packed, network, 64, arguments.steps, False
+            ),
+            "PNG 32x32, flip and crop, resnet20, batch 64": waiting(
+                small, network, 64, arguments.steps, True
+            ),
         }  # fmt: skip
         if arguments.photos:
             name = f"JPEG 400x300, resized crop, {arguments.photos.stem}, batch 4"

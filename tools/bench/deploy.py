@@ -1,20 +1,21 @@
 """The exported file against its neighbours: nodes, size, load time, latency, error, in one run.
 
-Every model in ``models/`` (converted, its evaluation graph with the weights inside) and every file of a
-folder that ``python -m tools.bench.networks`` made is optimized in five ways:
+Every model in ``models/`` (converted, its evaluation graph with the weights inside) and every file
+of a folder that ``python -m tools.bench.networks`` made is optimized in five ways:
 
 ``raw``
     not at all: the graph as the exporter of PyTorch, or the training program, has it;
 ``onnxscript``, ``onnxslim``, ``onnxsim``
-    by those packages with their defaults. The last two are run by an interpreter of an environment of
-    their own (``--other-python``); without one they are left out;
+    by those packages with their defaults. The last two are run by an interpreter of an environment
+    of their own (``--other-python``); without one they are left out;
 ``ours``
     by ``ortboost export`` for the target ``onnxruntime``, its comparison included.
 
-All files of a model are then run in turns, one thread, processor time, in an order that changes from round to
-round, and all sessions are opened anew several times, because where the weights come to lie in memory makes
-a difference of a few percent. A ratio is the median of the ratios of the rounds, quartiles in brackets. The
-error is the largest difference from ``raw``, over the largest value of the output.
+All files of a model are then run in turns, one thread, processor time, in an order that changes
+from round to round, and all sessions are opened anew several times, because where the weights come
+to lie in memory makes a difference of a few percent. A ratio is the median of the ratios of the
+rounds, quartiles in brackets. The error is the largest difference from ``raw``, over the largest
+value of the output.
 
 Examples:
     The shipped models only::

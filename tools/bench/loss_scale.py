@@ -1,18 +1,19 @@
 r"""What a loss scale gives and costs: trainings with float16 rounding, and times of steps.
 
-``accuracy`` trains LeNet-5 on the digits with every tensor that mixed precision would hold in float16 rounded
-to it (:mod:`ortboost.transforms.precision`), once with each loss scale. A fixed scale below 1 stands for a task
-with small gradients: it makes them smaller by just that factor. Printed for each: the accuracy on the test
-digits at the end (mean, least and greatest over the seeds), skipped steps, and the scales at the end.
+``accuracy`` trains LeNet-5 on the digits with every tensor that mixed precision would hold in
+float16 rounded to it (:mod:`ortboost.transforms.precision`), once with each loss scale. A fixed
+scale below 1 stands for a task with small gradients: it makes them smaller by just that factor.
+Printed for each: the accuracy on the test digits at the end (mean, least and greatest over the
+seeds), skipped steps, and the scales at the end.
 
-``cost`` times steps: median processor time of a step, as a ratio to a step with a dynamic scale. All
-settings take turns within one run, with one thread.
+``cost`` times steps: median processor time of a step, as a ratio to a step with a dynamic scale.
+All settings take turns within one run, with one thread.
 
 Examples:
     The tables of the card::
 
         python -m tools.bench.loss_scale accuracy
-        python -m tools.bench.loss_scale cost --model lenet5 --model resnet20 --model transformer_tiny
+        python -m tools.bench.loss_scale cost --model lenet5 --model resnet20
 """
 
 from __future__ import annotations

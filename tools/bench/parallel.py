@@ -1,7 +1,8 @@
 """Two processes against one, and against PyTorch's DistributedDataParallel, on this machine.
 
-All are measured in one run, in turns: rank 0 alone, both processes, both with torch. Each process has one thread and
-the same batch; what is reported are ratios of medians, because a machine is never quite idle.
+All are measured in one run, in turns: rank 0 alone, both processes, both with torch. Each process
+has one thread and the same batch; what is reported are ratios of medians, because a machine is
+never quite idle.
 
 Examples:
     Needs torch, and two cores that nobody else uses::
@@ -36,13 +37,16 @@ def launch(given: argparse.Namespace) -> int:
         subprocess.run([*command, "--worker", str(out)], env=environment, check=True)
         found = json.loads(out.read_text())
     print(
-        f"batch {given.batch} a process, one thread each, wire {given.wire}; medians of {given.rounds}"
+        f"batch {given.batch} a process, one thread each, wire {given.wire}; medians of "
+        f"{given.rounds}"
     )
     for name, times in found.items():
         one, two, torch = (statistics.median(times[kind]) for kind in ("one", "two", "ddp"))
         print(
-            f"{name:18} one {one * 1e3:7.2f} ms  two {two * 1e3:7.2f} ms  ddp {torch * 1e3:7.2f} ms  "
-            f"samples a second, two against one: {2 * one / two:.2f}  step, against DDP: {two / torch:.2f}"
+            f"{name:18} one {one * 1e3:7.2f} ms  two {two * 1e3:7.2f} ms  ddp {torch * 1e3:7.2f} "
+            "ms  "
+            f"samples a second, two against one: {2 * one / two:.2f}  step, against DDP: "
+            f"{two / torch:.2f}"
         )
     return 0
 

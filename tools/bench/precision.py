@@ -1,11 +1,11 @@
 r"""What mixed precision does to accuracy: whole trainings on the digits, emulated, against float32.
 
-The models are trained with each precision and each seed. Emulation rounds every tensor that would be
-fp16 or bf16, so that the accuracy is that of the format on any device; its time says nothing about a GPU
-and is not shown. The evaluation is in float32, as everywhere.
+The models are trained with each precision and each seed. Emulation rounds every tensor that would
+be fp16 or bf16, so that the accuracy is that of the format on any device; its time says nothing
+about a GPU and is not shown. The evaluation is in float32, as everywhere.
 
-Also the task that needs a loss scale: the mean binary cross entropy of ``mlp``, weighted with 1e-6 (as a small
-term of a sum of losses would be), whose gradients are below the smallest float16.
+Also the task that needs a loss scale: the mean binary cross entropy of ``mlp``, weighted with 1e-6
+(as a small term of a sum of losses would be), whose gradients are below the smallest float16.
 
 Examples:
     The table of the card::

@@ -1,7 +1,8 @@
 """What travels and how long a step takes where the link between two processes is slow.
 
-Two network namespaces are joined by a pair of virtual devices whose rate is limited (``tc ... tbf``); the script makes them and
-removes them. It needs root and iproute2, and says so where they are missing.
+Two network namespaces are joined by a pair of virtual devices whose rate is limited (``tc ...
+tbf``); the script makes them and removes them. It needs root and iproute2, and says so where they
+are missing.
 
 Examples:
     All ways of exchanging over 100 Mbit/s, in one run::
@@ -82,7 +83,7 @@ def missing_tools() -> str:
 
 
 def run_both(module: str, arguments: Sequence[str], rate: str) -> Any:
-    """Run a module as two ranks with a link of this rate between them; what rank 0 writes to ``--worker``."""
+    """Run a module as two ranks joined by a link of this rate; return what rank 0 writes."""
     with tempfile.TemporaryDirectory() as folder, link(rate):
         out = Path(folder) / "found.json"
         started = []
@@ -108,7 +109,8 @@ def launch(given: argparse.Namespace) -> int:
     print(f"{given.model}, batch {given.batch} a process, {given.rate}; medians of {given.rounds}")
     for kind, (sent, times) in found.items():
         print(
-            f"{kind:16} {sent:12,d} bytes sent a step   {statistics.median(times) * 1e3:9.2f} ms a step"
+            f"{kind:16} {sent:12,d} bytes sent a step   {statistics.median(times) * 1e3:9.2f} ms a "
+            "step"
         )
     return 0
 

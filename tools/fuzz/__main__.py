@@ -3,9 +3,10 @@
     python -m tools.fuzz --cases 10000 --seed 1 --out runs/fuzz
     python -m tools.fuzz --what files    # programs, checkpoints, data, configurations, logs
 
-A case passes if it ends with 0, or with a documented exit status and an error of three lines. It fails with exit
-status 1 (an unexpected exception), a traceback, a signal, more than ``--seconds``, or more than ``--gigabytes``.
-Inputs of failed cases are kept in ``--out`` with what was said. ``--only SEED-CASE`` repeats one.
+A case passes if it ends with 0, or with a documented exit status and an error of three lines. It
+fails with exit status 1 (an unexpected exception), a traceback, a signal, more than ``--seconds``,
+or more than ``--gigabytes``. Inputs of failed cases are kept in ``--out`` with what was said.
+``--only SEED-CASE`` repeats one.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ _PROGRAM = (
 )
 _GRAPH = (*_PROGRAM, "plot {0}/NAME --graph step -o {0}/step.svg", "inspect {0}/NAME/step.onnx")
 _CHECKPOINT = (_AGAIN, _EXPORT, "pca {0}/NAME -o {0}/q.npy -k 1", "plot {0}/NAME -o {0}/c.png")
-_DATA = (_FRESH, "eval {0}/run --data {0}/DATA -q", "train {0}/run --data {0}/data.npz --val {0}/DATA"
+_DATA = (_FRESH, "eval {0}/run --data {0}/DATA -q", "train {0}/run --data {0}/data.npz --val "
+"{0}/DATA"
     " --batch-size 8 --epochs 1 --max-steps 1 --overwrite -q")  # fmt: skip
 _WITH_DATA = (
     "export {0}/run -o {0}/out.onnx --precision int8 --calib {0}/DATA --verify {0}/DATA -q",

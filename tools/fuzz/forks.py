@@ -1,7 +1,7 @@
 """Command lines in forks of one process that has everything imported and has opened nothing.
 
-A session of onnxruntime has threads, which a fork does not take along. So what runs a command, even to find
-out which modules it needs, is itself a fork.
+A session of onnxruntime has threads, which a fork does not take along. So what runs a command, even
+to find out which modules it needs, is itself a fork.
 """
 
 from __future__ import annotations

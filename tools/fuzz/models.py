@@ -1,4 +1,4 @@
-"""Whole models to be damaged: those of the repository, and one for each case of an operator; and what to do with them."""
+"""Models to damage, of the repository and one for each operator case, and what to do with them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ VERBS = {
 
 
 def make_operators(folder: Path) -> None:
-    """Write a model for each case of :mod:`tools.probe_cases`; its weights are what is differentiated."""
+    """Write a model for each case of :mod:`tools.probe_cases`, with trainable weights."""
     rng = np.random.default_rng(0)
     groups = (value for name, value in sorted(vars(probe_cases).items()) if name in _GROUPS)
     for number, case in enumerate(case for group in groups for case in group()):

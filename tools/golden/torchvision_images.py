@@ -7,9 +7,9 @@ Arrays of the file:
 ``cases``              JSON: name to image, text of our settings and the size of the input
 ``<case>``             float32 [C, H, W]: Resize, CenterCrop, ToTensor, Normalize
 ``uniform``            float64 [200, 44]: draws from [0, 1), multiples of 2**-10
-``boxes``              int64 [200, 7]: width, height, least share in 1/1000, and left, top, right, bottom
+``boxes``              int64 [200, 7]: width, height, least share in 1/1000, then the box
                        of RandomResizedCrop on these draws
-``jitter``             uint8 [3, 37, 53, 3]: ``rgb`` with brightness 1.4, contrast 0.6, saturation 1.7
+``jitter``             uint8 [3, 37, 53, 3]: brightness 1.4, contrast 0.6, saturation 1.7
 ``versions``           of torchvision and Pillow
 =====================  =======================================================================
 
@@ -38,12 +38,47 @@ from torchvision.transforms import functional as F  # noqa: N812
 OUT = Path("tests/golden/torch/images.npz")
 IMAGENET = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CASES = {
-    "shorter side": ("rgb", "resize=24,normalize=imagenet", [3, 20, 17], [T.Resize(24), T.CenterCrop((20, 17)), T.ToTensor(), IMAGENET]),
-    "larger": ("rgb", "resize=45,interpolation=bicubic", [3, 40, 40], [T.Resize(45, T.InterpolationMode.BICUBIC), T.CenterCrop(40), T.ToTensor()]),
-    "both sides": ("rgb", "resize=19x31,interpolation=nearest,normalize=0.25/0.5", [3, 16, 31], [T.Resize((19, 31), T.InterpolationMode.NEAREST), T.CenterCrop((16, 31)), T.ToTensor(), T.Normalize([0.25] * 3, [0.5] * 3)]),
-    "of gray": ("gray", "resize=21,interpolation=lanczos,normalize=0.1307/0.3081", [1, 20, 20], [T.Resize(21, T.InterpolationMode.LANCZOS), T.CenterCrop(20), T.ToTensor(), T.Normalize([0.1307], [0.3081])]),
-    "to gray": ("rgb", "resize=22,color=gray", [1, 22, 22], [T.Grayscale(), T.Resize(22), T.CenterCrop(22), T.ToTensor()]),
-}  # fmt: skip
+    "shorter side": (
+        "rgb",
+        "resize=24,normalize=imagenet",
+        [3, 20, 17],
+        [T.Resize(24), T.CenterCrop((20, 17)), T.ToTensor(), IMAGENET],
+    ),
+    "larger": (
+        "rgb",
+        "resize=45,interpolation=bicubic",
+        [3, 40, 40],
+        [T.Resize(45, T.InterpolationMode.BICUBIC), T.CenterCrop(40), T.ToTensor()],
+    ),
+    "both sides": (
+        "rgb",
+        "resize=19x31,interpolation=nearest,normalize=0.25/0.5",
+        [3, 16, 31],
+        [
+            T.Resize((19, 31), T.InterpolationMode.NEAREST),
+            T.CenterCrop((16, 31)),
+            T.ToTensor(),
+            T.Normalize([0.25] * 3, [0.5] * 3),
+        ],
+    ),
+    "of gray": (
+        "gray",
+        "resize=21,interpolation=lanczos,normalize=0.1307/0.3081",
+        [1, 20, 20],
+        [
+            T.Resize(21, T.InterpolationMode.LANCZOS),
+            T.CenterCrop(20),
+            T.ToTensor(),
+            T.Normalize([0.1307], [0.3081]),
+        ],
+    ),
+    "to gray": (
+        "rgb",
+        "resize=22,color=gray",
+        [1, 22, 22],
+        [T.Grayscale(), T.Resize(22), T.CenterCrop(22), T.ToTensor()],
+    ),
+}
 
 
 def pictures() -> dict[str, np.ndarray]:
@@ -65,10 +100,16 @@ def boxes(uniform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         def number(low: float, high: float, draws=draws) -> float:
             return low + (high - low) * next(draws)
 
+        def draw_uniform(self: torch.Tensor, low: float, high: float, f=number) -> torch.Tensor:
+            return torch.tensor(f(float(low), float(high)), dtype=torch.float64)
+
+        def draw_integer(low: int, high: int, size: object, f=number) -> torch.Tensor:
+            return torch.tensor([int(f(low, high))])
+
         with (
-            patch.object(torch.Tensor, "uniform_", lambda self, a, b, f=number: torch.tensor(f(float(a), float(b)), dtype=torch.float64)),
-            patch.object(torch, "randint", lambda low, high, size, f=number: torch.tensor([int(f(low, high))])),
-        ):  # fmt: skip
+            patch.object(torch.Tensor, "uniform_", draw_uniform),
+            patch.object(torch, "randint", draw_integer),
+        ):
             image = Image.new("L", (width, height))
             top, left, tall, wide = T.RandomResizedCrop.get_params(
                 image, (least / 1000, 1.0), (3 / 4, 4 / 3)

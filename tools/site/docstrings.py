@@ -1,7 +1,8 @@
 """The package's docstrings as Markdown: an extension of Griffe, which reads them for the site.
 
-Docstrings are written for `help()` and Sphinx; mkdocstrings takes Markdown. Roles become links where their target has a place
-on the site, and code elsewhere. A role whose target does not exist is a warning, which the strict build takes for an error.
+Docstrings are written for `help()` and Sphinx; mkdocstrings takes Markdown. Roles become links
+where their target has a place on the site, and code elsewhere. A role whose target does not exist
+is a warning, which the strict build takes for an error.
 """
 
 from __future__ import annotations
