@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_is_named(folder, monkeypatch):
         with pytest.raises(ob.UsageError) as caught:
             ob.train(folder, {}, timeout=5)
     assert f"127.0.0.1:{port}" in str(caught.value)
-    assert "port that is free" in caught.value.fix
+    assert "a free address and port" in caught.value.fix
 
 
 def test_a_lock_names_its_process_and_goes_with_it(folder):
