@@ -94,7 +94,7 @@ def test_an_export_measures_the_scores(classifier, tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "words"),
-    [(np.full(40, 3), "is not a class"), (np.zeros((40, 3), np.int64), "does not match")],
+    [(np.full(40, 3), "is not a class"), (np.zeros((40, 3), np.int64), "do not fit")],
 )
 def test_labels_that_cannot_be_used_are_told(classifier, tmp_path, labels, words):
     path, data, _ = classifier
