@@ -192,7 +192,7 @@ def test_reduce_max_spreads_the_gradient_among_ties():
         (
             "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "
             'Pad<mode="edge">(k, p)',
-            "not fixed",
+            "no fixed length",
         ),
         ("a = Constant<value_ints=[0]>() y = ReduceProd(h, a)", "fixed length"),
     ],
