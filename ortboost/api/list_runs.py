@@ -37,7 +37,8 @@ class RunInfo:
         engine: The engine that computes its gradients.
         source: The model that it was converted from.
         differs: Settings that are not the same in all runs, with the values of this run.
-        status: ``running``, ``not trained``, ``stopped`` (killed), or the reason why it ended.
+        status: ``running``, ``not trained``, ``stopped`` (killed), the reason why it ended, or
+            ``damaged program.json``.
         epochs: Completed epochs.
         planned: Requested epochs.
         steps: Completed steps.
@@ -92,8 +93,8 @@ def runs(
             :func:`ortboost.training.history.write_csv`.
 
     Raises:
-        FileError: No runs were found, a manifest or log cannot be read, or a file cannot be
-            written.
+        FileError: No runs were found, none of their manifests can be read, a log cannot be read, or
+            a file cannot be written.
         UsageError: No run has the metric, or there is nothing to plot.
         DependencyError: Plotting needs matplotlib.
 
@@ -102,10 +103,18 @@ def runs(
         'less-bn'
     """
     folders = _find([sources] if isinstance(sources, str | os.PathLike) else sources)
-    manifests = {name: _manifest(folder) for name, folder in folders.items()}
+    manifests, faults = {}, dict[str, FileError]()
+    for name, folder in folders.items():
+        try:
+            manifests[name] = _manifest(folder)
+        except FileError as error:
+            faults[name] = error
+    if not manifests:
+        raise next(iter(faults.values()))
     settings = {name: _settings(manifest) for name, manifest in manifests.items()}
     histories: dict[str, RunHistory] = {}
-    for name, folder in folders.items():
+    for name in manifests:
+        folder = folders[name]
         if (folder / LOG).is_file():
             histories[name] = RunHistory.read(folder / LOG)
             histories[name].name = name
@@ -119,9 +128,10 @@ def runs(
         require_known(metric, measured, f"No run has a metric '{metric}'.", "metric")
     differs = _differences(settings)
     listed = [
-        _info(name, folder, manifests[name], differs[name], histories.get(name), metric)
-        for name, folder in folders.items()
+        _info(name, folders[name], manifest, differs[name], histories.get(name), metric)
+        for name, manifest in manifests.items()
     ]
+    listed += [RunInfo(name, folders[name], status=f"damaged {MANIFEST}") for name in faults]
     if csv is not None:
         write_csv(histories.values(), csv)
     if plot is not None:

@@ -115,6 +115,17 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         assert_three_lines(caught.value)
 
 
+def test_a_damaged_manifest_does_not_hide_the_other_runs(tmp_path):
+    make_run(tmp_path / "good", accuracy=[0.5])
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "program.json").write_text('{"config"')
+    found = runs(tmp_path, csv=tmp_path / "runs.csv")
+    assert [(run.name, run.status) for run in found] == [
+        ("good", "all epochs done"),
+        ("bad", "damaged program.json"),
+    ]
+
+
 # ---- following ----------------------------------------------------------------------------------
 
 
