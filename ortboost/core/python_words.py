@@ -87,7 +87,7 @@ ONLY_OPTIONS: Final = frozenset(
 _PAIRS: Final = frozenset({"mapping", "batch_axes", "dims", "values"})
 _COMMAND = r"'(?:ortboost|torchrun|pip) [^']*'|\b(?:ortboost|torchrun|pip|trtexec) [a-z-][^;,()]*"
 _VALUE = (
-    r"'[^']*'|[A-Z][A-Z_]*(?:=[A-Z]+)?(?![\w'])|[\w./*-]*[=:\d][^\s;)]*"
+    r"'[^']*'|[A-Z][A-Z_]*(?:=\w+)?(?![\w'=])|[\w./*-]*[=:\d][^\s;)]*"
     r"|(?:cpu|cuda|portable|native|output|mse|last|initial|fp16|bf16|softmax-cross-entropy)\b"
 )
 _OPTION: Final = re.compile(

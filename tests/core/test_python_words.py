@@ -61,6 +61,10 @@ def test_every_argument_exists():
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
+        (
+            "Assign it with --map INPUT=y, or drop it.",
+            "Assign it with mapping={INPUT: 'y'}, or drop it.",
+        ),
         ("Use --device cpu.", "Use device='cpu'."),
         ("Say --batch-axis state=1, or none.", "Say batch_axes={'state': 1}, or none."),
         ("--batch-axis x=none.", "batch_axes={'x': None}."),
