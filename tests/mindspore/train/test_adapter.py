@@ -185,7 +185,7 @@ def test_model_checkpoint_is_refused(run, data):
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ([ob.LossMonitor], "A class LossMonitor"),
+        ([ob.LossMonitor], "class LossMonitor"),
         ([1], "'callbacks' is [1]"),
         (1, "'callbacks' is 1"),
     ],
