@@ -30,7 +30,7 @@ Examples:
         python -m tools.bench.engines --model resnet20 --model lenet5 --threads 1 --clock cpu \
             --json engines.json
 
-    Networks that people train, one thread, batch 4::
+    Networks of realistic size, one thread, batch 4::
 
         python -m tools.bench.engines --large --threads 1 --batch 4 --rounds 5 --seconds 1
 """
