@@ -18,6 +18,8 @@ __all__ = ["check_constants", "check_sizes"]
 
 # Operator to the index of its shape input. Shape inference iterates over the values of a Reshape.
 _FILLS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
+_ASSEMBLES = frozenset({"Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_MOST = 64  # more values than any shape has dimensions
 _INTEGERS = frozenset(
     {
         *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),
@@ -107,6 +109,8 @@ def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: 
                 _check_bytes([] if shape is None else shape.reshape(-1).tolist(), at, limits)
             if node.op_type in ("Div", "Mod") and len(node.input) > 1:
                 _check_divisor(_integers(known.get(node.input[1])), at)
+            if (sizes := _assembled(node, known)) is not None:
+                known[node.output[0]] = sizes
         for inner in subgraphs(node):
             _check_constants(inner, where, limits, known)
 
@@ -118,6 +122,18 @@ def _stored(node: onnx.NodeProto) -> Iterable[onnx.TensorProto]:
         elif attribute.name in ("value_int", "value_ints"):
             numbers = attribute.i if attribute.name == "value_int" else list(attribute.ints)
             yield numpy_helper.from_array(np.array(numbers, np.int64))
+
+
+def _assembled(node: onnx.NodeProto, known: _Constants) -> onnx.TensorProto | None:
+    """The sizes that a node rearranges or joins, as a vector, if all of them are constant."""
+    number = len(node.input) if node.op_type == "Concat" else 1
+    if node.op_type not in _ASSEMBLES or not node.output or len(node.input) < number:
+        return None
+    parts = [_integers(known.get(name)) for name in node.input[:number]]
+    found = [part.reshape(-1) for part in parts if part is not None and part.size <= _MOST]
+    if not found or len(found) < number:
+        return None
+    return numpy_helper.from_array(np.concatenate(found).astype(np.int64))
 
 
 def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:

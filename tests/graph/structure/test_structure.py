@@ -185,6 +185,19 @@ def test_tensors_that_are_only_stated():
     assert check_structure(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "net", limits=large)
 
 
+def test_sizes_that_nodes_assemble():
+    flat = node("Reshape", ["big", "any"], ["flat"])
+    joined = node("Concat", ["any", "flat"], ["s"], axis=0)
+    fill = node("Expand", ["x", "s"], ["t"])
+    for big, fits in ((1 << 31, False), (1 << 10, True)):
+        stored = (W, ints("big", big), ints("any", 1))
+        proto = model(flat, joined, fill, LAST, stored=stored)
+        if fits:
+            assert check_structure(proto, "net.onnx")
+        else:
+            refused(proto, "8,589,934,592 bytes", "Expand")
+
+
 def test_what_only_the_checker_knows():
     wrong = node("Softmax", ["x"], ["t"], axes=1)
     with pytest.raises(FileError, match="not a valid ONNX model") as caught:
