@@ -16,7 +16,7 @@ from onnx_ir import serde
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.query import known_shape
 
-__all__ = ["infer_missing", "infer_shapes"]
+__all__ = ["infer_missing", "infer_shapes", "node_fault"]
 
 _log = logging.getLogger(__name__)
 _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
@@ -48,6 +48,28 @@ def infer_missing(model: ir.Model) -> None:
             if value.shape is None or value.type is None or None in (known_shape(value) or ()):
                 infer_shapes(model)
                 return
+
+
+def node_fault(node: ir.Node, opset: int) -> str | None:
+    """Why ONNX rejects a standard node on inputs of these types and shapes, ``None`` if it does not.
+
+    Inference of a whole model skips such nodes, because many of them run all the same.
+    """
+    proto = serde.serialize_node(node)
+    types = {}
+    for value in node.inputs:
+        if value is not None and value.type is not None:
+            info = onnx.ValueInfoProto()
+            _describe(info, value)
+            types[info.name] = info.type
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+        onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, opset_imports=[onnx.helper.make_opsetid("", opset)]
+        )
+    except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, ValueError) as error:
+        return str(error).strip().splitlines()[0]
+    return None
 
 
 def _described(model: ir.Model) -> onnx.ModelProto:

@@ -20,6 +20,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import is_standard, known_shape, label
 from ortboost.graph.reach import STOPS, Reach
 from ortboost.graph.rewriting import Refusal
+from ortboost.graph.shape_inference import node_fault
 
 __all__ = ["gradient_support", "reverse_pass"]
 
@@ -91,6 +92,15 @@ def _apply(
             where=f"node '{label(node)}'",
             fix="Export it in another form, or freeze the parameters before it.",
         ) from refusal
+    except IndexError as error:
+        fault = node_fault(node, opset) if is_standard(node) else None
+        if fault is None:
+            raise
+        raise ModelError(
+            f"A {node.op_type} does not fit its inputs.",
+            where=f"node '{label(node)}': {fault}",
+            fix="Export the model again, or check that the download or copy is complete.",
+        ) from error
     for value, gradient in (*zip(node.inputs, gradients_of_inputs, strict=False), *site.captured):
         if value is None or gradient is None or value.name not in active:
             continue

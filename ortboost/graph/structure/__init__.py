@@ -33,6 +33,7 @@ __all__ = ["check_standard", "check_structure"]
 _POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
 )
+_AXES = frozenset({"axis", "axes", "batch_axis", "perm", "time_axis"})
 _TEXTS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
 _PROTOBUF_LIMIT = (1 << 31) - 1
 _TOLERATED = (
@@ -117,13 +118,18 @@ def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
             )
         if kinds and attribute.type in _TEXTS:
             _check_texts(node, attribute, where)
-        if attribute.name not in _POSITIVE:
+        if attribute.name not in _POSITIVE | _AXES:
             continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
-        if any(number <= 0 for number in numbers):
+        fault = None
+        if attribute.name in _POSITIVE and any(number <= 0 for number in numbers):
+            fault = "it must be positive"
+        elif any(abs(number) >= 1 << 31 for number in numbers):  # libraries drop the upper half
+            fault = "it must fit 32 bits"
+        if fault is not None:
             value = numbers if attribute.ints else numbers[0]
             raise FileError(
-                f"'{attribute.name}' of {node.op_type} is {value}; it must be positive.",
+                f"'{attribute.name}' of {node.op_type} is {value}; {fault}.",
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )

@@ -182,6 +182,25 @@ def test_refuses_what_has_no_rule(body, reason):
     assert error.value.fix
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("i = Constant<value_int = 0>() g = Gather<axis = 5>(x, i) loss = ReduceSum(g)", "axis"),
+        ("c = Concat<axis = 5>(x, x) loss = ReduceSum(c)", "axis"),
+        ("c = Conv<kernel_shape = [9]>(x, w) loss = ReduceSum(c)", "kernel_shape [9] is not"),
+    ],
+)
+def test_a_node_that_does_not_fit_its_inputs_is_named(body, reason):
+    model = ir.from_onnx_text(
+        '<ir_version: 8, opset_import: ["" : 18]> net (float[2,3,4] x, float[1,3,2] w) '
+        f"=> (float loss) {{ {body} }}"
+    )
+    infer_shapes(model)
+    with pytest.raises(ModelError, match="does not fit its inputs|portable") as error:
+        differentiate(model, "loss", ["x"], engine="portable")
+    assert reason in str(error.value)
+
+
 def test_custom_operators_are_refused_until_a_rule_is_registered(rules):
     """A model-local function: differentiated as one node, run by its body."""
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my.domain" : 1]>

@@ -185,6 +185,14 @@ def test_tensors_that_are_only_stated():
     assert check_structure(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "net", limits=large)
 
 
+def test_attributes_that_libraries_narrow_to_32_bits():
+    for name, value in (("axis", 1 << 62), ("axis", -(1 << 40))):
+        softmax = node("Softmax", ["x"], ["t"], **{name: value})
+        refused(model(softmax, LAST), "'axis' of Softmax", "32 bits")
+    pool = node("MaxPool", ["x"], ["t"], kernel_shape=[1 << 40, 1])
+    refused(model(pool, LAST), "'kernel_shape' of MaxPool", "32 bits")
+
+
 def test_sizes_that_nodes_assemble():
     flat = node("Reshape", ["big", "any"], ["flat"])
     joined = node("Concat", ["any", "flat"], ["s"], axis=0)

@@ -92,13 +92,18 @@ def window_of(site: Site, weight: int | None = None) -> Window:
         weight: Index of the input whose shape gives the kernel if the attribute is missing.
 
     Raises:
-        Refusal: The sizes are unknown.
+        Refusal: The sizes are unknown, or the attribute is not the shape of the weight.
     """
     spatial = site.rank() - 2
     kernel = site.integers("kernel_shape")
-    if kernel is None and weight is not None:
+    if weight is not None:
         dims = (known_shape(site.input(weight)) or ())[2:]
-        kernel = tuple(dim for dim in dims if isinstance(dim, int))
+        stored = tuple(dim for dim in dims if isinstance(dim, int))
+        if kernel is not None and len(stored) == len(dims) > 0 and kernel != stored:
+            raise Refusal(
+                f"its kernel_shape {list(kernel)} is not that of its weight {list(stored)}"
+            )
+        kernel = stored if kernel is None else kernel
     if kernel is None or len(kernel) != spatial or spatial < 1:
         raise Refusal("its kernel shape is unknown; give the shapes of the model's inputs")
     pads = same_pads(site)
