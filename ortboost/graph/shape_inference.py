@@ -51,7 +51,7 @@ def infer_missing(model: ir.Model) -> None:
 
 
 def node_fault(node: ir.Node, opset: int) -> str | None:
-    """Why ONNX rejects a standard node on inputs of these types and shapes, ``None`` if it does not.
+    """Return why ONNX rejects a standard node with inputs of these types and shapes, if it does.
 
     Inference of a whole model skips such nodes, because many of them run all the same.
     """
