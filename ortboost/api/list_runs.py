@@ -109,7 +109,7 @@ def runs(
             manifests[name] = _manifest(folder)
         except FileError as error:
             faults[name] = error
-    if not manifests:
+    if faults and not manifests:
         raise next(iter(faults.values()))
     settings = {name: _settings(manifest) for name, manifest in manifests.items()}
     histories: dict[str, RunHistory] = {}
