@@ -41,8 +41,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
     The lock is released when the process ends, however it ends; the file ``train.lock`` records the
     owner. On a file system without locks the file alone decides: it is stale if its process no
-        longer
-    exists on this machine.
+    longer exists on this machine.
 
     Raises:
         UsageError: Another process, named in the message, is training or replacing the program.

@@ -14,8 +14,8 @@ keeps one half, and the dot products of the halves are summed. Hence there are t
 ``adasum.dots`` and ``adasum``.
 
 Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021), and the
-    documentation of MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a
-    division by zero is skipped instead, so that small updates are not distorted.
+documentation of MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a division
+by zero is skipped instead, so that small updates are not distorted.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ There are three graphs on one state: ``step`` (gradients, projection, direction,
 configured optimizer is not used.
 
 Source: MindSpore Boost 2.10, DimReduce (the algebra, from reading and running it); Li et al., Low
-    Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces (2021), for the
-    idea.
+Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces (2021), for the
+idea.
 """
 
 from __future__ import annotations

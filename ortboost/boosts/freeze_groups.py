@@ -1,8 +1,7 @@
 r"""The groups of gradient freeze: group 0 trains everything, each following group less.
 
 Freezing always drops a prefix of the network: the backward pass runs from the loss down to the
-    first
-trained layer, and nothing below it is computed.
+first trained layer, and nothing below it is computed.
 
 With `L` layers (:mod:`ortboost.graph.layers`) and `n` groups, group `i` drops the first
 `i floor(L / n)` layers. With the type ``COST`` it drops as many layers as fit into `i / n` of the

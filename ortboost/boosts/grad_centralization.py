@@ -23,8 +23,7 @@ A stacked weight of a MatMul, ``[..., in, out]``, counts as several layers. A we
 another way, or inconsistently, is not centralized.
 
 Sources: Yong et al., "Gradient Centralization: A New Optimization Technique for Deep Neural
-    Networks",
-ECCV 2020; the excluded layers and the rule of 16 are those of MindSpore Boost 2.10.
+Networks", ECCV 2020; the excluded layers and the rule of 16 are those of MindSpore Boost 2.10.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ sends over a boundary, is not finite, while the gradients that it receives are f
 of groups below it are not finite either, but they are not the cause.
 
 Source of the method: MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager``. There an Ascend
-    kernel
-computes the flags of the groups, and the user's calls define consecutive groups.
+kernel computes the flags of the groups, and the user's calls define consecutive groups.
 """
 
 from __future__ import annotations

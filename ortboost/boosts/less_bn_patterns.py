@@ -1,10 +1,10 @@
 """The blocks that LessBN knows, and how a chain of nodes is matched with one.
 
 A block is described by its steps from the input to the end: ``conv`` (any convolution but a
-    depthwise
-one), ``pointwise`` (kernel size 1), ``depthwise``, ``bn``, ``act`` (one activation), ``pool``,
-``shape`` (padding, slicing). Identity and Dropout are ignored. The table does not say where in the
-network a chain starts and ends: :mod:`ortboost.boosts.less_bn` finds that from the tensors.
+depthwise one), ``pointwise`` (kernel size 1), ``depthwise``, ``bn``, ``act`` (one activation),
+``pool``, ``shape`` (padding, slicing). Identity and Dropout are ignored. The table does not say
+where in the network a chain starts and ends: :mod:`ortboost.boosts.less_bn` finds that from the
+tensors.
 """
 
 from __future__ import annotations

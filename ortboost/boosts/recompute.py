@@ -2,9 +2,8 @@ r"""Activation checkpointing: less memory for about a third more time.
 
 The backward pass reads the activations of the forward pass, so all are kept until then. With this
 boost only a few *checkpoints* are kept: tensors that alone determine the rest of the computation.
-    The
-part between two of them, a *segment*, is computed again from the first checkpoint when the backward
-pass arrives at the second:
+The part between two of them, a *segment*, is computed again from the first checkpoint when the
+backward pass arrives at the second:
 
     forward     x -> [segment 1] -> c1 -> [segment 2] -> c2 -> [segment 3] -> loss   c1, c2 are kept
     backward    [segment 3] -> g2,  c1 -> [segment 2 again] -> g1,  x -> [segment 1 again] -> ...

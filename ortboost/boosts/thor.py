@@ -15,9 +15,9 @@ An inverse that is not accurate is discarded: its block keeps the previous inver
 identity, and is counted in the state ``ortboost/thor/kept_blocks``.
 
 Sources: see :mod:`ortboost.boosts.thor_factors`; MindSpore 2.10's `nn.thor` for the arguments;
-    Martens and Grosse, 2015, sections 5 and 6.3, for the running average and the correction `pi` of
-    the damping; Ba, Grosse and Martens, "Distributed second-order optimization using
-    Kronecker-factored approximations", ICLR 2017, for the bound on the change of the outputs.
+Martens and Grosse, 2015, sections 5 and 6.3, for the running average and the correction `pi` of the
+damping; Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored
+approximations", ICLR 2017, for the bound on the change of the outputs.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ and bias of a layer normalization with normalized input `x`, the diagonal of `F`
 - layer normalization: `f = (dL/dw)^2 / B`, at every step.
 
 Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
-    Computation", AAAI 2021 (blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural
-    Networks with Kronecker-factored Approximate Curvature", ICML 2015 (factors, damping); Grosse
-    and Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers", ICML 2016.
+Computation", AAAI 2021 (blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural Networks
+with Kronecker-factored Approximate Curvature", ICML 2015 (factors, damping); Grosse and Martens, "A
+Kronecker-factored approximate Fisher matrix for convolution layers", ICML 2016.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ the total cost is `7.2 n^3` multiply-accumulates; Newton-Schulz on the whole mat
 error. float32 would not be sufficient: a condition number of 1e6 leaves one digit.
 
 Sources: Higham, "Functions of Matrices", 2008, sections 5.3 and 7.3 (Newton-Schulz); Pan and
-    Schreiber, "An improved Newton iteration for the generalized inverse of a matrix", 1991 (the
-    scaled step); Boyd and Vandenberghe, "Convex Optimization", 2004, appendix A.5.5 (Schur
-    complement).
+Schreiber, "An improved Newton iteration for the generalized inverse of a matrix", 1991 (the scaled
+step); Boyd and Vandenberghe, "Convex Optimization", 2004, appendix A.5.5 (Schur complement).
 """
 
 from __future__ import annotations

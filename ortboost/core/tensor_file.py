@@ -4,7 +4,7 @@ Reading a state of 1 GB as a whole and copying it to the device would take 2 GB;
 copies everything that it writes. Here each tensor is read when it is needed and freed after use.
 
 The format: eight bytes with the length of the header, the header as JSON (name to dtype, shape and
-    offsets), the data. Source: https://github.com/huggingface/safetensors, "Format".
+offsets), the data. Source: https://github.com/huggingface/safetensors, "Format".
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The rewrites that optimize an inference graph, and their order, as tables.
 
 Fusions that runtimes do better themselves are left to them: activations into convolutions, the
-    scale
-of attention scores, MatMul with bias in more than two dimensions, residual sums into
+scale of attention scores, MatMul with bias in more than two dimensions, residual sums into
 normalizations.
 
 Each rewrite is a function ``(model, target) -> Report`` that works in place. :func:`optimize`

@@ -1,8 +1,7 @@
 """MindSpore's ``communication`` and the data-parallel part of ``set_auto_parallel_context``.
 
 As in MindSpore, these settings apply to the whole process: ``torchrun`` starts it, :func:`init`
-    connects
-to the others, and training cells compiled afterwards share their steps::
+connects to the others, and training cells compiled afterwards share their steps::
 
     init()
     set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=True)

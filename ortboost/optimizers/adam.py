@@ -17,9 +17,8 @@ With ``eps_hat``, the last line takes the second form given in the paper, as in 
 1e-5.
 
 Sources: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, Algorithm 1 and the end
-    of
-its section 2; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019; Reddi et al.,
-"On the Convergence of Adam and Beyond", 2018, for ``amsgrad``.
+of its section 2; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019; Reddi et
+al., "On the Convergence of Adam and Beyond", 2018, for ``amsgrad``.
 """
 
 from __future__ import annotations

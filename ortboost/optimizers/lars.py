@@ -9,7 +9,7 @@ decay. Parameters that are not adapted (biases and normalization) pass on their 
 without decay, as in MindSpore's `nn.LARS`.
 
 Source: You et al., "Large Batch Training of Convolutional Networks", 2017, equation 6; the form
-    with ``eps`` and clipping is from MindSpore's `nn.LARS` documentation.
+with ``eps`` and clipping is from MindSpore's `nn.LARS` documentation.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ the one that writes `next(S)`, and training is silently wrong. It is safe if
 1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside
    `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts; and
 2. within each branch of `G`, every reader of `S` is the node that computes the branch's output for
-    `S`, or an ancestor of it, and that node is elementwise, so that it never reads an element after
-    writing it.
+   `S`, or an ancestor of it, and that node is elementwise, so that it never reads an element after
+   writing it.
 
 Nodes that read `S` through a view such as Reshape also count as readers: the runtime gives such a
 view the memory of its input.

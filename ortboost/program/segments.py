@@ -11,7 +11,7 @@ earlier and an input of the later one, with the same name. The segments compute 
 whole graph does, each node once, except constants, which every segment computes itself.
 
 Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3, for sending a bucket as soon as
-    its gradients are ready.
+its gradients are ready.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ in reverse order. A process sends `2 (1 - 1/servers)` times the size of its tens
 number of servers.
 
 Source: Thakur et al., Optimization of Collective Communication Operations in MPICH (2005), for
-    recursive halving and doubling.
+recursive halving and doubling.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ sums of an incomplete window) is merged when the state is read: statistics are a
 holds the sums.
 
 Source: Li et al., PyTorch Distributed (VLDB 2020), for buckets and for local running statistics.
-    Weighting by samples keeps the mean over the batch exact if the parts have different sizes.
+Weighting by samples keeps the mean over the batch exact if the parts have different sizes.
 """
 
 from __future__ import annotations

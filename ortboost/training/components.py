@@ -10,7 +10,7 @@ Memory holds one block of columns at a time, whatever `n` is. The sign of each c
 entry of largest magnitude positive, as in scikit-learn.
 
 Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Coherent Structures
-    (1987).
+(1987).
 """
 
 from __future__ import annotations

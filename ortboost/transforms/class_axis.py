@@ -10,7 +10,7 @@ graph:
   Gemm) it is the last axis, for a convolution, pooling or DepthToSpace axis 1; the search goes back
   through operators that keep or move axes, and a Softmax or LogSoftmax names its own axis;
 2. otherwise from the lengths: the number of classes is fixed, so the class axis is the only fixed
-    axis if all others are dimensions of an input.
+   axis if all others are dimensions of an input.
 
 If the two disagree, or neither gives an axis, the user has to name it.
 """

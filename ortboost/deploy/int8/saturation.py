@@ -11,7 +11,7 @@ adjacent depends on the kernel, so any two of a channel are considered. VNNI (VP
 bits.
 
 Source: onnxruntime.ai, Quantize ONNX Models, "When and why do I need to try U8U8?" and
-    "reduce-range".
+"reduce-range".
 """
 
 from __future__ import annotations

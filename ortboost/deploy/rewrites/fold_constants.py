@@ -1,9 +1,9 @@
 """Constant folding: evaluate nodes that do not depend on the inputs.
 
 onnxscript does the folding. This module decides what must not be folded: random operators;
-    operators
-whose reference implementation differs from the runtimes (Resize and GridSample compute other pixel
-positions); and nodes whose folding would store a large tensor twice because another node reads it.
+operators whose reference implementation differs from the runtimes (Resize and GridSample compute
+other pixel positions); and nodes whose folding would store a large tensor twice because another
+node reads it.
 """
 
 from __future__ import annotations

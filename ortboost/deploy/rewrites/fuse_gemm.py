@@ -1,8 +1,7 @@
 """Fuse MatMul and the Add of a bias into one Gemm, if both operands have two dimensions.
 
 With more dimensions they are kept: a Gemm would need a Reshape on either side, and ONNX Runtime
-    fuses
-MatMul and Add itself.
+fuses MatMul and Add itself.
 """
 
 from __future__ import annotations

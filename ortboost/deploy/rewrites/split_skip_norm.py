@@ -1,10 +1,9 @@
 """Prevent ONNX Runtime's CPU provider from fusing a residual Add into the next normalization.
 
 The fused kernel, SkipLayerNormalization, is slower there than Add and LayerNormalization: an
-    encoder
-of the size of BERT base, with 24 of them, took 7 % longer (onnxruntime 1.31, one thread; 1.19 shows
-no difference). The fusion matches Add, so the residual is written as Sum, which is equal for two
-operands. This is done for the CPU only; on a GPU the fused kernel is faster.
+encoder of the size of BERT base, with 24 of them, took 7 % longer (onnxruntime 1.31, one thread;
+1.19 shows no difference). The fusion matches Add, so the residual is written as Sum, which is equal
+for two operands. This is done for the CPU only; on a GPU the fused kernel is faster.
 """
 
 from __future__ import annotations

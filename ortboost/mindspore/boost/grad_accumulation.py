@@ -21,10 +21,9 @@ class GradientAccumulation(OptimizerWrapper):
     """Update with the mean of the gradients of several steps.
 
     Pass it to a training cell in place of the optimizer: the gradients never leave the graph, so
-        the
-    window is part of it, see :mod:`ortboost.program.step`. A step whose gradients overflow is not
-    counted; the learning rate is per update; windows continue across epochs. The training cell's
-    ``flush()`` applies an incomplete last window.
+    the window is part of it, see :mod:`ortboost.program.step`. A step whose gradients overflow is
+    not counted; the learning rate is per update; windows continue across epochs. The training
+    cell's ``flush()`` applies an incomplete last window.
 
     Args:
         max_accumulation_step: Steps per window, at least 1.

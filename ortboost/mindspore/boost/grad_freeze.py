@@ -132,7 +132,7 @@ class GradientFreeze:
         """Return the unchanged network, and the optimizer that freezes.
 
         With fewer layers than groups there is one group: nothing is frozen, and a warning is
-            issued.
+        issued.
 
         Args:
             network: The network, or one with its loss.

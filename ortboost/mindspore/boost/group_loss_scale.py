@@ -49,8 +49,7 @@ class GroupLossScaleManager(GroupedScaleCell):
     ``scale_sense``, or to :class:`ortboost.Model` as ``loss_scale_manager``.
 
     The groups suffice: the graph determines where the scale must change. To specify this
-        explicitly,
-    call the manager with a tensor to mark it: see :meth:`construct`.
+    explicitly, call the manager with a tensor to mark it: see :meth:`construct`.
 
     Args:
         init_loss_scale: Initial scale of all groups, or a list with one per group.

@@ -92,8 +92,7 @@ class Cell:
         """Set the training flag.
 
         It does not affect results: a training step always runs the training graph, and a forward
-            call
-        always the inference graph.
+        call always the inference graph.
 
         Returns:
             The cell itself.

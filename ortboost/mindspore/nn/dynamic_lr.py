@@ -2,9 +2,8 @@
 
 The rates are those of :mod:`ortboost.mindspore.nn.learning_rate_schedule`, with the time in epochs.
 Indices count *applied* updates: a step skipped for an overflow does not consume an entry. All
-    functions
-raise ``ArgumentTypeError`` for a wrong type (numbers of epochs and steps are int, rates float) and
-``ArgumentValueError`` for a number out of range.
+functions raise ``ArgumentTypeError`` for a wrong type (numbers of epochs and steps are int, rates
+float) and ``ArgumentValueError`` for a number out of range.
 """
 
 from __future__ import annotations

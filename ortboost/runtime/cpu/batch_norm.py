@@ -61,8 +61,7 @@ def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]
 
     The kernel writes its results into the memory of its inputs, and NaN times a momentum of 0 stays
     NaN: a vector shared by several nodes or steps would be corrupted. The runtime must not fold
-        them
-    into constants either, so they depend on a weight by `w > w`.
+    them into constants either, so they depend on a weight by `w > w`.
     """
     sizes = [size for node in nodes for size in [_channels(node)] * 2]
     one = builder.op("Slice", nodes[0].inputs[1], builder.ints(0), builder.ints(1))

@@ -10,7 +10,7 @@ functions):
    (``GetCpuPreferredNodes``). **Inputs of the graph count as such values**: a node that divides a
    weight that is an input by the batch size runs on the CPU, and the weight is copied.
 3. The rest goes to the CPU provider; float16 is cast to float32 around a node without another
-    kernel.
+   kernel.
 4. A value with readers or writers on both sides is copied (``TransformerMemcpyImpl``). Operands
    that a kernel needs in host memory belong to the host side.
 

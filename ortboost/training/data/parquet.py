@@ -7,7 +7,7 @@ larger than the memory. Training shuffles the row groups, and the rows within ea
 a whole.
 
 Types: integers, floats and booleans; lists of a fixed length add an axis. Other types and null
-    values are errors. The index of a pandas table is not a column.
+values are errors. The index of a pandas table is not a column.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A quantized model as an x86 processor with or without VNNI computes it, in numpy, node by node.
 
 The oracle of the tests of int8: it multiplies unsigned by signed bytes as VPMADDUBSW does, two
-    neighbouring products
-summed in 16 bits that saturate, so that the defect is seen on every machine. Conv is a product of
-its patches.
+neighbouring products summed in 16 bits that saturate, so that the defect is seen on every machine.
+Conv is a product of its patches.
 """
 
 from __future__ import annotations

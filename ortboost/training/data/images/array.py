@@ -4,9 +4,8 @@ For an image of w x h pixels and a crop of tw x th:
 
     colour:   unchanged, or Pillow's ``convert("RGB")``, ``convert("L")``
     size:     resize=s: the shorter side s, the longer int(s * longer / shorter); resize=HxW: both;
-              no resize: unchanged if it equals the crop, else scaled by max(tw / w, th / h),
-                  rounded,
-              which covers it. Pillow's ``Image.resize``, with its antialiasing
+              no resize: unchanged if it equals the crop, else scaled to cover it, by
+              max(tw / w, th / h), rounded. Pillow's ``Image.resize``, with its antialiasing
     crop:     from round((w - tw) / 2), round((h - th) / 2), half to even
     values:   (pixel / 255 - mean) / std in float32, or the bytes
 
