@@ -79,9 +79,8 @@ class Comparison(Shown):
         found = self.first
         return (
             f"First difference: '{found.difference.output}' of {found.op_type} '{found.node}', off "
-            "by "
-            f"{found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it reads "
-            f"{', '.join(found.inputs)}; tensor {found.compared} of those in both models."
+            f"by {found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it "
+            f"reads {', '.join(found.inputs)}; tensor {found.compared} of those in both models."
         )
 
 

@@ -460,8 +460,7 @@ class Accuracies:
                     f"The {name} fell from {before:.4f} to {after:.4f}, by more than {most:g}.",
                     where=f"{where}: signal-to-quantization-noise ratio {noise}",
                     fix="Nothing was written. Try another --calibration, more data in --calib, "
-                    "--skip "
-                    "for the affected layers, or allow more with --max-drop.",
+                    "--skip for the affected layers, or allow more with --max-drop.",
                 )
 
     def found(self) -> dict[str, tuple[float, float]]:

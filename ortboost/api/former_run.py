@@ -56,8 +56,7 @@ def trained_network(
     if new_head and fold_full_norm(model).modified:
         report.notes.append(
             "the full-normalization head became a plain layer on normalized features, without "
-            "bias, "
-            "and so is the new head; --boost full-norm-head converts it back"
+            "bias, and so is the new head; --boost full-norm-head converts it back"
         )
     which = "as converted" if found is None else f"of step {found.step}"
     report.notes.append(f"starts from the weights {which} of {path}")

@@ -325,9 +325,8 @@ def _notes(program: Program, summary: TrainSummary, validation: Source | None) -
         return ()
     return (
         f"after {updates} updates the running statistics of BatchNormalization still contain "
-        f"{left:.0%} of "
-        "their initial values, and validation uses them: train longer, or let eval and export "
-        "re-estimate them with --update-bn DATA",
+        f"{left:.0%} of their initial values, and validation uses them: train longer, or let eval "
+        "and export re-estimate them with --update-bn DATA",
     )
 
 

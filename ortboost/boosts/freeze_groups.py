@@ -70,8 +70,7 @@ def freeze_groups(
         )
         report.notes.append(
             f"grad-freeze: {few}; use {most} or fewer (--boost grad-freeze:groups={most}, with a "
-            "level "
-            f"--set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
+            f"level --set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
         )
         return (tuple(names),), report
     costs = np.array([layer.cost for layer in layers], np.float64)

@@ -132,8 +132,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
         report.notes.append(
             f"the model has {'no BatchNormalization' if not norms else 'no known block'}; if the "
             "network has, its exporter folded normalizations into the convolutions: export again "
-            "without "
-            "optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
+            "without optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
         )
     return report
 

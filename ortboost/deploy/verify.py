@@ -127,8 +127,7 @@ class Parity:
                 f"{what} gives different outputs: {self._noise(bad)}.{who}",
                 where=f"{where}: output '{bad.output}', {self.samples} samples",
                 fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
-                "for the "
-                "affected layers, --verify data with labels, or a lower --min-sqnr.",
+                "for the affected layers, --verify data with labels, or a lower --min-sqnr.",
             )
         widen = "iden --rtol/--atol if this difference is acceptable"
         help_ = (

@@ -261,11 +261,9 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
         return []
     return [
         f"{len(lost)} parameter{'s' * (len(lost) > 1)} of the torch module are not in the file by "
-        "name: "
-        f"{_shown(lost)}; shared with another module, folded into another tensor (a "
-        "BatchNormalization "
-        "into its convolution: export again with optimize=False to train the same parameters as "
-        "torch), or not needed by the outputs"
+        f"name: {_shown(lost)}; shared with another module, folded into another tensor (a "
+        "BatchNormalization into its convolution: export again with optimize=False to train the "
+        "same parameters as torch), or not needed by the outputs"
     ]
 
 

@@ -223,8 +223,7 @@ def open_session(
                 f"{known[1]} is too new for this onnxruntime, which supports up to {known[2]}.",
                 where=f"onnxruntime {ort.__version__}",
                 fix=f"Use a model of {known[2]} or older, or an environment with a newer "
-                "onnxruntime: "
-                "pip install 'ortboost[ort]'.",
+                "onnxruntime: pip install 'ortboost[ort]'.",
             ) from error
         native = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
         if native:
@@ -233,14 +232,12 @@ def open_session(
                 "only.",
                 where=f"onnxruntime {ort.__version__}",
                 fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
-                "or "
-                "convert the model again with --engine portable.",
+                "or convert the model again with --engine portable.",
             ) from error
         raise ModelError(
             "onnxruntime does not accept the model.",
             where=str(error).strip().splitlines()[0],
-            fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well "
-            "there "
+            fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well there "
             "and ortboost made this file, report it; else try 'ortboost check'.",
         ) from error
     if provider not in session.get_providers():

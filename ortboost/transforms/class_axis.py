@@ -84,9 +84,8 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     raise ModelError(
         f"The class axis of the output '{prediction.name}' is ambiguous.",
         where=f"{source_name(model)}: {format_shape(shape)} has {_length(shape[1])} classes with "
-        "labels "
-        f"{format_shape((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
-        f"{format_shape(shape[:-1])}",
+        f"labels {format_shape((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with "
+        f"labels {format_shape(shape[:-1])}",
         fix="Give it with --class-axis 1 (images) or --class-axis -1 (language models).",
     )
 

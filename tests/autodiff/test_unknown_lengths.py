@@ -74,8 +74,7 @@ FAMILIES = {
 CONSTANTS = (
     "int64[1] zero = {0}, int64[1] axis = {1}, int64[1] width = {2}, int64[1] last = {-1}, "
     "int64[1] row = {-2}, int64 start = {0}, int64 step = {1}, int64[1,6] ids = {3, 1, 4, 1, 5, "
-    "0}, "
-    "float two = {2}, float half = {1.1}, float[2,2] square = {1, 2, 0, 3}"
+    "0}, float two = {2}, float half = {1.1}, float[2,2] square = {1, 2, 0, 3}"
 )
 SIZES = [((2, 3), 3), ((2, 3), 1), ((2, 1), 3), ((1, 3), 3), ((1, 1), 3)]
 

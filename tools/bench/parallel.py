@@ -44,8 +44,7 @@ def launch(given: argparse.Namespace) -> int:
         one, two, torch = (statistics.median(times[kind]) for kind in ("one", "two", "ddp"))
         print(
             f"{name:18} one {one * 1e3:7.2f} ms  two {two * 1e3:7.2f} ms  ddp {torch * 1e3:7.2f} "
-            "ms  "
-            f"samples a second, two against one: {2 * one / two:.2f}  step, against DDP: "
+            f"ms  samples a second, two against one: {2 * one / two:.2f}  step, against DDP: "
             f"{two / torch:.2f}"
         )
     return 0

@@ -201,8 +201,7 @@ def write_table(results: Path, out: Path) -> None:
         + f". Files with more nodes than the best rival leaves: {more}.",
         "",
         "| model | source | opset | native | portable, 1.19.2 | portable, stock | one batch, Adam "
-        "| exports "
-        "| nodes (rival) | TensorRT findings | step / torch | peak MiB |",
+        "| exports | nodes (rival) | TensorRT findings | step / torch | peak MiB |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *rows,
         "",

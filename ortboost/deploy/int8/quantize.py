@@ -89,8 +89,7 @@ def quantize_int8(
     if len(taken) < len(feeds):
         report.notes.append(
             f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as "
-            f"{config.samples} "
-            "samples are enough"
+            f"{config.samples} samples are enough"
         )
     ranges = calibrate(
         model,

@@ -217,8 +217,7 @@ class AutoBoost:
                 "The boost 'adasum' is not in this version of training cells.",
                 where=f"{owner}, level {self.level}, {group.size} processes",
                 fix="Convert the model to a program with --boost adasum, or call boost.AdaSum "
-                "yourself; "
-                "{'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
+                "yourself; {'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
             )
 
 

@@ -105,8 +105,7 @@ class DimReduce(OptimizerWrapper):
         if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
             raise ArgumentValueError(
                 f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of "
-                "the "
-                f"shape {list(wanted)} are needed.",
+                f"the shape {list(wanted)} are needed.",
                 where="DimReduce, pca_mat_local",
                 fix="Give all components of these weights: ortboost pca makes them.",
             )

@@ -73,10 +73,9 @@ def test_computed_sizes(mode, way, engine):
     attributes = f'mode="{mode}", coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
     model = graph(
         "g (float[N,2,H,W] x, float[2,1,1] w, float[M,K,P,Q] other) => (float[A,B,C,D] y, float "
-        "loss) "
-        "<int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}, float[2] ones = {1, 1}> "
-        f"{{ h = Mul(x, w) {COMPUTED[way].format(attributes)} z = Mul(y, y) "
-        "loss = ReduceSum<keepdims=0>(z) }"
+        "loss) <int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}, float[2] "
+        f"ones = {{1, 1}}> {{ h = Mul(x, w) {COMPUTED[way].format(attributes)} z = Mul(y, y) loss "
+        "= ReduceSum<keepdims=0>(z) }"
     )
     work = model.clone()
     report = decompose(work, wrt=["w", "x"], loss="loss", engine=get_engine(engine))

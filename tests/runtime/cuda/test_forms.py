@@ -114,8 +114,7 @@ def test_casts_go_around_what_has_no_short_kernel_inside_branches_too():
 def test_a_rank_that_is_known_by_now_brings_no_axes_back_to_the_host():
     model = one(
         "(float[n,3,4] x, int64[1] one) => (float[a,b,c] y) { r = Relu(x) s = Shape(r) k = "
-        "Shape(s) "
-        "o = Expand(one, k) t = Mul(s, o) y = Reshape(r, t) }",
+        "Shape(s) o = Expand(one, k) t = Mul(s, o) y = Reshape(r, t) }",
         18,
         one=np.array([1]),
     )

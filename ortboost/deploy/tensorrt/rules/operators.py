@@ -147,8 +147,7 @@ def unknown(context: Context) -> Iterator[Finding]:
                 node,
                 f"The operators of TensorRT {context.target.release} do not include it.",
                 "Convert to an older opset, which expresses it with older operators; or use a "
-                "newer "
-                "TensorRT.",
+                "newer TensorRT.",
             )
 
 
@@ -166,8 +165,7 @@ def removed_plugins(context: Context) -> Iterator[Finding]:
                 f"TensorRT {context.target.release} does not have the plugin "
                 "that other releases have.",
                 "Express it with standard operators (Clip, NonMaxSuppression, Split, "
-                "LeakyRelu...), or "
-                "build with the release that has it.",
+                "LeakyRelu...), or build with the release that has it.",
             )
         elif versions and version and version not in versions:
             yield error(
