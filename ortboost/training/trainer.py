@@ -17,8 +17,9 @@ from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_axes, batch_length, static_batch
+from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.prefetch import prefetch, work_ahead
-from ortboost.training.data.sources import IterableSource, ParallelSource, Source
+from ortboost.training.data.sources import ParallelSource, Source
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog

@@ -20,9 +20,10 @@ from ortboost.training.data.hub import (
 )
 from ortboost.training.data.images.array import as_images
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.load import find_table, load_arrays
 from ortboost.training.data.samples import SampleSource, gives_samples
-from ortboost.training.data.sources import ArraySource, IterableSource, Source
+from ortboost.training.data.sources import ArraySource, Source
 from ortboost.training.protocols import InputLike
 
 __all__ = ["open_source"]

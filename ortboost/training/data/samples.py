@@ -10,7 +10,8 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import ArgumentTypeError
-from ortboost.training.data.sources import ArraySource, IterableSource
+from ortboost.training.data.iterables import IterableSource
+from ortboost.training.data.sources import ArraySource
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = ["SampleSource", "gives_samples"]

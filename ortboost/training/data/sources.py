@@ -1,4 +1,4 @@
-"""Sources of batches: arrays, any iterable, a torch ``DataLoader``.
+"""Sources of batches: the interface of the trainer, and arrays.
 
 A source yields the batches of an epoch from any position on. Its order depends only on (seed,
 epoch), so that a resumed run sees the same batches as an uninterrupted one.
@@ -7,16 +7,14 @@ epoch), so that a resumed run sees the same batches as an uninterrupted one.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import write_config
 from ortboost.training.data.batches import (
@@ -26,9 +24,8 @@ from ortboost.training.data.batches import (
     check_batch_size,
     part_rows,
     rows_of,
-    static_batch,
 )
-from ortboost.training.data.bind import convert, first_row, stray_label
+from ortboost.training.data.bind import convert
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import ImageConfig
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
@@ -36,7 +33,6 @@ from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = [
     "ArraySource",
-    "IterableSource",
     "ParallelSource",
     "Source",
     "epoch_order",
@@ -381,149 +377,3 @@ def _content(array: Array) -> int:
         part = array[rows] if chosen is None else array[chosen[rows]]
         found = zlib.crc32(np.ascontiguousarray(part).data.cast("B"), found)
     return found
-
-
-class IterableSource:
-    """Batches from any iterable of dicts or tuples of arrays, or a torch ``DataLoader``.
-
-    Tensors are recognised by their methods (``detach``, ``cpu``, ``numpy``); torch is not imported.
-
-    Args:
-        data: An iterable that can be iterated over in each epoch (a list, a ``DataLoader``), or a
-            function without arguments that returns a new iterable. A generator object works for one
-            epoch only; a second epoch is an error.
-        inputs: The model's inputs: a tuple is matched to them in order, a dict by name, and arrays
-            are converted to their dtypes.
-        part: Rank and number of processes: this process keeps its part of each batch. The
-            iterables of all processes must yield the same batches.
-        what: Description of the data, for error messages.
-
-    Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
-    yields the same batches in the same epoch again, which the source cannot check.
-
-    Example:
-        >>> spec = [InputSpec("x", np.dtype("float32"), ("N",))]  # doctest: +SKIP
-        >>> list(IterableSource([(np.ones(2),)], spec).epoch(0))  # doctest: +SKIP
-        [{'x': array([1., 1.], dtype=float32)}]
-    """
-
-    def __init__(
-        self,
-        data: Iterable[Any] | Callable[[], Iterable[Any]],
-        inputs: Sequence[InputLike],
-        part: tuple[int, int] = (0, 1),
-        *,
-        what: str = "data",
-    ) -> None:
-        self._part, self._what = part, what
-        self._opened: Iterator[Any] | None = None
-        self._data, self._inputs = data, list(inputs)
-        self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
-        self._used = False
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """``len(data)``, or None if it has no length."""
-        try:
-            return len(self._data)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-
-    def look(self) -> None:
-        """Check the first batch; the next epoch starts with it.
-
-        Raises:
-            UsageError: It does not fit the inputs, or has NaN or a label that is not a class.
-        """
-        items = iter(self._items(0))
-        first = list(itertools.islice(items, 1))
-        self._opened = itertools.chain(first, items)
-        for item in first:
-            batch = self._batch(item, f"{self._what}: batch 0")
-            for name, array in batch.items():
-                row = None
-                if array.dtype.kind == "f":
-                    row = first_row(array, lambda piece: ~np.isfinite(piece))
-                if row is not None:
-                    raise UsageError(
-                        f"The array '{name}' has NaN or infinite values.",
-                        where=f"{self._what}: batch 0, row {row}",
-                        fix="Clean the data: drop or fill these rows.",
-                    )
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; the first ``start`` are consumed and dropped."""
-        items, self._opened = self._opened, None
-        for index, item in enumerate(self._items(epoch) if items is None else items):
-            if index >= start:
-                yield self._batch(item, f"{self._what}: epoch {epoch}, batch {index}")
-
-    def _items(self, epoch: int) -> Iterable[Any]:
-        """The iterable of an epoch."""
-        if hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(epoch)
-        iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
-        if not hasattr(iterable, "__iter__"):
-            raise UsageError(
-                "The data cannot be iterated.",
-                where=f"{self._what}: {type(iterable).__name__}",
-                fix="Pass an iterable of batches, or a function that returns one.",
-            )
-        if iterable is iter(iterable) and not callable(self._data):
-            if self._used:
-                raise UsageError(
-                    "The data can be iterated only once.",
-                    where=f"{self._what}: {type(iterable).__name__}, epoch {epoch}",
-                    fix="Pass a list, or a function that returns a new iterator.",
-                )
-            self._used = True
-        return iterable
-
-    def fingerprint(self) -> dict[str, Any]:
-        """The number of batches and the input names; the contents are not checked."""
-        return {"iterable": self.steps_per_epoch, "inputs": [spec.name for spec in self._inputs]}
-
-    def _batch(self, item: Any, where: str) -> Batch:
-        if isinstance(item, Mapping):
-            missing = [spec.name for spec in self._inputs if spec.name not in item]
-            found = f"keys {', '.join(map(str, item))}"
-            parts = [item.get(spec.name) for spec in self._inputs]
-        elif isinstance(item, tuple | list):
-            missing = [spec.name for spec in self._inputs[len(item) :]]
-            found = f"{len(item)} arrays"
-            parts = list(item)
-            if len(item) > len(self._inputs):
-                raise UsageError(
-                    f"A batch has {len(item)} arrays, but the model has {len(self._inputs)} "
-                    "inputs.",
-                    where=where,
-                    fix=f"Pass them in this order: {', '.join(i.name for i in self._inputs)}.",
-                )
-        else:
-            raise UsageError(
-                f"A batch is a {type(item).__name__}, not a dict or tuple of arrays.",
-                where=where,
-                fix="Yield {'input name': array} or (array, labels).",
-            )
-        if missing:
-            raise UsageError(
-                f"A batch has no array for the input '{missing[0]}'.",
-                where=f"{where}: {found}",
-                fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
-            )
-        batch = {
-            spec.name: convert(as_array(part, f"{where}: '{spec.name}'"), spec.dtype)
-            for spec, part in zip(self._inputs, parts, strict=True)
-        }
-        for spec in self._inputs:
-            stray = stray_label(spec, batch[spec.name])
-            if stray is not None:
-                raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
-        length = batch_length(batch, where, axes=self._axes)
-        if self._part[1] > 1:
-            rows = part_rows(length, *self._part)
-            own = {name: rows_of(array, rows, self._axes[name]) for name, array in batch.items()}
-            batch, length = Part(own, length), rows.stop - rows.start
-        if self._fixed is not None and length > self._fixed:
-            check_batch_size(self._inputs, length, of=self._part[1])
-        return batch
