@@ -27,6 +27,11 @@ Examples:
 
         python -m tools.bench.step --model resnet20 --model lenet5 --threads 1 --rounds 40 \
             --json step.json
+
+    Networks of usual size, without PyTorch (``tools.bench.engines --large`` compares with it)::
+
+        python -m tools.bench.networks --exporter torchscript --batch 4 --out NETWORKS
+        python -m tools.bench.step --networks NETWORKS --threads 1 --clock cpu --rounds 5
 """
 
 from __future__ import annotations
@@ -226,20 +231,40 @@ def compare(
 
 
 def measure(
-    name: str, batch: int, threads: int, rounds: int, seconds: float, clock: str
+    name: str,
+    batch: int,
+    threads: int,
+    rounds: int,
+    seconds: float,
+    clock: str,
+    networks: Path | None = None,
 ) -> dict[str, Any]:
-    """Time all contestants on one model."""
-    program = build_program(_FOLDER / f"{name}.onnx", ProgramConfig())
-    plain = build_program(
-        _FOLDER / f"{name}.onnx", ProgramConfig(loss_scale=NO_SCALE, check_finite=False)
-    )
-    feeds = random_batch(program, batch)
+    """Time all contestants on one model.
+
+    Args:
+        name: The model.
+        batch: Samples in a step; ``networks`` has batches of its own.
+        threads: Threads of each contestant.
+        rounds: Turns of each.
+        seconds: Time for each in a round.
+        clock: ``wall`` or ``cpu``.
+        networks: Folder with ``NAME_torchscript.onnx`` and its batch ``NAME.npz``, instead of the
+            models of this repository; PyTorch does not take part.
+    """
+    path = networks / f"{name}_torchscript.onnx" if networks else _FOLDER / f"{name}.onnx"
+    program = build_program(path, ProgramConfig())
+    plain = build_program(path, ProgramConfig(loss_scale=NO_SCALE, check_finite=False))
+    if networks:
+        with np.load(networks / f"{name}.npz") as stored:
+            feeds = dict(stored)
+    else:
+        feeds = random_batch(program, batch)
     contestants = {
         "ours": our_step(program, feeds, threads),
         "plain": our_step(plain, feeds, threads),
         "bare": bare_step(plain, feeds, threads),
     }
-    torch = torch_step(name, program, feeds, threads)
+    torch = None if networks else torch_step(name, program, feeds, threads)
     if torch is not None:
         contestants["torch"] = torch
     if not program.catalogue.randomness:  # else dropout makes every loss its own
@@ -278,8 +303,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--model", action="append", help="which model (default: all)")
     parser.add_argument(
-        "--model", action="append", choices=MODELS, help="which model (default: all)"
+        "--networks", type=Path, metavar="DIR", help="models and batches of tools.bench.networks"
     )
     parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
     parser.add_argument("--threads", type=int, choices=(1, 2), default=2, help="default: 2")
@@ -300,16 +326,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if arguments.clock == "cpu" and arguments.threads != 1:
         parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
-    keys = ("batch", "threads", "rounds", "seconds", "clock")
+    known = MODELS
+    if arguments.networks:
+        known = tuple(
+            path.name.removesuffix("_torchscript.onnx")
+            for path in sorted(arguments.networks.glob("*_torchscript.onnx"))
+        )
+    if unknown := set(arguments.model or known) - set(known):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    keys = ("batch", "threads", "rounds", "seconds", "clock", "networks")
     settings = {key: getattr(arguments, key) for key in keys}
     results = []
-    for name in arguments.model or MODELS:
+    for name in arguments.model or known:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results.append(measure(name, **settings))
     about = environment()
     print(heading(about))
+    batch = "as stored" if arguments.networks else arguments.batch
     print(
-        f"Batch {arguments.batch}, {arguments.threads} thread(s), {arguments.rounds} rounds, "
+        f"Batch {batch}, {arguments.threads} thread(s), {arguments.rounds} rounds, "
         f"{arguments.clock} clock. Medians; quartiles in brackets.\n"
     )
     _show(results)
@@ -317,7 +352,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         plain = [
             {**r, "ratios": {k: vars(ratio) for k, ratio in r["ratios"].items()}} for r in results
         ]
-        write_json(arguments.json, {"environment": about, "options": settings, "results": plain})
+        options = {**settings, "networks": str(arguments.networks or "")}
+        write_json(arguments.json, {"environment": about, "options": options, "results": plain})
     return 0
 
 
