@@ -197,10 +197,10 @@ def _large_torch(settings: Mapping[str, Any]) -> Callable[[], float]:
     """A step of PyTorch, eager or compiled, on a network of usual size."""
     import torch
 
-    from tools.bench.networks import NETWORKS, build
+    from tools.bench.networks import build, spec_of
 
     torch.set_num_threads(settings["threads"])
-    spec = NETWORKS[settings["model"]]
+    spec = spec_of(settings["model"])
     module = build(spec, dropout=False).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=_RATE, momentum=0.9)
     with np.load(settings["feeds"]) as stored:
@@ -219,7 +219,7 @@ def _large_torch(settings: Mapping[str, Any]) -> Callable[[], float]:
     return step
 
 
-def _large_files(name: str, batch: int, folder: Path) -> tuple[Path, Path]:
+def large_files(name: str, batch: int, folder: Path) -> tuple[Path, Path]:
     """Model and batch of a network of usual size, made in a process whose memory ends with it."""
     command = ["-m", "tools.bench.networks", "--model", name, "--exporter", "torchscript"]
     subprocess.run(
@@ -251,7 +251,7 @@ def measure(
     programs = {}
     model, feeds = _ROOT / "models" / f"{name}.onnx", None
     if options.large:
-        model, feeds = _large_files(name, options.batch, folder)
+        model, feeds = large_files(name, options.batch, folder)
     for engine in ("native", "portable"):
         if engine == "native" and "native" not in pythons:
             continue

@@ -32,6 +32,7 @@ __all__ = [
     "NETWORKS",
     "BertEncoder",
     "Decoder",
+    "Encoder",
     "MobileNetV2",
     "NetworkSpec",
     "ResNet50",
@@ -39,6 +40,7 @@ __all__ = [
     "Vit",
     "build",
     "export",
+    "spec_of",
     "write_batch",
 ]
 
@@ -272,6 +274,23 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class Encoder(nn.Module):
+    """Transformer layers on embedded tokens; for :mod:`tools.bench.growth`."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            Layer(width, max(1, width // 64), first=True) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
 class RmsNorm(nn.Module):
     """`w x / sqrt(mean(x^2) + eps)`."""
 
@@ -384,6 +403,16 @@ NETWORKS = {
 }
 
 
+def spec_of(name: str) -> NetworkSpec:
+    """A network by its name, which may also be ``encoder-LAYERSxWIDTHxTOKENS``."""
+    if not name.startswith("encoder-"):
+        return NETWORKS[name]
+    layers, width, length = map(int, name.removeprefix("encoder-").split("x"))
+    return NetworkSpec(
+        lambda: Encoder(layers, width), lambda batch: {"x": torch.randn(batch, length, width)}
+    )
+
+
 def build(spec: NetworkSpec, *, dropout: bool = True) -> nn.Module:
     """A network with seeded weights and random statistics, in evaluation mode.
 
@@ -406,7 +435,7 @@ def build(spec: NetworkSpec, *, dropout: bool = True) -> nn.Module:
 
 def write_batch(name: str, samples: int, path: Path) -> None:
     """Write inputs and labels for one step as ``.npz``."""
-    spec = NETWORKS[name]
+    spec = spec_of(name)
     module = build(spec)
     feeds = spec.example(samples)
     with torch.no_grad():
@@ -418,7 +447,7 @@ def write_batch(name: str, samples: int, path: Path) -> None:
 
 def export(name: str, exporter: str, path: Path, opset: int = 18, *, dropout: bool = True) -> None:
     """Export one network, unfolded, the batch (and the length of a text) symbolic."""
-    spec = NETWORKS[name]
+    spec = spec_of(name)
     module, example = build(spec, dropout=dropout), spec.example(2)
     text = spec.free_length
     arguments = tuple(example.values())
@@ -445,7 +474,7 @@ def export(name: str, exporter: str, path: Path, opset: int = 18, *, dropout: bo
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.networks", description=__doc__)
-    parser.add_argument("--model", choices=NETWORKS, action="append", help="default: all")
+    parser.add_argument("--model", action="append", help=f"default: {', '.join(NETWORKS)}")
     parser.add_argument("--exporter", choices=EXPORTERS, action="append", help="default: both")
     parser.add_argument(
         "--batch", type=int, help="also a batch of so many samples; the models without Dropout"

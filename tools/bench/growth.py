@@ -1,0 +1,112 @@
+"""How time and memory of a step grow with a network: ours against PyTorch eager.
+
+A Transformer encoder is varied in one dimension at a time: layers, width, tokens, samples. Both
+make steps in turns, each in its own process, on the same weights and batch; *growth* is the figure
+of a row divided by that of the first row of its group. Ours may grow at most as PyTorch does.
+
+Examples:
+    Processor time of one thread, with an interpreter that has PyTorch and onnxruntime::
+
+        python -m tools.bench.growth
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ortboost.deploy.bench import take_turns
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from tools.bench.engines import Contestant, large_files
+from tools.bench.report import environment, heading, table, write_json
+
+__all__ = ["main"]
+
+_BASE = {"layers": 4, "width": 256, "tokens": 128, "samples": 8}
+_VARIED = {
+    "layers": (2, 4, 8, 16),
+    "width": (128, 256, 512),
+    "tokens": (64, 128, 256, 512),
+    "samples": (1, 8, 32),
+}
+
+
+def _measure(point: dict[str, int], rounds: int, folder: Path) -> dict[str, Any]:
+    """Milliseconds and MiB of one size, for both."""
+    name = f"encoder-{point['layers']}x{point['width']}x{point['tokens']}"
+    model, feeds = large_files(name, point["samples"], folder)
+    program = build_program(model, ProgramConfig(engine="portable"))
+    saved = program.save(folder / f"{name}-{point['samples']}")
+    settings = {
+        "model": name,
+        "large": True,
+        "feeds": str(feeds),
+        "folder": str(saved),
+        "batch": point["samples"],
+        "threads": 1,
+        "clock": "cpu",
+    }
+    contestants = {who: Contestant(sys.executable, who, settings) for who in ("portable", "torch")}
+    losses = [contestant.about["loss"] for contestant in contestants.values()]
+    if not abs(losses[0] - losses[1]) <= 1e-4 * abs(losses[1]):
+        raise SystemExit(f"{name}: the losses are {losses}")
+    counts = [max(int(0.3 / c.about["seconds"]), 1) for c in contestants.values()]
+    turns = take_turns([c.seconds for c in contestants.values()], counts, rounds)
+    found: dict[str, Any] = {}
+    for (who, contestant), spent in zip(contestants.items(), turns, strict=True):
+        seconds = statistics.median(one for turn in spent for one in turn)
+        found[who] = {"ms": 1000 * seconds, "MiB": contestant.end()["rise"]}
+    return found
+
+
+def _rows(axis: str, results: Sequence[tuple[int, dict[str, Any]]]) -> list[list[str]]:
+    first = results[0][1]
+    rows = []
+    for length, found in results:
+        row = [f"{axis} {length}"]
+        for unit in ("ms", "MiB"):
+            ours, torch = found["portable"][unit], found["torch"][unit]
+            growth = ours / first["portable"][unit], torch / first["torch"][unit]
+            row += [f"{ours:.0f}", f"{torch:.0f}", f"{ours / torch:.2f}"]
+            row.append(f"{growth[0]:.1f}, {growth[1]:.1f}")
+        rows.append(row)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.growth", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of both (default: 5)")
+    parser.add_argument("--axis", action="append", choices=tuple(_VARIED), help="default: all")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    options = parser.parse_args(argv)
+    rows, everything = [], {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for axis in options.axis or _VARIED:
+            results = []
+            for length in _VARIED[axis]:
+                print(f"{axis} {length} ...", file=sys.stderr, flush=True)
+                point = {**_BASE, axis: length}
+                results.append((length, _measure(point, options.rounds, Path(scratch))))
+            rows += _rows(axis, results)
+            everything[axis] = results
+    about = environment()
+    print(heading(about))
+    base = ", ".join(f"{length} {axis}" for axis, length in _BASE.items())
+    print(f"Otherwise {base}; one thread, processor time, {options.rounds} rounds.\n")
+    heads = ["", "ms", "torch ms", "ratio", "growth: ours, torch"]
+    heads += ["MiB", "torch MiB", "ratio", "growth: ours, torch"]
+    print(table(heads, rows))
+    if options.json:
+        write_json(options.json, {"environment": about, "results": everything})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
