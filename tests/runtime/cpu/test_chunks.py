@@ -110,6 +110,73 @@ def test_what_is_left_alone(body):
     assert not chunks.chunked_chains(graph(f"g ({body}"), (), 1)
 
 
+ACTIVATION = "a = Mul(x, x) b = Neg(a) c = Exp(b) y = Mul(c, x)"
+
+
+@pytest.mark.parametrize("text", ["N,16", "N,4,16", "N,T,16", "N,16,T", "N,T,48", "N,T,80"])
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 3), (4, 8), (3, 5), (0, 4)])
+def test_activations_are_cut_along_what_is_known(text, lengths):
+    """One symbolic length or two, odd and even numbers of rows, an empty batch."""
+    model = graph(f"g (float[{text}] x) => (float[{text}] y) {{ {ACTIVATION} }}")
+    changed = chunked(model)
+    assert len(scans(changed)) == 1
+    named = dict(zip("NT", lengths, strict=True))
+    shape = [
+        named.get(length) or int(length if length.isdigit() else 0) for length in text.split(",")
+    ]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    assert_same_bits(run(model, {"x": x}), run(changed, {"x": x}))
+
+
+@pytest.mark.parametrize(("rows", "joined"), [(1, 1), (6, 2), (12, 4), (64, 8), (7, 1)])
+def test_rows_are_joined_up_to_the_desired_part(rows, joined, monkeypatch):
+    monkeypatch.setattr(chunks, "_PART", 8 * 16)
+    model = graph(f"g (float[N,16] x) => (float[N,16] y) {{ {ACTIVATION} }}")
+    changed = chunked(model)
+    (scan,) = scans(changed)
+    changed.graph.outputs.append(scan.outputs[0])
+    found = run(changed, {"x": np.zeros((rows, 16), np.float32)})
+    assert found[scan.outputs[0].name].shape == (rows // joined, joined * 16)
+
+
+FORWARD = "a = Mul(x, u) b = Neg(a) c = Exp(b) y = Mul(c, x) s = Softmax(y)"
+
+
+def test_what_a_later_chain_could_compute_itself_is_not_stored():
+    """As for a Gelu and its gradient: `a` and `c` follow from `x`, which both read."""
+    model = graph(
+        f"""g (float[N,64] x, float[N,64] g) => (float[N,64] s, float[N,64] z) {{
+        u = Constant<value = float {{0.5}}>() {FORWARD}
+        d = Softmax(s) p = Mul(d, c) q = Mul(p, a) r = Add(q, x) z = Sub(r, g) }}"""
+    )
+    changed = chunked(model)
+    first, second = scans(changed)
+    assert (len(first.inputs), len(first.outputs)) == (1, 1)
+    assert (len(second.inputs), len(second.outputs)) == (3, 1)
+    x, g = np.random.default_rng(0).standard_normal((2, 6, 64)).astype(np.float32)
+    assert_same_bits(run(model, {"x": x, "g": g}), run(changed, {"x": x, "g": g}))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        ("float[N,64] x, float[N,64] w", "a = Mul(x, w) b = Neg(a) c = Exp(b) y = Mul(c, x)"),
+        ("float[8,64] x, float[8,64] w", "a = Mul(x, x) b = Neg(a) c = Exp(b) y = Mul(c, x)"),
+        ("float[N,64] x, float u", "a = Mul(x, u) b = Neg(a) c = Exp(b) y = Mul(c, x)"),
+    ],
+    ids=["no fewer tensors", "may be a state", "the scalar may be a state"],
+)
+def test_what_is_stored_all_the_same(inputs, body):
+    shape = "8,64" if "8,64" in inputs else "N,64"
+    model = graph(
+        f"""g ({inputs}) => (float[{shape}] z) {{ {body} s = Softmax(y)
+        p = Mul(s, c) q = Neg(p) r = Exp(q) z = Abs(r) }}"""
+    )
+    first, second = scans(chunked(model))
+    assert len(first.outputs) == 2
+    assert len(second.inputs) == 2
+
+
 def test_more_threads_take_larger_parts():
     model = graph("g (float[64,64] x) => (float[64,64] y) { a = Neg(x) y = Abs(a) }")
     for threads, part in ((1, 16), (4, 64)):
