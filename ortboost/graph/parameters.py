@@ -137,9 +137,7 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
         name, tensor = value.name or "", value.const_value
         if value.dtype not in FLOAT_TYPES or tensor is None:
             continue
-        shape = tuple(
-            dim for dim in tensor.shape if isinstance(dim, int)
-        )  # a stored tensor has a static shape
+        shape = tuple(tensor.shape.numpy())
         verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
         found[name] = Parameter(
             name, shape, value.dtype, verdict.role, verdict.reason, verdict.doubt
@@ -164,7 +162,11 @@ def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict:
-    """Classify a tensor; ``fitted`` for models of scikit-learn, whose scalers are not layers."""
+    """Classify a tensor; ``fitted`` for models of scikit-learn, whose scalers are not layers.
+
+    The order matters: what is certain whatever the use, then what the exporter says, then the
+    values, and the use alone last.
+    """
     uses = weight_uses(value)
     if not uses:
         return _Verdict("constant", "no differentiable node reads it")
@@ -181,14 +183,15 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         why = "the groups of a normalization are scaled after it"
         return _Verdict("constant", f"{why}, {use.where}")
     origin = origin_of(value)
+    # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
     single = int(np.prod(shape, dtype=np.int64)) <= 1
     by_use = (
         "constant"
         if use.kind == OTHER or (single and (use.kind == PLAIN or use.computed))
         else use.role
     )
-    if use.kind == PLAIN and len(shape) == 1 and use.op == "Add":
-        by_use = "bias" if by_use != "constant" else by_use
+    if use.kind == PLAIN and len(shape) == 1 and use.op == "Add" and by_use != "constant":
+        by_use = "bias"
     if use.kind == PLAIN and not single and not _is_finite(value):
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
@@ -264,16 +267,17 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
 
 def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
-    source = f", computed from {_listed(origin.made_of)}" if origin.made_of else ""
+    source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
     reason = f"{use.where}{source}"
-    if use.kind == NORM and use.plain_values and not origin.made_of:
+    if use.kind == NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
-    if use.kind == PLAIN and same and not origin.made_of:
+    if use.kind == PLAIN and same and not origin.folded_from:
         return _Verdict("constant", f"the same value everywhere, {use.where}")
+    # Only moved elements, a transposed weight, train like the parameter itself.
     reordered = use.recurrent or (
-        use.op in _PRODUCTS and origin.direct and len(origin.made_of) == 1
+        use.op in _PRODUCTS and origin.direct and len(origin.folded_from) == 1
     )
-    if not origin.made_of and not origin.known:  # TorchScript transposes these weights
+    if not origin.folded_from and not origin.known:  # TorchScript transposes these weights
         reordered = use.recurrent or use.op in _PRODUCTS
     if by_use != "constant" and use.kind in (WEIGHT, BIAS, NORM) and reordered:
         return _Verdict(by_use, reason, "", by_use)

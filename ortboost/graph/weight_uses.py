@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
+from ortboost.graph.query import FLOAT_TYPES, ancestors, is_standard, producer_of
 from ortboost.graph.reach import STOPS
 
 __all__ = [
@@ -78,16 +78,14 @@ _STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
 # The output of these is the same tensor or a part of it: operator to its data inputs.
 _MOVES = {
     **dict.fromkeys(
-        "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "  # noqa: SIM905
+        "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "
         "SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Resize Upsample".split(),
         (0,),
     ),
     "ScatterElements": (0, 2),
     "ScatterND": (0, 2),
 }
-_ARITHMETIC = frozenset(
-    "Add Concat Div Max Mean Min Mod Mul Pow Sub Sum Where".split()  # noqa: SIM905
-)
+_ARITHMETIC = frozenset("Add Concat Div Max Mean Min Mod Mul Pow Sub Sum Where".split())
 _STATE = ("Loop", "Scan", "If")
 _PRODUCTS = ("Einsum", "Gemm", "MatMul", "Mul", "Div")
 _WAVES = ("Cos", "Sin")
@@ -178,6 +176,7 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
     The last members say whether the path went through a product with integers and a sine, and
     whether it went through arithmetic.
     """
+    # Breadth first, so that uses are in graph order; one value may be reached by several paths.
     pending = [(value, False, False)]
     seen: set[tuple[int, bool, bool]] = set()
     known: dict[int, bool] = {}
@@ -198,7 +197,7 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
             elif _makes_waves(node, index):
                 pending += [(out, True, True) for out in floats]
             elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
-                yield node, index, waves, computed
+                yield node, index, waves, computed  # even if its data are stored: a folded layer
             elif all(_is_stored(other, known) for other in node.inputs if other is not None):
                 arithmetic = computed or node.op_type != "Concat"
                 pending += [(out, waves, arithmetic) for out in floats]
@@ -239,7 +238,7 @@ def _is_whole(value: ir.Value | None) -> bool:
         if node is None:
             tensor = value.const_value
             return tensor is not None and bool((tensor.numpy() % 1 == 0).all())
-        if node.op_type == "Range":
+        if node.op_type == "Range":  # positions
             return True
         if node.op_type not in _MOVES:
             return False
@@ -282,16 +281,4 @@ def _normalizes_groups(node: ir.Node) -> bool:
 
 def _is_raw(value: ir.Value | None) -> bool:
     """Whether a value comes from the model's inputs without passing an operator with weights."""
-    pending, seen = [value], set[int]()
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        node = current.producer()
-        if node is None:
-            continue
-        if node.op_type in _WEIGHTS or node.op_type in _NORM_OPS:
-            return False
-        pending.extend(node.inputs)
-    return True
+    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors(value))
