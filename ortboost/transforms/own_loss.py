@@ -23,7 +23,14 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model, source_name
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, format_shape, is_standard, known_shape
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    ROLE_MARK,
+    format_shape,
+    is_standard,
+    known_shape,
+    source_before,
+)
 
 __all__ = ["splice_loss"]
 
@@ -80,7 +87,7 @@ def splice_loss(
     scores.replace_all_uses_with(prediction)
     labels.replace_all_uses_with(target)
     nodes = list(graph)
-    graph.remove(nodes)
+    graph.remove(nodes)  # a node belongs to one graph
     builder.nodes.extend(nodes)
     return target, builder.op("Reshape", result, builder.ints(), shape=()), picking
 
@@ -129,12 +136,7 @@ def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
     """
     found = [node for node in loss.graph.all_nodes() if is_standard(node, *_PICKING)]
     for node in found:
-        value = node.inputs[1]
-        while value is not None and value is not labels:
-            producer = value.producer()
-            moved = producer is not None and is_standard(producer, *_MOVING)
-            value = producer.inputs[0] if producer is not None and moved else None
-        if value is None:
+        if source_before(node.inputs[1], *_MOVING) is not labels:
             raise ModelError(
                 f"The {node.op_type} of the loss does not read the labels directly.",
                 where=f"{path}: node '{node.name}'",
@@ -165,12 +167,12 @@ def _match(
     if expected is None or found is None:
         return {}
     lengths: dict[str, int | str | None] = {}
-    for mine, its in zip(expected, found, strict=False):
-        known = lengths.setdefault(mine, its) if isinstance(mine, str) else mine
-        if isinstance(known, int) and isinstance(its, int) and known != its:
-            raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)
     if len(expected) != len(found):
         raise ModelError("The loss expects scores of another rank.", where=where, fix=fix)
+    for dim, actual in zip(expected, found, strict=True):
+        known = lengths.setdefault(dim, actual) if isinstance(dim, str) else dim
+        if isinstance(known, int) and isinstance(actual, int) and known != actual:
+            raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)
     return lengths
 
 
