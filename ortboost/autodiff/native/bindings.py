@@ -23,10 +23,7 @@ __all__ = ["VERSION", "Diagnosis", "build_gradients", "diagnose"]
 
 VERSION = "1.19.2"
 
-
 _WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")
-
-
 # Distributions that install the same `onnxruntime` folder.
 _OWNERS = (
     *_WHEELS,
@@ -41,12 +38,8 @@ _OWNERS = (
     "ort-nightly",
     "ort-nightly-gpu",
 )
-
-
 _NEWEST_PYTHON = (3, 12)
-
-
-_MAX_BYTES = 2**31 - 2**20
+_MAX_BYTES = 2**31 - 2**20  # protobuf writes less than 2 GiB
 
 
 @dataclass(frozen=True)
@@ -170,6 +163,7 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
     return built
 
 
+# What the builder says (a pattern), what that means, and how to fix it; the first match counts.
 _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         r"gradient builder has not been registered: (\S+)",

@@ -137,7 +137,7 @@ def _plain(domain: str) -> str:
 
 def _load() -> None:
     global _loaded
-    if not _loaded:
+    if not _loaded:  # not on import: the rules import this module
         _loaded = True
         for family in _FAMILIES:
             importlib.import_module(f"ortboost.autodiff.portable.rules.{family}")

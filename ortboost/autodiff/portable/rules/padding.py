@@ -70,7 +70,7 @@ def _cut(b: Backward) -> ir.Value:
     where = list(range(half)) if fixed is None else [int(a) for a in fixed.reshape(-1)]
     picked = [place for place in range(half) if known[place] or known[half + place]]
     starts = [known[place] for place in picked]
-    ends = [-known[half + place] or 2**62 for place in picked]
+    ends = [-known[half + place] or 2**62 for place in picked]  # -0 would be the start
     cut = (b.ints(*starts), b.ints(*ends), b.ints(*(where[place] for place in picked)))
     return b.op("Slice", g, *cut, shape=x.shape)
 

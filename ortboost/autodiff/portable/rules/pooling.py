@@ -7,12 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.autodiff.conditions import column_major
+from ortboost.autodiff.conditions import column_major, refusal_of
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.windows import Window, bare_site, transposed_conv, window_of
+from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal
 
 __all__: list[str] = []
 
@@ -22,11 +21,7 @@ _WINDOW = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mod
 
 @refuses("AveragePool", "LpPool")
 def _condition(node: ir.Node) -> str | None:
-    try:
-        window_of(bare_site(node))
-    except Refusal as refusal:
-        return str(refusal)
-    return None
+    return refusal_of(window_of, node)
 
 
 refuses("MaxPool")(column_major)
@@ -45,22 +40,12 @@ def max_pool(b: Backward) -> Gradients:
     values = b.op("Reshape", g, flat)
     size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
     zeros = b.filled(0, size)
-    places = b.op("Reshape", _indices(b), flat)
+    b.node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
+    indices = b.extra_output(1, _INT64, b.output().shape)
+    # Windows may overlap: one element may get the gradients of several.
+    places = b.op("Reshape", indices, flat)
     added = b.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
     return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
-
-
-def _indices(b: Backward) -> ir.Value:
-    """The second output of a MaxPool, added if it is missing; it has no gradient."""
-    node = b.node
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    indices = node.outputs[1]
-    if not indices.name:
-        indices.name = b.builder.unique(f"{node.outputs[0].name}/indices")
-    node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
-    indices.type, indices.shape = ir.TensorType(_INT64), node.outputs[0].shape
-    return indices
 
 
 @register("AveragePool")

@@ -58,7 +58,7 @@ def slice_(b: Backward) -> Gradients:
         size = length(b, x, axis)
         start = _start(b, place, size, step, starts)
         if step < 0:
-            last, behind = b.ints(-1), b.ints(-(2**62))
+            last, behind = b.ints(-1), b.ints(-(2**62))  # an end of -1 would be the last element
             g = b.op("Slice", g, last, behind, b.ints(axis), b.ints(-1), shape=g.shape)
             # the lowest index: start + (taken - 1) * step
             start = computed(
@@ -86,6 +86,7 @@ def _start(b: Backward, place: int, size: Size, step: int, starts: np.ndarray | 
         start = int(starts.reshape(-1)[place])
         if isinstance(size, int):
             start = start + size if start < 0 else start
+            # Backwards, the largest start is the last element; forwards, one behind it.
             return min(max(start, 0), size if step > 0 else max(size - 1, 0))
         if start >= 0 and step > 0:
             return b.op("Min", b.ints(start), size, dtype=INT64) if start else 0
