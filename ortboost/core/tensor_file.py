@@ -64,6 +64,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
                 pass
         except SafetensorError as error:
             raise ValueError(str(error)) from error
+        # safe_open maps the file: one that shrinks later would end the process, not raise.
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 -- closed with this object
         weakref.finalize(self, self._file.close)
         length = int(self._read(0, 1, np.dtype("<u8"))[0])

@@ -69,18 +69,18 @@ def gather(b: Backward) -> Gradients:
 
 def _as_run(b: Backward, axis: int) -> ir.Value | None:
     """The gradient if the indices are constant and consecutive, as in `x[:, 0]`; else None."""
-    places, x, g = b.array(1), b.input(0), b.gradient()
+    indices, x, g = b.array(1), b.input(0), b.gradient()
     shape = known_shape(x) or ()
     size = shape[axis]
-    if places is None or places.ndim > 1 or places.size == 0:
+    if indices is None or indices.ndim > 1 or indices.size == 0:
         return None
-    flat = [int(place) for place in places.reshape(-1)]
+    flat = [int(index) for index in indices.reshape(-1)]
     if isinstance(size, int):
-        flat = [place + size if place < 0 else place for place in flat]
+        flat = [index + size if index < 0 else index for index in flat]
     steps = set(np.diff(flat).tolist())
-    if not steps <= {1} or (flat[0] < 0 <= flat[-1]):
+    if not steps <= {1} or (flat[0] < 0 <= flat[-1]):  # -1, 0: the last and the first
         return None
-    if places.ndim == 0:
+    if indices.ndim == 0:
         dims_of_g = [*shape[:axis], 1, *shape[axis + 1 :]]
         g = b.op("Unsqueeze", g, b.ints(axis), shape=dims_of_g)
     taken = len(flat)

@@ -37,14 +37,13 @@ def max_pool(b: Backward) -> Gradients:
     """
     g, x = b.gradient(), b.input(0)
     flat = b.ints(-1)
-    values = b.op("Reshape", g, flat)
+    values = b.op("Reshape", g, flat)  # added, since windows may overlap
     size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
     zeros = b.filled(0, size)
     b.node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
     indices = b.extra_output(1, _INT64, b.output().shape)
-    # Windows may overlap: one element may get the gradients of several.
-    places = b.op("Reshape", indices, flat)
-    added = b.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
+    indices = b.op("Reshape", indices, flat)
+    added = b.op("ScatterElements", zeros, indices, values, axis=0, reduction="add")
     return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
 
 
@@ -172,8 +171,8 @@ def global_max_pool(b: Backward) -> Gradients:
     first = b.op("ArgMax", flat, axis=1, keepdims=1, dtype=_INT64)  # [N C, 1]
     length = b.op("Squeeze", b.shape_of(flat, 1, 2), dtype=_INT64)
     zero, one = b.const(0, _INT64), b.const(1, _INT64)
-    places = b.op("Range", zero, length, one, dtype=_INT64)
-    chosen = b.op("Equal", first, places, dtype=_BOOL)
+    positions = b.op("Range", zero, length, one, dtype=_INT64)
+    chosen = b.op("Equal", first, positions, dtype=_BOOL)
     each = b.op("Flatten", g, axis=2)
     scattered = b.op("Where", chosen, each, b.const(0.0), dtype=b.dtype)
     return [b.op("Reshape", scattered, b.shape_of(x), shape=x.shape, allowzero=1)]
