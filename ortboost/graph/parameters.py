@@ -19,16 +19,7 @@ import onnx_ir as ir
 from ortboost.graph.generated import counting, generated
 from ortboost.graph.origins import Origin, origin_of
 from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK
-from ortboost.graph.weight_uses import (
-    BIAS,
-    NORM,
-    OTHER,
-    PLAIN,
-    SETTING,
-    WEIGHT,
-    WeightUse,
-    weight_uses,
-)
+from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
 __all__ = ["Parameter", "find_parameters"]
 
@@ -176,10 +167,10 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     statistics = next((use for use in uses if use.role.startswith("running_")), None)
     if statistics is not None:
         return _Verdict(statistics.role, statistics.where)
-    if all(use.kind == SETTING for use in uses):
+    if all(use.kind == UseKind.SETTING for use in uses):
         return _Verdict("constant", f"a setting, {where}")
-    use = min((use for use in uses if use.kind != SETTING), key=lambda use: use.kind)
-    if use.kind == NORM and use.neutral:
+    use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
+    if use.kind == UseKind.NORM and use.neutral:
         why = "the groups of a normalization are scaled after it"
         return _Verdict("constant", f"{why}, {use.where}")
     origin = origin_of(value)
@@ -187,12 +178,12 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     single = int(np.prod(shape, dtype=np.int64)) <= 1
     by_use = (
         "constant"
-        if use.kind == OTHER or (single and (use.kind == PLAIN or use.computed))
+        if use.kind == UseKind.OTHER or (single and (use.kind == UseKind.PLAIN or use.computed))
         else use.role
     )
-    if use.kind == PLAIN and len(shape) == 1 and use.op == "Add" and by_use != "constant":
+    if use.kind == UseKind.PLAIN and len(shape) == 1 and use.op == "Add" and by_use != "constant":
         by_use = "bias"
-    if use.kind == PLAIN and not single and not _is_finite(value):
+    if use.kind == UseKind.PLAIN and not single and not _is_finite(value):
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
         return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
@@ -229,16 +220,15 @@ def _formula(
     sure = origin.kind == "parameter" or (
         origin.kind == "module" and _PARAMETER_NAME.fullmatch(name) is not None
     )
-    if use.kind in (WEIGHT, PLAIN) and use.role != "bias":
-        reason = counting(value)
-        if reason is not None:
-            return reason
-    reason = generated(value, plain=not sure and use.kind in (WEIGHT, PLAIN) and not use.recurrent)
+    # Scales and biases, fresh from their initialization, hold only 0 and 1 as well.
+    examined = use.kind in (UseKind.WEIGHT, UseKind.PLAIN)
+    reason = counting(value) if examined and use.role != "bias" else None
+    reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
     if reason is not None:
         return reason
     if any(use.waves for use in uses) and not sure:
         return "it is multiplied by integers inside a sine or cosine"
-    if sure or use.kind < PLAIN or tensor is None:
+    if sure or use.kind < UseKind.PLAIN or tensor is None:
         return None
     if tensor.size > 1 and all(use.raw or (fitted and use.raw_affine) for use in uses):
         return "it normalizes the raw input"
@@ -269,9 +259,9 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
     source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
     reason = f"{use.where}{source}"
-    if use.kind == NORM and use.plain_values and not origin.folded_from:
+    if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
-    if use.kind == PLAIN and same and not origin.folded_from:
+    if use.kind == UseKind.PLAIN and same and not origin.folded_from:
         return _Verdict("constant", f"the same value everywhere, {use.where}")
     # Only moved elements, a transposed weight, train like the parameter itself.
     reordered = use.recurrent or (
@@ -279,7 +269,7 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
     )
     if not origin.folded_from and not origin.known:  # TorchScript transposes these weights
         reordered = use.recurrent or use.op in _PRODUCTS
-    if by_use != "constant" and use.kind in (WEIGHT, BIAS, NORM) and reordered:
+    if by_use != "constant" and use.kind <= UseKind.BIAS and reordered:
         return _Verdict(by_use, reason, "", by_use)
     if by_use == "constant":
         return _Verdict("constant", f"not a weight position, {use.where}")

@@ -7,6 +7,7 @@ several. The use is the first node after these.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,23 +16,19 @@ import onnx_ir as ir
 from ortboost.graph.query import FLOAT_TYPES, ancestors, is_standard, producer_of
 from ortboost.graph.reach import STOPS
 
-__all__ = [
-    "BIAS",
-    "NORM",
-    "OTHER",
-    "PLAIN",
-    "SETTING",
-    "WEIGHT",
-    "WeightUse",
-    "weight_uses",
-]
+__all__ = ["UseKind", "WeightUse", "weight_uses"]
 
-NORM, WEIGHT, BIAS, PLAIN, OTHER, SETTING = range(6)
-"""Kinds of uses, the most conclusive first.
 
-They are: in a normalization; as a weight of a layer; as a bias; in arithmetic with activations;
-other uses; as a setting of an operator.
-"""
+class UseKind(enum.IntEnum):
+    """Kinds of uses, the most conclusive first."""
+
+    NORM = 0
+    WEIGHT = 1
+    BIAS = 2
+    PLAIN = 3  # in arithmetic with activations
+    OTHER = 4
+    SETTING = 5  # of an operator
+
 
 _NORM_OPS = {
     "BatchNormalization": (1, 2),
@@ -96,7 +93,7 @@ class WeightUse:
     """One node in which a stored tensor is combined with data.
 
     Args:
-        kind: :data:`NORM`, :data:`WEIGHT`, ...
+        kind: The kind of the use.
         role: The role that a tensor has at that input.
         op: The operator.
         where: The input and the node, for messages.
@@ -109,7 +106,7 @@ class WeightUse:
         computed: Whether it is combined with other stored tensors first.
     """
 
-    kind: int
+    kind: UseKind
     role: str
     op: str
     where: str
@@ -140,16 +137,18 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
     standard = is_standard(node)
     if op == "BatchNormalization" and index in (3, 4):
-        return WeightUse(SETTING, "running_mean" if index == 3 else "running_var", op, where)
+        return WeightUse(
+            UseKind.SETTING, "running_mean" if index == 3 else "running_var", op, where
+        )
     if index in _SETTINGS.get(op, ()):
-        return WeightUse(SETTING, "constant", op, where)
+        return WeightUse(UseKind.SETTING, "constant", op, where)
     if index in _NORM_OPS.get(op, ()):
         plain = _is_neutral(value, index)
         role = "norm_scale" if index == 1 else "norm_shift"
-        return WeightUse(NORM, role, op, where, plain and _normalizes_groups(node), plain)
+        return WeightUse(UseKind.NORM, role, op, where, plain and _normalizes_groups(node), plain)
     for position, role in _WEIGHTS.get(op, ()) if standard else ():
         if index == position:
-            kind = BIAS if role == "bias" else WEIGHT
+            kind = UseKind.BIAS if role == "bias" else UseKind.WEIGHT
             recurrent = op in _RECURRENT
             return WeightUse(
                 kind, role, op, where, recurrent=recurrent, waves=waves, computed=computed
@@ -159,7 +158,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     # A non-standard operator may have weights at any input: it is trained, or rejected later.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
     return WeightUse(
-        PLAIN if plain else OTHER,
+        UseKind.PLAIN if plain else UseKind.OTHER,
         "weight",
         op,
         where,
