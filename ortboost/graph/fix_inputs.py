@@ -130,8 +130,7 @@ def constant_array(
         raise UsageError(
             f"The value of the input '{name}' does not fit: it is "
             f"{array.dtype}{list(array.shape)}.",
-            where=f"--input {name}: the model expects {expected}"
-            + ("" if shape is None else f" {format_shape(shape)}"),
+            where=f"--input {name}: the model expects {expected} {format_shape(shape)}",
             fix="Give a value of that type and shape; read an array from a file with --input "
             f"{name}=values.npy.",
         )

@@ -77,13 +77,15 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     return lengths if len(lengths) == len(shape) else None
 
 
-def format_shape(shape: Iterable[int | str | None]) -> str:
-    """Format a shape for messages.
+def format_shape(shape: Iterable[int | str | None] | None) -> str:
+    """Format a shape for messages; ``None`` is a shape of unknown rank.
 
     Example:
-        >>> format_shape(("batch", 3, None))
-        '[batch, 3, ?]'
+        >>> format_shape(("batch", 3, None)), format_shape(None)
+        ('[batch, 3, ?]', 'of unknown rank')
     """
+    if shape is None:
+        return "of unknown rank"
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 

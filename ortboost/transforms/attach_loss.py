@@ -130,7 +130,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         raise ModelError(
             f"The output '{prediction.name}' is not a sequence of class scores: its labels cannot "
             "be shifted.",
-            where=f"{source_name(model)}: '{prediction.name}' {_shape_text(prediction)}",
+            where=f"{source_name(model)}: '{prediction.name}' {format_shape(shape)}",
             fix="--shift-labels requires [batch, sequence, classes]; omit it, or name such an "
             "output with --output.",
         )
@@ -204,7 +204,7 @@ def _from_file(
     if not isinstance(count, int):
         raise ModelError(
             f"The number of classes of the loss's {picking.op_type} is unknown.",
-            where=f"{config.name}: node '{picking.name}', scores {scores}",
+            where=f"{config.name}: node '{picking.name}', scores {format_shape(scores)}",
             fix="Fix the number of classes, in the loss or in the output of the network.",
         )
     ignored = picking.attributes.get("ignore_index")
@@ -262,8 +262,8 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     shape = known_shape(output)
     if output.dtype not in FLOAT_TYPES or (shape is not None and any(d != 1 for d in shape)):
         raise ModelError(
-            f"The output '{output.name}' is not a scalar loss: {output.dtype}, shape "
-            f"{_shape_text(output)}.",
+            f"The output '{output.name}' is not a scalar loss: it is {output.dtype} "
+            f"{format_shape(shape)}.",
             where=source_name(model),
             fix="Choose a loss with --loss, or name the output that holds the loss.",
         )
@@ -305,7 +305,7 @@ def _label_input(
         if config.name == "softmax-cross-entropy" and axis is None:
             raise ModelError(
                 f"The shape of the output '{prediction.name}' does not fit the loss: "
-                f"{_shape_text(prediction)}.",
+                f"{format_shape(shape)}.",
                 where=source_name(model),
                 fix="Cross entropy needs a batch axis and a class axis. Choose another loss, or "
                 "use --loss output if the model computes its own.",
@@ -318,11 +318,6 @@ def _label_input(
     )
     model.graph.inputs.append(labels)
     return labels
-
-
-def _shape_text(value: ir.Value) -> str:
-    shape = known_shape(value)
-    return "unknown" if shape is None else format_shape(shape)
 
 
 def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:

@@ -111,10 +111,9 @@ def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:
         )
     shape = known_shape(result)
     if result.dtype not in FLOAT_TYPES or shape is None or any(dim != 1 for dim in shape):
-        text = "unknown" if shape is None else format_shape(shape)
         raise ModelError(
             f"The output '{result.name}' of the loss is not a float scalar.",
-            where=f"{path}: {result.dtype}, shape {text}",
+            where=f"{path}: {result.dtype} {format_shape(shape)}",
             fix="Let it end with a ReduceMean or ReduceSum over all axes, keepdims=0.",
         )
     if result.producer() is None:
@@ -156,10 +155,8 @@ def _match(
     """
     expected, found = known_shape(scores), known_shape(prediction)
     where = (
-        f"{path}: '{scores.name}' {scores.dtype} "
-        f"{'?' if expected is None else format_shape(expected)}; "
-        f"{source}: '{prediction.name}' {prediction.dtype} "
-        f"{'?' if found is None else format_shape(found)}"
+        f"{path}: '{scores.name}' {scores.dtype} {format_shape(expected)}; "
+        f"{source}: '{prediction.name}' {prediction.dtype} {format_shape(found)}"
     )
     fix = "Export the loss for this output, or name another one with --output."
     if prediction.dtype not in FLOAT_TYPES or scores.dtype is not prediction.dtype:
