@@ -5,6 +5,8 @@ Each returns the reason why this form of a node has no gradient, or ``None``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from ortboost.graph.query import constant, input_at, is_read, known_shape
@@ -15,11 +17,21 @@ __all__ = [
     "empty_axes",
     "fixed_axes",
     "reduced_axes",
+    "refusal_of",
     "unknown_axes",
     "unknown_rank",
 ]
 
 _AXES = "its axes are not constant; export with fixed axes"
+
+
+def refusal_of(check: Callable[[Site], object], node: ir.Node) -> str | None:
+    """Why a function that only reads the form of a node refuses it, or ``None``."""
+    try:
+        check(Site(node, None, 0))  # type: ignore[arg-type]  # it creates no nodes
+    except Refusal as refusal:
+        return str(refusal)
+    return None
 
 
 def unknown_rank(node: ir.Node, *indices: int) -> str | None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, known_shape, label
-from ortboost.graph.reach import find_value, reach
+from ortboost.graph.reach import reach, values_by_name
 from ortboost.graph.shape_inference import infer_missing
 
 __all__ = [
@@ -108,8 +108,6 @@ def get_engine(name: str = "auto") -> Engine:
             if reason is None:
                 return engine
             reasons.append(f"{known}: {reason}")
-        if len(reasons) == 1:
-            _load(next(iter(_ENGINES))).require()
         raise DependencyError(
             "No autodiff engine can run here.",
             where="; ".join(reasons),
@@ -192,7 +190,8 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
         ModelError: See :func:`differentiate`.
     """
     graph = model.graph
-    loss_value = find_value(graph, loss)
+    values = values_by_name(graph)
+    loss_value = values.get(loss)
     if loss_value is None:
         raise ModelError(
             "The loss is not a value of the graph.",
@@ -218,12 +217,11 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
         raise ModelError(
             "A tensor is listed twice.", where=", ".join(repeated), fix="List each tensor once."
         )
-    sources = _sources(graph)
+    inputs = {value.name for value in graph.inputs if value.name}
+    sources = {n: v for n, v in values.items() if n in inputs or v.producer() is not None}
     unknown = [name for name in wrt if name not in sources]
     if unknown:
-        hint = (
-            "It is a constant: make it a graph input." if unknown[0] in graph.initializers else ""
-        )
+        hint = "It is a constant: make it a graph input." if unknown[0] in values else ""
         raise ModelError(
             "Gradients are requested for names that are neither graph inputs nor inner values.",
             where=", ".join(unknown),
@@ -236,8 +234,8 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
             fix="Do not train these.",
         )
-    fixed = {value.name for value in (*graph.inputs, *graph.outputs) if value.name}
-    clashes = sorted(fixed & {gradient_name(name) for name in (*wrt, loss)})
+    visible = inputs | {value.name for value in graph.outputs if value.name}
+    clashes = sorted(visible & {gradient_name(name) for name in (*wrt, loss)})
     if clashes:
         raise ModelError(
             "Inputs or outputs of the model have the names of gradients.",
@@ -283,10 +281,3 @@ def refuse_nodes(engine: str, problems: Sequence[tuple[ir.Node, str]], fix: str)
             where="; ".join(named[:5]) + more,
             fix=fix,
         )
-
-
-def _sources(graph: ir.Graph) -> dict[str, ir.Value]:
-    found = {value.name: value for value in graph.inputs if value.name}
-    for node in graph:
-        found.update({output.name: output for output in node.outputs if output.name})
-    return found

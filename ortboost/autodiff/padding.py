@@ -7,6 +7,9 @@ does the optimizer of onnxruntime (1.19 to 1.31) when it moves a Transpose throu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import onnx_ir as ir
 
 from ortboost.core.report import Report
@@ -34,33 +37,33 @@ def _pad(site: Site) -> list[ir.Value | None] | None:
     axes, rank = site.array(3), site.rank()
     if axes is None:
         raise Refusal("its axes are not constant; export with fixed axes")
-    pads, places = site.array(1), {int(a) % rank: k for k, a in enumerate(axes.reshape(-1))}
-    given = [places.get(axis) for axis in range(rank)]
-    given += [None if place is None else place + axes.size for place in given]
+    pads, order = site.array(1), {int(a) % rank: k for k, a in enumerate(axes.reshape(-1))}
+    # For each entry of the new pads, begins then ends, its index in the given ones.
+    indices = [order.get(axis) for axis in range(rank)]
+    indices += [None if index is None else index + axes.size for index in indices]
     if pads is not None:
-        whole = site.ints(*(0 if place is None else int(pads[place]) for place in given))
+        all_pads = site.ints(*(0 if index is None else int(pads[index]) for index in indices))
     else:  # append a zero to the vector for the other axes
         longer = site.op("Concat", site.input(1), site.ints(0), axis=0, dtype=ir.DataType.INT64)
-        chosen = site.ints(*(2 * axes.size if place is None else place for place in given))
-        whole = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
+        chosen = site.ints(*(2 * axes.size if index is None else index for index in indices))
+        all_pads = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
     mode = site.text("mode", "constant")
-    return [site.op("Pad", site.input(0), whole, site.optional(2), mode=mode)]
+    return [site.op("Pad", site.input(0), all_pads, site.optional(2), mode=mode)]
 
 
-def _rule(site: Site) -> list[ir.Value | None] | None:
+def _rule(site: Site) -> Sequence[ir.Value] | None:
     mode = site.text("auto_pad", "NOTSET")
     if mode == "NOTSET":
         return None
     pads = same_pads(site)
-    attributes = {
-        name: value
-        for name, value in site.node.attributes.items()
-        if name not in ("auto_pad", "pads")
-    }
-    count = len(site.node.outputs)
-    outputs = site.ops(site.node.op_type, site.node.inputs, count, {**attributes, "pads": pads})
-    if len(outputs) > 1 and outputs[1] is not None:
-        outputs[1].type = site.node.outputs[1].type
+    attributes: dict[str, Any] = dict(site.node.attributes)
+    attributes.pop("auto_pad")
+    node = site.node
+    outputs = site.ops(
+        node.op_type, *node.inputs, count=len(node.outputs), **{**attributes, "pads": pads}
+    )
+    for new, old in zip(outputs[1:], node.outputs[1:], strict=True):  # indices of a MaxPool
+        new.type = old.type
     return outputs
 
 

@@ -71,6 +71,7 @@ def computed(b: Site, op_type: str, left: Size, right: Size) -> Size:
     """The sum, difference, product or quotient of two lengths."""
     if isinstance(left, int) and isinstance(right, int):
         return int(_ARITHMETIC[op_type](left, right))
+    # Adding 0 or multiplying by 1 needs no node.
     if isinstance(right, int) and right == (0 if op_type in ("Add", "Sub") else 1):
         return left
     if isinstance(left, int) and left == {"Add": 0, "Mul": 1}.get(op_type):

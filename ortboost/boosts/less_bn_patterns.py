@@ -68,7 +68,7 @@ SHORTCUTS: Final = {
 """Second branches of blocks that end in an Add; their normalization, if any, is removed too."""
 
 _ACTIVATIONS = frozenset(
-    "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus "  # noqa: SIM905
+    "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus "
     "Softsign Swish Tanh ThresholdedRelu".split()
 )
 _OTHERS = {

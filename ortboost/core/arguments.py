@@ -50,7 +50,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise _misfit(_owner(function, args), str(error), signature, kwargs) from None
-        hints = _hints(function)
+        hints = _hints(function)  # not at decoration: annotations may name what is defined later
         for name, value in given.items():
             kind = signature.parameters[name].kind
             variadic = kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -90,14 +90,14 @@ def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
 
 
 def _misfit(
-    owner: str, said: str, signature: inspect.Signature, given: Mapping[str, object]
+    owner: str, reason: str, signature: inspect.Signature, given: Mapping[str, object]
 ) -> ArgumentTypeError:
     """The error for a call that does not match the signature, with the nearest known name."""
     known = [name for name in signature.parameters if name != "self"]
     unknown = next((name for name in given if name not in known), None)
     if unknown is None:
         return ArgumentTypeError(
-            f"The arguments do not match the signature: {said}.",
+            f"The arguments do not match the signature: {reason}.",
             where=owner,
             fix=f"Arguments: {', '.join(known)}.",
         )

@@ -58,7 +58,7 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
         ArgumentTypeError: The data are not numeric, or their rows have different lengths.
     """
     if isinstance(value, np.ndarray):
-        array = value.view(np.ndarray)
+        array = value.view(np.ndarray)  # subclasses (masked, matrix) change what operators do
     else:
         methods = ("asnumpy",) if hasattr(value, "asnumpy") else ("detach", "cpu", "numpy")
         for method in methods:

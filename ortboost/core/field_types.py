@@ -226,7 +226,7 @@ def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
             return converter.structure(value, member)
         except Exception as error:
             if isinstance(value, Mapping) and len(members) == 2 and type(None) in members:
-                raise
+                raise  # it says which key of the configuration is wrong
             type_fits |= getattr(error, "type_fits", False)
     raise UnfitError(value, hint, type_fits=type_fits)
 
@@ -275,6 +275,7 @@ def _has(*origins: Any) -> Any:
 
 def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
     """Add hooks for all annotations; ``reads`` lets plain data be built into dataclasses."""
+    # cattrs asks the newest hook first: the general ones are registered before the special ones.
     bound = {
         _either: UNIONS,
         _sequence: (tuple, Sequence),

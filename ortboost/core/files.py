@@ -39,14 +39,38 @@ __all__ = [
     "replace_files",
     "sweep",
     "temporary_folder",
+    "writable_path",
     "write_json",
 ]
 
 _MACHINE = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(r"\.ortboost-([0-9a-f]{8})-(\d+)-[0-9a-f]{16}\.tmp")
 _COMMIT, _DROPPED = ".ortboost-commit", "dropped.json"
-_STARTED = time.time()
-_DAY = 86400.0
+_STARTED = time.time()  # of this process
+_DAY = 86400.0  # seconds
+
+
+def writable_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a file to write, which need not exist.
+
+    Raises:
+        FileError: It has no name, its folder does not exist, or it is a folder, a device or a pipe.
+    """
+    target = Path(path)
+    if not target.name:
+        raise FileError("The file to write has no name.", where=f"'{path}'", fix="Name a file.")
+    if not target.parent.is_dir():
+        raise FileError(
+            f"The folder for '{target.name}' does not exist.",
+            where=str(target.parent),
+            fix="Create the folder or give another path.",
+        )
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "not a regular file"
+        raise FileError(
+            f"'{target.name}' is {kind}.", where=str(target), fix="Give the name of a file."
+        )
+    return target
 
 
 @contextlib.contextmanager
@@ -60,23 +84,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         A path in the same folder. If the block raises, it is removed and ``path`` is unchanged.
 
     Raises:
-        FileError: The folder is missing or not writable, or ``path`` is a device or pipe.
+        FileError: The folder is not writable, or see :func:`writable_path`.
     """
-    target = Path(path)
-    if not target.name:
-        raise FileError("The file to write has no name.", where=f"'{path}'", fix="Name a file.")
-    if not target.parent.is_dir():
-        raise FileError(
-            f"The folder for '{target.name}' does not exist.",
-            where=str(target.parent),
-            fix="Create the folder or give another path.",
-        )
-    if target.exists() and not (target.is_file() or target.is_dir()):  # a device, a pipe
-        raise FileError(
-            f"'{target.name}' is not a regular file.",
-            where=str(target),
-            fix="Give the name of a file.",
-        )
+    target = writable_path(path)
     sweep(target.parent)
     temporary = _unused(target.parent)
     try:
@@ -126,15 +136,14 @@ def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None
         FileError: The folder cannot be written. Its contents are unchanged, or the next opening
             finishes the replacement.
     """
-    moved = sorted(path.name for path in made.iterdir())
-    write_json(
-        made / _DROPPED, sorted({*dropped} - {*moved})
-    )  # never a new file, even if finished twice
+    moved = {path.name for path in made.iterdir()}
+    # Never a new file: finishing the replacement a second time would remove it.
+    write_json(made / _DROPPED, sorted({*dropped} - moved))
     try:
         for path in made.iterdir():
             _sync(path)
         _sync_folder(made)
-        os.rename(made, folder / _COMMIT)
+        os.rename(made, folder / _COMMIT)  # from here on the replacement will be finished
         _sync_folder(folder)
     except OSError as error:
         raise _unwritten(folder, error) from error
@@ -184,7 +193,7 @@ def _finish(commit: Path, target: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process has moved it
                 os.replace(path, target / path.name)
     _sync_folder(target)
-    (commit / _DROPPED).unlink(missing_ok=True)
+    (commit / _DROPPED).unlink(missing_ok=True)  # last: it says that there is work left
 
 
 def _is_plain(name: object) -> bool:

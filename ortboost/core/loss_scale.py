@@ -301,7 +301,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         elif overflow:
             # Multiply by the rounded reciprocal instead of dividing: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
-        grow = config.window <= state.cur_iter - last
+        grow = config.window <= state.cur_iter - last  # growth is due; an overflow prevents it
         if overflow:
             last = state.cur_iter + int(config.late_growth)
         elif grow:
@@ -380,7 +380,7 @@ def host_update(
         last = state.cur_iter
         bad += 1
     else:
-        if (state.cur_iter - last) % window == 0:
+        if (state.cur_iter - last) % window == 0:  # `last` stays, so at each multiple
             scale *= factor
         bad = 0
     if bad > MAX_BAD_STEPS:

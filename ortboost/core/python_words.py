@@ -84,8 +84,10 @@ ONLY_OPTIONS: Final = frozenset(
 )
 """Options without a corresponding argument; messages keep them."""
 
-_PAIRS: Final = frozenset({"mapping", "batch_axes", "dims", "values"})
+_PAIRS: Final = frozenset({"mapping", "batch_axes", "dims", "values"})  # NAME=VALUE is a dict
 _COMMAND = r"'(?:ortboost|torchrun|pip) [^']*'|\b(?:ortboost|torchrun|pip|trtexec) [a-z-][^;,()]*"
+# What may follow an option: a quoted text, a placeholder (NAME=LENGTH), a word with a digit or a
+# path in it, or one of these names. Any other word belongs to the sentence.
 _VALUE = (
     r"'[^']*'|[A-Z][A-Z_]*(?:=\w+)?(?![\w'=])|[\w./*-]*[=:\d][^\s;)]*"
     r"|(?:cpu|cuda|portable|native|output|mse|last|initial|fp16|bf16|softmax-cross-entropy)\b"
@@ -93,6 +95,7 @@ _VALUE = (
 _OPTION: Final = re.compile(
     rf"(?P<command>{_COMMAND})|(?<![\w-])--(?P<name>[a-z][a-z-]*)(?:[ =](?P<value>{_VALUE}))?"
 )
+# Two arguments of one class in a row: ProgramConfig(a=1) ProgramConfig(b=2).
 _SAME: Final = re.compile(r"\b(\w+)\(([^()]+)\) \1\(")
 
 
@@ -118,6 +121,7 @@ def _argument(found: re.Match[str]) -> str:
     elif not value:
         return f"{name} of {home}" if home else name
     else:
+        # Punctuation at the end is that of the sentence.
         end = value[len(value.rstrip(".,:")) :] if not value.endswith("...") else ""
         text = f"{name}={_literal(name, value.removesuffix(end))}"
     return (f"{home}({text})" if home else text) + end

@@ -64,6 +64,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
                 pass
         except SafetensorError as error:
             raise ValueError(str(error)) from error
+        # safe_open maps the file: one that shrinks later would end the process, not raise.
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 -- closed with this object
         weakref.finalize(self, self._file.close)
         length = int(self._read(0, 1, np.dtype("<u8"))[0])
@@ -92,10 +93,10 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         return self._places[name].shape, self._places[name].dtype
 
     def _read(self, start: int, count: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-        array = np.empty(count, dtype)
+        array = np.empty(count, dtype)  # filled in place: no second copy in memory
         left = array.view(np.uint8).data
         self._file.seek(start)
-        while left:
+        while left:  # an unbuffered read may stop at 2 GiB
             got = self._file.readinto(left)
             if not got:
                 raise OSError(f"{self.path} ends {len(left)} bytes early")
@@ -142,7 +143,7 @@ def write_tensors(
         header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the data starts aligned
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:

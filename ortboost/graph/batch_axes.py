@@ -5,7 +5,7 @@ rate is a scalar, and a graph network reads nodes and edges that belong together
 inferred from the predictions, whose first dimension is the batch:
 
 1. If that dimension has a name that occurs in the inputs, or all inputs begin with the same name,
-  the batch axis of an input is the axis with that name.
+   the batch axis of an input is the axis with that name.
 2. If it has a fixed length, the batch axis is the first axis of that length.
 3. If the batch length is open, an input with a fixed shape is the same for all samples.
 4. An input with an open first dimension, whatever its name, is batched along it.
@@ -36,7 +36,7 @@ BatchAxis: TypeAlias = int | Literal["unknown"] | None
 
 _BATCH_NAME = re.compile(r"(batch.*|.*batch(_size)?|bs|b|n)", re.IGNORECASE)
 _MOVES = frozenset(
-    "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose "  # noqa: SIM905
+    "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose "
     "Unsqueeze".split()
 )
 """Operators that pass on row indices from their first input to their output."""
@@ -83,6 +83,7 @@ def find_batch_axes(
                 fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
             )
     if first not in {dim for shape in shapes.values() for dim in shape}:
+        # Exporters may name the batch differently in the outputs.
         heads = {shape[0] for shape in shapes.values() if shape}
         named = [head for head in heads if isinstance(head, str)]
         first = named[0] if len(named) == 1 else None
@@ -91,10 +92,8 @@ def find_batch_axes(
         if name in given:
             axis = given[name]
             found[name] = axis if axis is None else axis % len(shape)
-        elif whole:
-            found[name] = None
         else:
-            found[name] = _axis(shape, first, shapes)
+            found[name] = None if whole else _axis(shape, first, shapes)
     return found
 
 
@@ -180,7 +179,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     for value in inputs:
         if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             continue
-        pending, seen = [(value, False)], set[int]()
+        pending, seen = [(value, False)], set[int]()  # joined: Concat made it rows of coordinates
         while pending:
             current, joined = pending.pop()
             if id(current) in seen:

@@ -23,16 +23,12 @@ __all__ = ["Builder", "all_names", "detach", "free_name", "replace_node"]
 
 def all_names(graph: ir.Graph) -> set[str]:
     """Names of every value and node in ``graph`` and its subgraphs."""
-    names: set[str | None] = {value.name for value in graph.inputs}
-    names.update(graph.initializers)
-    for node in graph:
-        names.add(node.name)
-        names.update([output.name for output in node.outputs])
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                names |= all_names(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                names = names.union(*map(all_names, attribute.as_graphs()))
+    names: set[str | None] = set()
+    for inner in (graph, *graph.subgraphs()):
+        names.update(value.name for value in inner.inputs)
+        names.update(inner.initializers)
+        for node in inner:
+            names.update((node.name, *(output.name for output in node.outputs)))
     return {name for name in names if name}
 
 
@@ -271,7 +267,7 @@ def replace_node(
         raise TypeError("The node to replace does not belong to a graph.")
     made = {id(new) for new in builder.nodes}
     # An existing value keeps its own name; an Identity of it takes over the old name.
-    fresh = [
+    replacements = [
         value
         if value is None or id(value.producer()) in made
         else builder.op("Identity", value, shape=value.shape)
@@ -279,10 +275,10 @@ def replace_node(
     ]
     for new_node in builder.take():
         graph.insert_before(node, new_node)
-    for old, new in zip(node.outputs, fresh, strict=True):
+    for old, new in zip(node.outputs, replacements, strict=True):
         if new is None:
             continue
-        name = old.name
+        name = old.name  # taken over last: the graph must never hold two values of one name
         if new.type is None:
             new.type = old.type
         if new.shape is None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -37,7 +37,9 @@ from ortboost.graph.query import (
     input_at,
     is_standard,
     known_shape,
+    label,
     static_shape,
+    subgraphs,
 )
 from ortboost.graph.shape_inference import infer_shapes
 
@@ -144,13 +146,12 @@ def with_lengths(
         known = known_shape(value)
         if known is None:
             continue
-        first = [
-            batch if index == 0 and not isinstance(dim, int) and dim not in lengths else dim
-            for index, dim in enumerate(known)
-        ]
         if known and isinstance(known[0], str):
             lengths.setdefault(known[0], batch)
-        value.shape = ir.Shape([lengths.get(d, d) if isinstance(d, str) else d for d in first])
+        fixed = [lengths.get(dim, dim) if isinstance(dim, str) else dim for dim in known]
+        if fixed and fixed[0] is None:
+            fixed[0] = batch
+        value.shape = ir.Shape(fixed)
     for graph in copy.graphs():  # exported shapes are for other lengths
         for node in graph:
             for output in node.outputs:
@@ -165,6 +166,7 @@ def with_lengths(
             copy,
             input_size_limit=_SHAPES,
             output_size_limit=_SHAPES,
+            # Never what is counted; None leaves the decision to the optimizer.
             should_fold=lambda node: False if node.op_type in _RULES else None,
         )
     except Exception as error:  # unknown shapes are reported as not counted
@@ -189,15 +191,15 @@ def _fit(name: str, known: tuple[int | str | None, ...] | None, shape: tuple[int
 def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) -> dict[str, int]:
     macs: dict[str, int] = {}
     for node in graph:
-        name = node.name or next((out.name or "" for out in node.outputs), "")
+        name = label(node)
         if node.op_type == "If":
-            branches = [_graph(body, nodes, uncounted) for body in _bodies(node)]
+            branches = [_graph(body, nodes, uncounted) for body in subgraphs(node)]
             for op, count in max(branches, key=lambda b: sum(b.values()), default={}).items():
                 macs[op] = macs.get(op, 0) + count
             continue
         if node.op_type in ("Loop", "Scan"):
             inner: dict[str, str] = {}
-            if any(_graph(body, {}, inner) for body in _bodies(node)) or inner:
+            if any(_graph(body, {}, inner) for body in subgraphs(node)) or inner:
                 uncounted[name] = f"the number of iterations of the {node.op_type} is not known"
             continue
         rule = _RULES.get(node.op_type)
@@ -210,12 +212,6 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
         nodes[name] = nodes.get(name, 0) + found
         macs[node.op_type] = macs.get(node.op_type, 0) + found
     return macs
-
-
-def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
 
 
 def _shape(node: ir.Node, index: int) -> tuple[int, ...] | None:

@@ -120,6 +120,7 @@ def constant_array(
     if shape is not None and array.size == 1 and array.ndim < len(shape):
         array = array.reshape((1,) * len(shape))  # a number for an input of shape [1]
     cast = array.astype(expected)
+    # A float may be rounded to float16, but 1.5 is no value for an integer input.
     exact = expected.kind == "f" or np.array_equal(cast, array)
     fits = shape is None or (
         array.ndim == len(shape)
@@ -129,8 +130,7 @@ def constant_array(
         raise UsageError(
             f"The value of the input '{name}' does not fit: it is "
             f"{array.dtype}{list(array.shape)}.",
-            where=f"--input {name}: the model expects {expected}"
-            + ("" if shape is None else f" {format_shape(shape)}"),
+            where=f"--input {name}: the model expects {expected} {format_shape(shape)}",
             fix="Give a value of that type and shape; read an array from a file with --input "
             f"{name}=values.npy.",
         )

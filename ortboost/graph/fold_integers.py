@@ -23,7 +23,7 @@ __all__ = ["fold_integers"]
 _LARGEST = 1024  # elements
 _OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(
-    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not "  # noqa: SIM905
+    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not "
     "Range Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
@@ -46,11 +46,11 @@ def fold_integers(model: ir.Model) -> Report:
         if id(output) in outputs:
             continue
         kinds = "biuf" if _is_setting(output) else "biu"
-        found = _answer(node, model.opset_imports.get("", 18), kinds)
+        found = _result(node, model.opset_imports.get("", 18), kinds)
         if found is None or found.dtype.kind not in kinds or found.size > _LARGEST:
             continue
         name = output.name or ""
-        output.name = f"{name}/folded"
+        output.name = f"{name}/folded"  # the initializer takes over the name
         ir.convenience.replace_all_uses_with(output, add_initializer(model.graph, name, found))
         model.graph.remove(node, safe=True)
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
@@ -65,7 +65,7 @@ def _is_setting(value: ir.Value) -> bool:
     return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
 
 
-def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
+def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
     """The result of a node with constant inputs of these numpy kinds; ``None`` if unknown."""
     if node.op_type in ("Shape", "Size"):
         return _size(node)
@@ -84,8 +84,9 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
     ):
         return None  # runtimes may round negative quotients differently
     found = evaluate_node(node, feeds, opset)
-    answer = None if found is None else found[0]
-    return None if answer is not None and answer.dtype == np.int64 and _OPEN in answer else answer
+    if found is None or (found[0].dtype == np.int64 and _OPEN in found[0]):
+        return None
+    return found[0]
 
 
 def _size(node: ir.Node) -> NDArray[np.generic] | None:

@@ -90,11 +90,13 @@ def _waves(rows: NDArray[np.float64]) -> bool:
         or np.ptp(rows, axis=0).max() < _NEAR
     ):
         return False
-    if width % 2 == 0:
+    if width % 2 == 0:  # sines and cosines interleaved or in halves: sin^2 + cos^2 = 1
         half = width // 2
         for a, b in ((rows[:, ::2], rows[:, 1::2]), (rows[:, :half], rows[:, half:])):
             if np.abs(a * a + b * b - 1).max() < _NEAR:
                 return True
+    # One of the two alone, f = first frequency row: cos(2 f) = 2 cos(f)^2 - 1 at position 2,
+    # sin(3 f) = 3 sin(f) - 4 sin(f)^3 at position 3; at position 0, cos is 1 and sin is 0.
     first, second, third = rows[1], rows[2], rows[3]
     cosines = np.abs(rows[0] - 1).max() < _NEAR and first.min() < 1 - _FAST
     sines = np.abs(rows[0]).max() < _NEAR and np.abs(first).max() > _FAST

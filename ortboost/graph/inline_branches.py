@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
+from ortboost.graph.build import detach
 from ortboost.graph.query import is_standard
 
 __all__ = ["inline_branches"]
@@ -36,7 +37,8 @@ def inline_branches(model: ir.Model) -> Report:
         taken = "then_branch" if bool(condition.numpy().all()) else "else_branch"
         other = "else_branch" if taken == "then_branch" else "then_branch"
         _inline(graph, node, node.attributes[taken].as_graph())
-        _detach(node.attributes[other].as_graph())
+        for unused in node.attributes[other].as_graph().all_nodes():
+            detach(unused)  # no longer among the uses of the values that it read
         graph.remove(node, safe=True)
         report.changed[node.name or "If"] = f"replaced by its {taken}: the condition is constant"
     if report.modified:
@@ -71,10 +73,3 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
             index = next(i for i, value in enumerate(graph.outputs) if value is old)
             graph.outputs[index] = new = copy
         ir.convenience.replace_all_uses_with(old, new)
-
-
-def _detach(branch: ir.Graph) -> None:
-    """Remove the nodes of the other branch from the uses of the values that they read."""
-    for node in branch.all_nodes():
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)

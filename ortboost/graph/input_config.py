@@ -103,9 +103,9 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
     """
     fitted, done = dict(shapes), dict[str, int]()
     for key, length in dims.items():
-        names = {dim for shape in fitted.values() for dim in shape if isinstance(dim, str)}
+        names = sorted({dim for s in fitted.values() for dim in s if isinstance(dim, str)})
         name, colon, axis = key.rpartition(":")
-        if key in names or key in done:
+        if key in names or key in done:  # done: its name was replaced by a length before
             known: int | str | None = done.get(key, key)
         elif colon and name in fitted and axis.isdecimal() and int(axis) < len(fitted[name]):
             known = fitted[name][int(axis)]
@@ -113,7 +113,9 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
             raise UsageError(
                 f"The inputs have no dimension '{key}'.",
                 where=", ".join(_text(n, s) for n, s in shapes.items()),
-                fix=f"{nearest(key, names)} Write INPUT:AXIS for a dimension without a name.",
+                fix=f"{nearest(key, names)}; or write INPUT:AXIS for one without a name"
+                if names
+                else "None of them has a name: write INPUT:AXIS.",
             )
         if isinstance(known, str):
             fitted, done[known] = _named(fitted, known, length), length

@@ -19,9 +19,9 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.core.errors import FileError, ModelError, OrtBoostError
-from ortboost.core.files import put_in_place, temporary_folder
+from ortboost.core.files import put_in_place, temporary_folder, writable_path
 from ortboost.graph.input_config import dimension_name
-from ortboost.graph.query import all_tensors
+from ortboost.graph.query import all_tensors, known_shape
 from ortboost.graph.structure import check_standard, check_structure
 
 __all__ = [
@@ -76,11 +76,12 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         _check_external_data(model, source_name(model))
         return _with_true_names(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
-        model = _checked(source, source.graph.name or "model")
-        _check_external_data(model, source.graph.name or "model")
+        name = source.graph.name or "model"
+        model = _checked(source, name)
+        _check_external_data(model, name)
         if not _has_external_data(model):
-            check_standard(source, source.graph.name or "model")
-        model.meta[_SOURCE] = source.graph.name or "model"
+            check_standard(source, name)
+        model.meta[_SOURCE] = name
         return _with_true_names(model)
     path = Path(source)
     if not path.exists():
@@ -123,12 +124,16 @@ def _with_true_names(model: ir.Model) -> ir.Model:
     for graph in model.graphs():
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
-            for axis, dim in enumerate(value.shape or ()):
-                unknown = dim < 0 if isinstance(dim, int) else dimension_name(dim.value) is None
-                if unknown and value.shape is not None:
-                    dims = list(value.shape)
-                    value.shape = ir.Shape([*dims[:axis], None, *dims[axis + 1 :]])
+            shape = known_shape(value)
+            if shape is not None:
+                value.shape = ir.Shape(map(_true_dimension, shape))
     return model
+
+
+def _true_dimension(dim: int | str | None) -> int | str | None:
+    if isinstance(dim, int):
+        return None if dim < 0 else dim  # some exporters write -1 for an open length
+    return dimension_name(dim)
 
 
 def is_map(value: ir.Value) -> bool:
@@ -163,27 +168,9 @@ def save_model(
             the old model may need it until the new one is in place.
 
     Raises:
-        FileError: The folder does not exist or cannot be written.
+        FileError: No file can be written there; see :func:`~ortboost.core.files.writable_path`.
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileError(
-            "The folder to save the model in does not exist.",
-            where=str(target.parent),
-            fix="Create it, or give another path.",
-        )
-    if target.is_dir():
-        raise FileError(
-            "The path to save the model to is a folder.",
-            where=str(target),
-            fix="Give the name of a file, such as model.onnx.",
-        )
-    if target.exists() and not target.is_file():
-        raise FileError(
-            "The path to save the model to is not a regular file.",
-            where=str(target),
-            fix="Give the name of a file, such as model.onnx.",
-        )
+    target = writable_path(path)
     external = sum(tensor.nbytes for _, tensor in all_tensors(model)) >= external_data_threshold
     # The data file gets an unused name and is put in place before the model that refers to it.
     data = f"{target.name}.data"
@@ -191,8 +178,7 @@ def save_model(
         data = f"{target.name}.{secrets.token_hex(8)}.data"
     try:
         with temporary_folder(target.parent) as scratch:
-            # `ir.save` redirects external tensors to the new file; restore those of the caller's
-            # model.
+            # `ir.save` lets the caller's tensors refer to the new file: put its own back.
             kept = {value.name: value.const_value for value, _ in all_tensors(model)}
             try:
                 ir.save(model, scratch / target.name, external_data=data if external else None)
@@ -200,7 +186,7 @@ def save_model(
             finally:
                 for value, _ in all_tensors(model):
                     value.const_value = kept[value.name]
-            old = _data_files(target)
+            old = _data_files(target)  # read before the model that names them is replaced
             for name in (data, target.name) if external else (target.name,):
                 put_in_place(scratch / name, target.with_name(name))
             for path in old:
@@ -237,7 +223,7 @@ def _load(path: Path, weights: bool) -> ir.Model:
     ir.external_data.set_base_dir(model.graph, path.parent)
     if weights:
         _check_external_data(model, str(path), path.parent)
-    if weights or not _has_external_data(model):
+    if weights or not _has_external_data(model):  # the checker looks for the data files, too
         check_standard(proto, str(path), path)
     return model
 
@@ -266,16 +252,16 @@ def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:
 
 def _from_proto(proto: onnx.ModelProto) -> ir.Model:
     """Convert a proto to a model; the type of a map output is kept in the ``meta`` of its value."""
-    places = {value.name: place for place, value in enumerate(proto.graph.output)}
+    positions = {value.name: index for index, value in enumerate(proto.graph.output)}
     maps = [value for value in proto.graph.output if _has_map(value.type)]
     inner = [value for value in proto.graph.value_info if _has_map(value.type)]
     if not maps and not inner:
         return ir.from_proto(proto)
-    taken = next((value.name for value in proto.graph.input if _has_map(value.type)), None)
-    if taken is not None:
+    fed = next((value.name for value in proto.graph.input if _has_map(value.type)), None)
+    if fed is not None:
         raise ModelError(
-            f"The input '{taken}' is a map, which cannot be fed as an array.",
-            where=f"input '{taken}' of '{proto.graph.name}'",
+            f"The input '{fed}' is a map, which cannot be fed as an array.",
+            where=f"input '{fed}' of '{proto.graph.name}'",
             fix="Export the model with tensor inputs (scikit-learn: without DictVectorizer).",
         )
     bare = onnx.ModelProto()
@@ -285,7 +271,7 @@ def _from_proto(proto: onnx.ModelProto) -> ir.Model:
             value.ClearField("type")
     model = ir.from_proto(bare)
     for value in maps:
-        model.graph.outputs[places[value.name]].meta[_MAP] = value.type.SerializeToString()
+        model.graph.outputs[positions[value.name]].meta[_MAP] = value.type.SerializeToString()
     return model
 
 
@@ -308,7 +294,7 @@ def _write_map_types(model: ir.Model, path: Path) -> None:
 
 
 def external_fault(tensor: ir.ExternalTensor, folder: Path | None = None) -> tuple[str, str] | None:
-    """What keeps the data of a tensor from being read, and how to mend it; ``None`` for nothing.
+    """What keeps the data of a tensor from being read, and how to fix it; ``None`` for nothing.
 
     Args:
         tensor: The tensor; its file is not opened.

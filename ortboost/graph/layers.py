@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.graph.cost import count_cost, with_lengths
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import known_shape, producer_of, static_shape
+from ortboost.graph.query import known_shape, source_before, static_shape, subgraphs
 
 __all__ = ["Layer", "find_layers"]
 
@@ -69,17 +69,11 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
     """Trained parameters that a node or its branches read."""
     if node.op_type == "Cast":
         return []  # inserted for mixed precision: its reader counts
-    values = [_before_cast(value) for value in node.inputs]
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            values += [v for inner in attribute.as_graph().all_nodes() for v in inner.inputs]
+    values = [source_before(value, "Cast") for value in node.inputs]
+    for graph in subgraphs(node):
+        values += [v for inner in graph.all_nodes() for v in inner.inputs]
     found = [v.name for v in values if v is not None and v.name in known]
     return list(dict.fromkeys(name for name in found if name is not None))
-
-
-def _before_cast(value: ir.Value | None) -> ir.Value | None:
-    node = producer_of(value)
-    return node.inputs[0] if node is not None and node.op_type == "Cast" else value
 
 
 def _lengths(model: ir.Model) -> dict[str, tuple[int, ...]]:

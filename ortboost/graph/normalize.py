@@ -38,7 +38,7 @@ __all__ = [
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
 _SCAN_WITHOUT_BATCH = 9
-_ROUNDS = 12
+_ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
 def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
@@ -56,6 +56,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
     reports = [r for r in (inline_functions(model), free_weights(model)) if r.modified]
+    # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _drop_stale_shapes(model)
@@ -149,12 +150,11 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     except Exception as error:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}.",
-            where=f"{source_name(model)}: "
-            f"{str(error).strip().splitlines()[0] if str(error) else ''}",
+            where=f"{source_name(model)}: {next(iter(str(error).strip().splitlines()), '')}",
             fix=fix,
         ) from error
     reached = model.opset_imports.get("")
-    if reached != target:
+    if reached != target:  # the converter gives up half-way without an error
         newer = _unknown_operators(model, target)
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}: the result has opset "

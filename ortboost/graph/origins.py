@@ -31,7 +31,7 @@ from ortboost.graph.query import is_standard
 __all__ = [
     "Origin",
     "Origins",
-    "lost_parameters",
+    "missing_parameters",
     "origin_of",
     "stamp_origin",
     "stamp_origins",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _META = "ortboost.origin"
-_LOST = "ortboost.lost_parameters"
+_MISSING = "ortboost.missing_parameters"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -56,15 +56,15 @@ class Origin:
         kind: ``parameter`` or ``buffer``, according to the exporter; ``literal``, a number in the
             code or computed from such numbers; ``module``, a parameter or a buffer of a torch
             module; ``folded``, computed by the exporter; ``unknown``.
-        made_of: For a folded tensor, the parameters missing from the file that belong to the module
-            which reads it.
+        folded_from: For a folded tensor, the parameters missing from the file that belong to the
+            module which reads it.
         direct: Whether they belong to the module itself, not to a submodule.
-        known: Whether the exporter lists all parameters, so that an empty ``made_of`` is
+        known: Whether the exporter lists all parameters, so that an empty ``folded_from`` is
             conclusive.
     """
 
     kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
-    made_of: tuple[str, ...] = ()
+    folded_from: tuple[str, ...] = ()
     direct: bool = False
     known: bool = False
 
@@ -78,11 +78,11 @@ class Origins:
 
     Args:
         of: Name of a tensor to its origin.
-        lost: Parameters of the torch module that the file does not contain under their names.
+        missing: Parameters of the torch module that the file does not contain under their names.
     """
 
     of: Mapping[str, Origin]
-    lost: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def origin_of(value: ir.Value) -> Origin:
@@ -96,9 +96,9 @@ def origin_of(value: ir.Value) -> Origin:
     return found if isinstance(found, Origin) else _UNKNOWN
 
 
-def lost_parameters(model: ir.Model) -> tuple[str, ...]:
+def missing_parameters(model: ir.Model) -> tuple[str, ...]:
     """Parameters of the torch module that the file does not contain under their names."""
-    found = model.graph.meta.get(_LOST, ())
+    found = model.graph.meta.get(_MISSING, ())
     return tuple(found) if isinstance(found, tuple) else ()
 
 
@@ -118,7 +118,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             if is_standard(node, "Constant"):
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
-    lost = set(_lost(model, signature, stored))
+    missing = set(_missing(model, signature, stored))
     found: dict[str, Origin] = {}
     for value in stored:
         name = value.name or ""
@@ -135,10 +135,10 @@ def tensor_origins(model: ir.Model) -> Origins:
         elif name in constants:
             found[name] = Origin("literal")
         elif signature:
-            found[name] = _folded(value, lost) if lost else Origin("literal")
+            found[name] = _folded(value, missing) if missing else Origin("literal")
         else:
             found[name] = Origin("folded" if _EXPORTER_NAME.match(name) else "module")
-    return Origins(found, tuple(sorted(lost)))
+    return Origins(found, tuple(sorted(missing)))
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:
@@ -148,7 +148,7 @@ def stamp_origin(value: ir.Value, origin: Origin) -> None:
 
 def stamp_origins(model: ir.Model, origins: Origins) -> None:
     """Store the origins with the initializers they belong to."""
-    model.graph.meta[_LOST] = origins.lost
+    model.graph.meta[_MISSING] = origins.missing
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if name in origins.of and origins.of[name].kind != "unknown":
@@ -159,24 +159,28 @@ def _signature(model: ir.Model) -> list[tuple[str, str]]:
     return _SPEC.findall(model.graph.metadata_props.get(_SIGNATURE, ""))
 
 
-def _lost(
+def _missing(
     model: ir.Model, signature: Mapping[str, str], stored: Iterable[ir.Value]
 ) -> Iterable[str]:
-    known = lost_parameters(model)
+    known = missing_parameters(model)
     if known:  # already read
         return known
     values = {value.name: value for value in stored}
+    parameters = [name for name, kind in signature.items() if kind == "PARAMETER"]
+    # A module that reads a tensor of another one: its own parameter is not missing, but tied.
     tied = {
         scope
-        for name, kind in signature.items()
-        if kind == "PARAMETER" and name in values
+        for name in parameters
+        if name in values
         for scope in _readers(values[name])
         if scope != _module(name)
     }
-    lost = [name for name, kind in signature.items() if kind == "PARAMETER" and name not in values]
-    modules = [_module(name) for name in lost]
-    # If two are missing from one module, either may be the shared one: both count as lost.
-    return [n for n, m in zip(lost, modules, strict=True) if m not in tied or modules.count(m) > 1]
+    absent = [name for name in parameters if name not in values]
+    modules = [_module(name) for name in absent]
+    # If two are absent from one module, either may be the tied one: both count as missing.
+    return [
+        n for n, m in zip(absent, modules, strict=True) if m not in tied or modules.count(m) > 1
+    ]
 
 
 def _readers(value: ir.Value) -> set[str]:
@@ -184,14 +188,14 @@ def _readers(value: ir.Value) -> set[str]:
     return {scopes[-1] for usage in value.uses() if (scopes := _scopes(usage.node))}
 
 
-def _folded(value: ir.Value, lost: set[str]) -> Origin:
-    """The origin of a folded tensor: lost parameters of the innermost reading module with any."""
+def _folded(value: ir.Value, missing: set[str]) -> Origin:
+    """The origin of a folded tensor: what the innermost module reading it misses, if anything."""
     found: set[str] = set()
     direct = True
     for usage in value.uses():
         for scope in reversed(_scopes(usage.node)):
-            own = {name for name in lost if _module(name) == scope}
-            inner = {name for name in lost if name.startswith(f"{scope}.")} if scope else set[str]()
+            own = {name for name in missing if _module(name) == scope}
+            inner = {name for name in missing if scope and name.startswith(f"{scope}.")}
             if own or inner:
                 found |= own or inner
                 direct = direct and bool(own)

@@ -40,7 +40,7 @@ def find_padding_rows(model: ir.Model) -> dict[str, int]:
         if shape is None or len(shape) != 2:
             continue
         call = _EMBEDDING.search(node.metadata_props.get(_CALL, ""))
-        if call is not None:
+        if call is not None:  # torch writes -1 for no padding_idx
             row = None if call[1] is None or int(call[1]) < 0 else int(call[1])
         else:
             row = _zero_row(table) if model.producer_name == "pytorch" else None

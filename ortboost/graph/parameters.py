@@ -19,16 +19,7 @@ import onnx_ir as ir
 from ortboost.graph.generated import counting, generated
 from ortboost.graph.origins import Origin, origin_of
 from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK
-from ortboost.graph.weight_uses import (
-    BIAS,
-    NORM,
-    OTHER,
-    PLAIN,
-    SETTING,
-    WEIGHT,
-    WeightUse,
-    weight_uses,
-)
+from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
 __all__ = ["Parameter", "find_parameters"]
 
@@ -137,9 +128,7 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
         name, tensor = value.name or "", value.const_value
         if value.dtype not in FLOAT_TYPES or tensor is None:
             continue
-        shape = tuple(
-            dim for dim in tensor.shape if isinstance(dim, int)
-        )  # a stored tensor has a static shape
+        shape = tuple(tensor.shape.numpy())
         verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
         found[name] = Parameter(
             name, shape, value.dtype, verdict.role, verdict.reason, verdict.doubt
@@ -164,7 +153,11 @@ def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict:
-    """Classify a tensor; ``fitted`` for models of scikit-learn, whose scalers are not layers."""
+    """Classify a tensor; ``fitted`` for models of scikit-learn, whose scalers are not layers.
+
+    The order matters: what is certain whatever the use, then what the exporter says, then the
+    values, and the use alone last.
+    """
     uses = weight_uses(value)
     if not uses:
         return _Verdict("constant", "no differentiable node reads it")
@@ -174,22 +167,23 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     statistics = next((use for use in uses if use.role.startswith("running_")), None)
     if statistics is not None:
         return _Verdict(statistics.role, statistics.where)
-    if all(use.kind == SETTING for use in uses):
+    if all(use.kind == UseKind.SETTING for use in uses):
         return _Verdict("constant", f"a setting, {where}")
-    use = min((use for use in uses if use.kind != SETTING), key=lambda use: use.kind)
-    if use.kind == NORM and use.neutral:
+    use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
+    if use.kind == UseKind.NORM and use.neutral:
         why = "the groups of a normalization are scaled after it"
         return _Verdict("constant", f"{why}, {use.where}")
     origin = origin_of(value)
+    # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
     single = int(np.prod(shape, dtype=np.int64)) <= 1
     by_use = (
         "constant"
-        if use.kind == OTHER or (single and (use.kind == PLAIN or use.computed))
+        if use.kind == UseKind.OTHER or (single and (use.kind == UseKind.PLAIN or use.computed))
         else use.role
     )
-    if use.kind == PLAIN and len(shape) == 1 and use.op == "Add":
-        by_use = "bias" if by_use != "constant" else by_use
-    if use.kind == PLAIN and not single and not _is_finite(value):
+    if use.kind == UseKind.PLAIN and len(shape) == 1 and use.op == "Add" and by_use != "constant":
+        by_use = "bias"
+    if use.kind == UseKind.PLAIN and not single and not _is_finite(value):
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
         return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
@@ -226,16 +220,15 @@ def _formula(
     sure = origin.kind == "parameter" or (
         origin.kind == "module" and _PARAMETER_NAME.fullmatch(name) is not None
     )
-    if use.kind in (WEIGHT, PLAIN) and use.role != "bias":
-        reason = counting(value)
-        if reason is not None:
-            return reason
-    reason = generated(value, plain=not sure and use.kind in (WEIGHT, PLAIN) and not use.recurrent)
+    # Scales and biases, fresh from their initialization, hold only 0 and 1 as well.
+    examined = use.kind in (UseKind.WEIGHT, UseKind.PLAIN)
+    reason = counting(value) if examined and use.role != "bias" else None
+    reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
     if reason is not None:
         return reason
     if any(use.waves for use in uses) and not sure:
         return "it is multiplied by integers inside a sine or cosine"
-    if sure or use.kind < PLAIN or tensor is None:
+    if sure or use.kind < UseKind.PLAIN or tensor is None:
         return None
     if tensor.size > 1 and all(use.raw or (fitted and use.raw_affine) for use in uses):
         return "it normalizes the raw input"
@@ -264,18 +257,19 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
 
 def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
-    source = f", computed from {_listed(origin.made_of)}" if origin.made_of else ""
+    source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
     reason = f"{use.where}{source}"
-    if use.kind == NORM and use.plain_values and not origin.made_of:
+    if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
-    if use.kind == PLAIN and same and not origin.made_of:
+    if use.kind == UseKind.PLAIN and same and not origin.folded_from:
         return _Verdict("constant", f"the same value everywhere, {use.where}")
+    # Only moved elements, a transposed weight, train like the parameter itself.
     reordered = use.recurrent or (
-        use.op in _PRODUCTS and origin.direct and len(origin.made_of) == 1
+        use.op in _PRODUCTS and origin.direct and len(origin.folded_from) == 1
     )
-    if not origin.made_of and not origin.known:  # TorchScript transposes these weights
+    if not origin.folded_from and not origin.known:  # TorchScript transposes these weights
         reordered = use.recurrent or use.op in _PRODUCTS
-    if by_use != "constant" and use.kind in (WEIGHT, BIAS, NORM) and reordered:
+    if by_use != "constant" and use.kind <= UseKind.BIAS and reordered:
         return _Verdict(by_use, reason, "", by_use)
     if by_use == "constant":
         return _Verdict("constant", f"not a weight position, {use.where}")

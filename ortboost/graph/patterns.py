@@ -43,6 +43,7 @@ class Op:
     name: str = ""
     alone: bool = False
 
+    # Written out for the sake of *inputs, which a generated constructor cannot take.
     def __init__(self, op_type: str, *inputs: Pattern, name: str = "", alone: bool = False) -> None:
         for field, value in (
             ("op_type", op_type),
@@ -71,7 +72,7 @@ def matches(
         pattern: The pattern.
         found: Variables that are already bound.
     """
-    known: dict[str, ir.Value] = dict(found or {})
+    known: dict[str, ir.Value] = dict(found or {})  # a copy: alternatives must not share bindings
     if value is None:
         return
     if isinstance(pattern, str):

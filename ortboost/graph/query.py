@@ -16,6 +16,7 @@ __all__ = [
     "RANDOM_OPERATORS",
     "ROLE_MARK",
     "all_tensors",
+    "ancestors",
     "constant",
     "count_operators",
     "find_schema",
@@ -31,7 +32,9 @@ __all__ = [
     "producer_of",
     "scalar",
     "sole_consumer",
+    "source_before",
     "static_shape",
+    "subgraphs",
 ]
 
 FLOAT_TYPES = (
@@ -45,10 +48,7 @@ ROLE_MARK = "ortboost.role"
 """Metadata key for the role of a tensor added by a rewrite, which the graph does not show."""
 
 RANDOM_OPERATORS = frozenset(
-    {
-        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
-        *("RandomUniform", "RandomUniformLike"),
-    }
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
 """Operators that draw random numbers: never folded, never merged. Dropout is handled separately."""
 
@@ -77,13 +77,15 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     return lengths if len(lengths) == len(shape) else None
 
 
-def format_shape(shape: Iterable[int | str | None]) -> str:
-    """Format a shape for messages.
+def format_shape(shape: Iterable[int | str | None] | None) -> str:
+    """Format a shape for messages; ``None`` is a shape of unknown rank.
 
     Example:
-        >>> format_shape(("batch", 3, None))
-        '[batch, 3, ?]'
+        >>> format_shape(("batch", 3, None)), format_shape(None)
+        ('[batch, 3, ?]', 'of unknown rank')
     """
+    if shape is None:
+        return "of unknown rank"
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
@@ -128,10 +130,18 @@ def find_schema(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSch
         return None
 
 
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in the attributes of a node (If, Loop, Scan), in the order of the attributes."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
 def has_subgraph(node: ir.Node) -> bool:
     """Whether a node has a subgraph (If, Loop, Scan)."""
-    types = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(attribute.type in types for attribute in node.attributes.values())
+    return next(subgraphs(node), None) is not None
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
@@ -153,6 +163,31 @@ def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     if node is None or (op_types and not is_standard(node, *op_types)):
         return None
     return node
+
+
+def source_before(value: ir.Value | None, *op_types: str) -> ir.Value | None:
+    """The value before a chain of nodes of these operators, followed through their first inputs.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[2] x) => (float[2] y) { a = Identity(x)  y = Identity(a) }''')
+        >>> source_before(model.graph.outputs[0], "Identity").name
+        'x'
+    """
+    while (node := producer_of(value, *op_types)) is not None:
+        value = node.inputs[0]
+    return value
+
+
+def ancestors(*values: ir.Value | None) -> Iterator[ir.Node]:
+    """The nodes that values depend on, each once; values captured by subgraphs do not count."""
+    pending, seen = list(values), set[int]()
+    while pending:
+        node = producer_of(pending.pop())
+        if node is not None and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            pending += node.inputs
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:

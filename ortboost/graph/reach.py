@@ -6,17 +6,17 @@ smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES, is_standard
+from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside", "values_by_name"]
 
 STOPS = frozenset(
-    "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "  # noqa: SIM905
+    "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "
     "EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Multinomial NonZero Not OneHot Or "
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range SequenceLength Shape Size "
     "Unique Xor".split()
@@ -74,18 +74,12 @@ def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
 
 def uses_inside(node: ir.Node) -> Iterable[ir.Value]:
     """Outer values that the subgraphs of a node (If, Loop, Scan) capture."""
-    for attribute in node.attributes.values():
-        graphs: Sequence[ir.Graph] = ()
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs = (attribute.as_graph(),)
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs = attribute.as_graphs()
-        for graph in graphs:
-            for inner in graph.all_nodes():
-                for value in inner.inputs:
-                    if value is not None and value.graph is not graph:
-                        yield value
-            yield from graph.outputs
+    for graph in subgraphs(node):
+        for inner in graph.all_nodes():
+            for value in inner.inputs:
+                if value is not None and value.graph is not graph:
+                    yield value
+        yield from graph.outputs  # a branch may pass on an outer value without a node
 
 
 def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) -> Reach:
@@ -100,6 +94,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
         The nodes and values on differentiable paths. Unknown names count as unreachable.
     """
     names = list(sources)
+    # Forwards: which values depend on a source. Backwards: which of them lead to the loss.
     forward: set[str] = set(names)
     touched: list[tuple[ir.Node, set[str]]] = []
     for node in model.graph:
@@ -119,7 +114,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
             between.append(node)
             backward |= moving
     known = forward & backward
-    known = known if known & targets else set()
+    known = known if known & targets else set()  # else nothing leads to the loss
     return Reach(
         nodes=tuple(reversed(between)),
         active=frozenset(known),

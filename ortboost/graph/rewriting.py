@@ -26,19 +26,14 @@ from ortboost.graph.query import (
 )
 
 __all__ = [
-    "KEEPS_OUTPUT_NAME",
     "Refusal",
     "Rule",
     "Site",
-    "bypass_node",
     "can_replace",
     "remove_unused",
     "replace_value",
     "rewrite_nodes",
 ]
-
-KEEPS_OUTPUT_NAME = "an output of the model has the name of its result"
-"""Why a node without effect is kept."""
 
 
 class Refusal(Exception):  # noqa: N818 - a result of a rule, not an error
@@ -128,15 +123,10 @@ class Site:
         return self.builder.op(op_type, *given, **options)
 
     def ops(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        count: int,
-        attributes: Mapping[str, Any],
-    ) -> list[ir.Value | None]:
-        """Create a node with ``count`` outputs."""
-        given: dict[str, Any] = dict(attributes)
-        return list(self.builder.ops(op_type, *inputs, names=[None] * count, **given))
+        self, op_type: str, *inputs: ir.Value | None, count: int, **options: Any
+    ) -> tuple[ir.Value, ...]:
+        """Create a node with ``count`` outputs; see :meth:`Builder.ops`."""
+        return self.builder.ops(op_type, *inputs, names=[None] * count, **options)
 
     def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
         """Cast to the dtype of the first input, or to ``dtype``; see :meth:`Builder.cast`."""
@@ -203,7 +193,7 @@ def rewrite_nodes(
     removed: dict[int, ir.Node] = {}
     for node in list(model.graph.all_nodes() if subgraphs else model.graph):
         rule = rules.get(node.op_type)
-        if node.graph is None or id(node) in removed:
+        if node.graph is None or id(node) in removed:  # an earlier rule made it unused
             continue
         if rule is None or not is_standard(node) or not only(node):
             continue
@@ -214,7 +204,7 @@ def rewrite_nodes(
         try:
             outputs = rule(site)
             if outputs is None:
-                builder.take()
+                builder.take()  # discards nodes that the rule created before it gave up
                 continue
             if _replace(node, outputs, builder, bypass):
                 removed[id(node)] = node
@@ -223,7 +213,7 @@ def rewrite_nodes(
             report.kept[node_label] = str(refusal)
             continue
         for unread in _unread([value.producer() for value in sources if value is not None]):
-            removed[id(unread)] = unread
+            removed[id(unread)] = unread  # detached now, removed from the graph all at once below
         done = what if isinstance(what, str) else what[node.op_type]
         report.changed[node_label] = site.note or f"{node.op_type}: {done}"
     _remove(removed.values())
@@ -233,12 +223,12 @@ def rewrite_nodes(
 def _replace(
     node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder, bypass: bool
 ) -> bool:
-    """Whether the node is left in the graph to be removed."""
+    """Put the outputs in the node's place; whether the node is left in the graph to be removed."""
     if list(outputs) == list(node.outputs):
         return False  # the rule changed the node in place
     if bypass and len(outputs) == 1 and outputs[0] is not None and not builder.nodes:
-        if not bypass_node(node, outputs[0]):
-            raise Refusal(KEEPS_OUTPUT_NAME)
+        if not _bypass_node(node, outputs[0]):
+            raise Refusal("an output of the model has the name of its result")
         return False
     values = [*outputs, *[None] * (len(node.outputs) - len(outputs))]
     replace_node(node, values, builder, remove=False)
@@ -267,7 +257,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
     if not old.is_graph_output():
         ir.convenience.replace_all_uses_with(old, new)
         return True
-    name, old.name = old.name, f"{old.name}/replaced"
+    name, old.name = old.name, f"{old.name}/replaced"  # at no time have two values one name
     new.name = name
     new.type = new.type or old.type
     new.shape = old.shape if old.shape is not None else new.shape
@@ -275,7 +265,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
     return True
 
 
-def bypass_node(node: ir.Node, value: ir.Value) -> bool:
+def _bypass_node(node: ir.Node, value: ir.Value) -> bool:
     """Remove a node with one used output; its consumers read ``value`` instead.
 
     Returns:

@@ -14,13 +14,14 @@ import onnx_ir as ir
 from onnx_ir import serde
 
 from ortboost.graph.classic_ml import infer_elementwise
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import find_schema, known_shape, subgraphs
+from ortboost.graph.structure import walk
 
 __all__ = ["infer_missing", "infer_shapes", "node_fault"]
 
 _log = logging.getLogger(__name__)
 _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
-_ROUNDS = 12
+_ROUNDS = 12  # more consecutive elementwise operators of ai.onnx.ml than any known model has
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -55,7 +56,9 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
 
     Inference of a whole model skips such nodes, because many of them run all the same.
     """
-    proto = serde.serialize_node(node)
+    proto, schema = serde.serialize_node(node), find_schema(node.op_type, opset)
+    if schema is None:
+        return f"opset {opset} has no {node.op_type}"
     types = {}
     for value in node.inputs:
         if value is not None and value.type is not None:
@@ -63,11 +66,10 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
             _describe(info, value)
             types[info.name] = info.type
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
         onnx.shape_inference.infer_node_outputs(
             schema, proto, types, opset_imports=[onnx.helper.make_opsetid("", opset)]
         )
-    except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, ValueError) as error:
+    except (onnx.shape_inference.InferenceError, ValueError) as error:
         return str(error).strip().splitlines()[0]
     return None
 
@@ -91,7 +93,7 @@ def _described(model: ir.Model) -> onnx.ModelProto:
         if value.name not in given:
             _describe(proto.graph.input.add(), value)
         if tensor is not None and tensor.nbytes <= _SMALL:
-            tensor.name = value.name
+            tensor.name = value.name  # the serializer writes the tensor's own name
             serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
     for node in graph:
         serde.serialize_node_into(proto.graph.node.add(), node)
@@ -128,7 +130,7 @@ def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
     values = [*graph.inputs, *graph.initializers.values()]
     for node, made in zip(graph, found.node, strict=True):
         values += node.outputs
-        for inner, described in zip(_subgraphs(node), _described_subgraphs(made), strict=True):
+        for inner, described in zip(subgraphs(node), walk.subgraphs(made), strict=True):
             _take_over(inner, described)
     for value in values:
         info = infos.get(value.name or "")
@@ -146,23 +148,3 @@ def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     kind = dim.WhichOneof("value")
     return None if kind is None else dim.dim_value if kind == "dim_value" else dim.dim_param
-
-
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            found += attribute.as_graphs()
-    return found
-
-
-def _described_subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    found: list[onnx.GraphProto] = []
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            found.append(attribute.g)
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            found += attribute.graphs
-    return found

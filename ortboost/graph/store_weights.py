@@ -34,7 +34,7 @@ _SUFFIX = "/computed"
 _LARGEST = 1 << 28  # elements of one tensor
 _MOST = 1 << 29  # elements of all tensors together, 2 GiB in float32
 _OPERATORS = frozenset(
-    "Abs Add And Cast CastLike Clip Concat ConstantOfShape Cos Div Equal Exp Expand EyeLike "  # noqa: SIM905
+    "Abs Add And Cast CastLike Clip Concat ConstantOfShape Cos Div Equal Exp Expand EyeLike "
     "Flatten Gather Greater Identity Less Log Max Min Mul Neg Not Or Pow Range Reciprocal Reshape "
     "Sin Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
 )
@@ -71,13 +71,13 @@ def store_weights(model: ir.Model) -> Report:
             continue
         shapes = [static_shape(out) for out in node.outputs]
         if any(id(out) in outputs for out in node.outputs) or None in shapes:
-            continue
+            continue  # an output needs a node; an unknown size may be enormous
         size = sum(math.prod(shape) for shape in shapes if shape is not None)
         if size > _LARGEST or total + size > _MOST:
             why = f"{node.op_type} of constants has {size:,} elements: too many to store"
             report.kept[node.outputs[0].name or ""] = why
             continue
-        arrays = _answers(node, model.opset_imports.get("", 18))
+        arrays = _results(node, model.opset_imports.get("", 18))
         if arrays is None:
             continue
         total += size
@@ -145,7 +145,7 @@ def _chain(value: ir.Value | None) -> set[ir.Node] | None:
     return found
 
 
-def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
+def _results(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
     """The outputs of a node for its constant inputs; ``None`` if they cannot be computed."""
     feeds: dict[str, NDArray[Any]] = {}
     for value in node.inputs:
@@ -172,21 +172,20 @@ def _store(
     *,
     torch: bool,
 ) -> None:
-    made_of = [origin_of(value) for value in node.inputs if value is not None]
+    sources = [origin_of(value) for value in node.inputs if value is not None]
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""
         output.name = f"{name}{_SUFFIX}"
         value = add_initializer(graph, name, array)
         value.meta[_COMPUTED] = True
         for kind in ("folded", "literal"):  # a result of both kinds counts as folded
-            found = next((origin for origin in made_of if origin.kind == kind), None)
+            found = next((origin for origin in sources if origin.kind == kind), None)
             if found is not None:
                 stamp_origin(value, found)
                 break
         else:
-            if torch and all(
-                origin.kind == "unknown" for origin in made_of
-            ):  # it stores all parameters: tensors from shapes alone are literals
+            # torch stores all parameters: what it computes from shapes alone is a literal.
+            if torch and all(origin.kind == "unknown" for origin in sources):
                 stamp_origin(value, Origin("literal"))
         ir.convenience.replace_all_uses_with(output, value)
         report.changed[name] = f"computed by {node.op_type} from constants"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import input_at, known_shape
+from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of
 
 __all__ = ["unpack_sequences"]
 
@@ -26,12 +26,10 @@ def unpack_sequences(model: ir.Model) -> Report:
     report = Report("unpack_sequences")
     builder: Builder | None = None
     for node in list(model.graph):
-        split = (
-            None
-            if node.op_type != "SequenceAt" or not node.inputs[0]
-            else node.inputs[0].producer()
-        )
-        if split is None or split.op_type != "SplitToSequence":
+        if not is_standard(node, "SequenceAt"):
+            continue
+        split = producer_of(node.inputs[0], "SplitToSequence")
+        if split is None:
             continue
         bounds, data = _bounds(split, _numbers(node, 1)), split.inputs[0]
         if bounds is None or data is None:
@@ -40,8 +38,8 @@ def unpack_sequences(model: ir.Model) -> Report:
         axis = split.attributes.get_int("axis", 0)
         start, end = (builder.ints(bound) for bound in bounds)
         part = builder.op("Slice", data, start, end, builder.ints(axis))
-        alone = len(split.inputs) < 2 or split.inputs[1] is None
-        if alone and not split.attributes.get_int("keepdims", 1):
+        # keepdims counts only where no sizes are given: then each part has length 1.
+        if input_at(split, 1) is None and not split.attributes.get_int("keepdims", 1):
             part = builder.op("Squeeze", part, builder.ints(axis))
         replace_node(node, [part], builder)
         report.changed[node.name or ""] = f"a slice of the input of '{split.name}'"
@@ -59,10 +57,10 @@ def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
     sizes = [1] if given is None else _numbers(split, 1)
     if not sizes:
         return None
-    if given is not None and len(known_shape(given) or ()) == 1:
+    if given is not None and len(known_shape(given) or ()) == 1:  # the length of each part
         index += len(sizes) if index < 0 else 0
         return (sum(sizes[:index]), sum(sizes[: index + 1])) if 0 <= index < len(sizes) else None
-    size = sizes[0]
+    size = sizes[0]  # the same for all parts but the last, which may be shorter
     if index < 0:
         if not isinstance(length, int) or size < 1:
             return None
@@ -71,7 +69,5 @@ def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
 
 
 def _numbers(node: ir.Node, index: int) -> list[int] | None:
-    value = node.inputs[index]
-    if value is None or value.is_graph_input() or value.const_value is None:
-        return None
-    return [int(number) for number in value.const_value.numpy().reshape(-1)]
+    array = constant(input_at(node, index))
+    return None if array is None else [int(number) for number in array.reshape(-1)]

@@ -7,31 +7,28 @@ several. The use is the first node after these.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
+from ortboost.graph.query import FLOAT_TYPES, ancestors, is_standard, producer_of
 from ortboost.graph.reach import STOPS
 
-__all__ = [
-    "BIAS",
-    "NORM",
-    "OTHER",
-    "PLAIN",
-    "SETTING",
-    "WEIGHT",
-    "WeightUse",
-    "weight_uses",
-]
+__all__ = ["UseKind", "WeightUse", "weight_uses"]
 
-NORM, WEIGHT, BIAS, PLAIN, OTHER, SETTING = range(6)
-"""Kinds of uses, the most conclusive first.
 
-They are: in a normalization; as a weight of a layer; as a bias; in arithmetic with activations;
-other uses; as a setting of an operator.
-"""
+class UseKind(enum.IntEnum):
+    """Kinds of uses, the most conclusive first."""
+
+    NORM = 0
+    WEIGHT = 1
+    BIAS = 2
+    PLAIN = 3  # in arithmetic with activations
+    OTHER = 4
+    SETTING = 5  # of an operator
+
 
 _NORM_OPS = {
     "BatchNormalization": (1, 2),
@@ -78,16 +75,14 @@ _STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
 # The output of these is the same tensor or a part of it: operator to its data inputs.
 _MOVES = {
     **dict.fromkeys(
-        "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "  # noqa: SIM905
+        "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "
         "SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Resize Upsample".split(),
         (0,),
     ),
     "ScatterElements": (0, 2),
     "ScatterND": (0, 2),
 }
-_ARITHMETIC = frozenset(
-    "Add Concat Div Max Mean Min Mod Mul Pow Sub Sum Where".split()  # noqa: SIM905
-)
+_ARITHMETIC = frozenset("Add Concat Div Max Mean Min Mod Mul Pow Sub Sum Where".split())
 _STATE = ("Loop", "Scan", "If")
 _PRODUCTS = ("Einsum", "Gemm", "MatMul", "Mul", "Div")
 _WAVES = ("Cos", "Sin")
@@ -98,7 +93,7 @@ class WeightUse:
     """One node in which a stored tensor is combined with data.
 
     Args:
-        kind: :data:`NORM`, :data:`WEIGHT`, ...
+        kind: The kind of the use.
         role: The role that a tensor has at that input.
         op: The operator.
         where: The input and the node, for messages.
@@ -111,7 +106,7 @@ class WeightUse:
         computed: Whether it is combined with other stored tensors first.
     """
 
-    kind: int
+    kind: UseKind
     role: str
     op: str
     where: str
@@ -142,16 +137,18 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
     standard = is_standard(node)
     if op == "BatchNormalization" and index in (3, 4):
-        return WeightUse(SETTING, "running_mean" if index == 3 else "running_var", op, where)
+        return WeightUse(
+            UseKind.SETTING, "running_mean" if index == 3 else "running_var", op, where
+        )
     if index in _SETTINGS.get(op, ()):
-        return WeightUse(SETTING, "constant", op, where)
+        return WeightUse(UseKind.SETTING, "constant", op, where)
     if index in _NORM_OPS.get(op, ()):
         plain = _is_neutral(value, index)
         role = "norm_scale" if index == 1 else "norm_shift"
-        return WeightUse(NORM, role, op, where, plain and _normalizes_groups(node), plain)
+        return WeightUse(UseKind.NORM, role, op, where, plain and _normalizes_groups(node), plain)
     for position, role in _WEIGHTS.get(op, ()) if standard else ():
         if index == position:
-            kind = BIAS if role == "bias" else WEIGHT
+            kind = UseKind.BIAS if role == "bias" else UseKind.WEIGHT
             recurrent = op in _RECURRENT
             return WeightUse(
                 kind, role, op, where, recurrent=recurrent, waves=waves, computed=computed
@@ -161,7 +158,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     # A non-standard operator may have weights at any input: it is trained, or rejected later.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
     return WeightUse(
-        PLAIN if plain else OTHER,
+        UseKind.PLAIN if plain else UseKind.OTHER,
         "weight",
         op,
         where,
@@ -178,6 +175,7 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
     The last members say whether the path went through a product with integers and a sine, and
     whether it went through arithmetic.
     """
+    # Breadth first, so that uses are in graph order; one value may be reached by several paths.
     pending = [(value, False, False)]
     seen: set[tuple[int, bool, bool]] = set()
     known: dict[int, bool] = {}
@@ -198,7 +196,7 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
             elif _makes_waves(node, index):
                 pending += [(out, True, True) for out in floats]
             elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
-                yield node, index, waves, computed
+                yield node, index, waves, computed  # even if its data are stored: a folded layer
             elif all(_is_stored(other, known) for other in node.inputs if other is not None):
                 arithmetic = computed or node.op_type != "Concat"
                 pending += [(out, waves, arithmetic) for out in floats]
@@ -239,7 +237,7 @@ def _is_whole(value: ir.Value | None) -> bool:
         if node is None:
             tensor = value.const_value
             return tensor is not None and bool((tensor.numpy() % 1 == 0).all())
-        if node.op_type == "Range":
+        if node.op_type == "Range":  # positions
             return True
         if node.op_type not in _MOVES:
             return False
@@ -282,16 +280,4 @@ def _normalizes_groups(node: ir.Node) -> bool:
 
 def _is_raw(value: ir.Value | None) -> bool:
     """Whether a value comes from the model's inputs without passing an operator with weights."""
-    pending, seen = [value], set[int]()
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        node = current.producer()
-        if node is None:
-            continue
-        if node.op_type in _WEIGHTS or node.op_type in _NORM_OPS:
-            return False
-        pending.extend(node.inputs)
-    return True
+    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ortboost.core.field_types import describe_family, read_config, write_config
+from ortboost.core.field_types import describe_family, read_config
 from ortboost.optimizers.adam import Adam, AdamW
 from ortboost.optimizers.base import Optimizer, Update, UpdateInputs
 from ortboost.optimizers.lars import Lars
@@ -22,7 +22,6 @@ __all__ = [
     "Update",
     "UpdateInputs",
     "optimizer_from_dict",
-    "optimizer_to_dict",
 ]
 
 OPTIMIZERS: Mapping[str, type[Any]] = {
@@ -34,18 +33,8 @@ OPTIMIZERS: Mapping[str, type[Any]] = {
 describe_family(Optimizer, "name", OPTIMIZERS, words="an optimizer")
 
 
-def optimizer_to_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer as JSON data.
-
-    Example:
-        >>> optimizer_to_dict(Sgd(momentum=0.5))["momentum"]
-        0.5
-    """
-    return write_config(optimizer)
-
-
 def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:
-    """Build an optimizer from its name and hyper-parameters.
+    """Build an optimizer from its name and hyper-parameters, the reverse of ``write_config``.
 
     Raises:
         ConfigError: Unknown name or hyper-parameter; the nearest one is suggested.

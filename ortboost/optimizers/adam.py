@@ -77,6 +77,7 @@ class Adam:
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update; see the module's formulas."""
         grad, weight = regularized(b, p, decay=not self.decoupled), p.weight
+        # AdamW: w - lr wd w = w (1 - lr wd).
         if p.weight_decay and self.decoupled:
             decay = b.op("Mul", p.learning_rate, b.const(p.weight_decay))
             weight = b.op("Mul", weight, b.op("Sub", b.const(1.0), decay))
@@ -87,13 +88,14 @@ class Adam:
         if self.amsgrad:
             largest = b.op("Max", p.slots["max_exp_avg_sq"], square)
             slots["max_exp_avg_sq"] = largest
-        if self.nesterov:
+        if self.nesterov:  # once more, for this step only: the slot keeps m
             mean = _average(b, mean, grad, self.beta1)
         rate, denominator = p.learning_rate, b.op("Sqrt", largest)
         if self.bias_correction:
             correction1 = _bias_correction(b, p.step, self.beta1)
             correction2 = b.op("Sqrt", _bias_correction(b, p.step, self.beta2))
             rate64 = b.op("Div", _cast(b, rate, ir.DataType.DOUBLE), correction1)
+            # sqrt(1 - b2^t) belongs to sqrt(v); with eps_hat it is part of the rate instead.
             if self.eps_hat:
                 rate64 = b.op("Mul", rate64, correction2)
             else:
@@ -131,4 +133,5 @@ def _bias_correction(b: Builder, step: ir.Value, beta: float) -> ir.Value:
 
 
 def _cast(b: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """A cast of the learning rate or of a correction, which all parameters share."""
     return b.shared(("cast", id(value), dtype), lambda: b.op("Cast", value, dtype=dtype, to=dtype))

@@ -71,6 +71,7 @@ class Lars:
         if p.weight_decay:
             decay = b.op("Mul", weight_norm, b.const(p.weight_decay))
             denominator = b.op("Add", denominator, decay)
+        # Boosts act on the adapted gradient, in the inner optimizer.
         grad = regularized(b, replace(p, after_decay=None))
         ratio = b.op("Div", b.op("Mul", weight_norm, b.const(self.coefficient)), denominator)
         zero = b.const(0.0)
@@ -79,6 +80,7 @@ class Lars:
             b.op("Greater", weight_norm, zero, dtype=ir.DataType.BOOL),
             b.op("Greater", grad_norm, zero, dtype=ir.DataType.BOOL),
         )
+        # Where replaces 0 / 0 of a zero gradient with epsilon 0, too.
         ratio = b.op("Where", both, ratio, b.const(1.0), dtype=ir.DataType.FLOAT)
         if self.use_clip:
             ratio = b.op("Min", b.op("Div", ratio, p.learning_rate), b.const(1.0))

@@ -70,20 +70,15 @@ class Sgd:
         slots = {}
         if self.momentum:
             mu = b.const(self.momentum)
-            decayed = b.op("Mul", p.slots["momentum"], mu)
-            fresh = grad
-            if self.dampening:
-                double = ir.DataType.DOUBLE
+            decayed = b.op("Mul", p.slots["momentum"], mu)  # zeros on the first update
+            added = grad
+            if self.dampening:  # except on the first update
+                double, dtype = ir.DataType.DOUBLE, ir.DataType.FLOAT
                 first = b.op("Equal", p.step, b.const(1.0, double), dtype=ir.DataType.BOOL)
-                factor = b.op(
-                    "Where",
-                    first,
-                    b.const(1.0),
-                    b.const(1.0 - self.dampening),
-                    dtype=ir.DataType.FLOAT,
-                )
-                fresh = b.op("Mul", grad, factor)
-            velocity = b.op("Add", decayed, fresh)
+                one, damped = b.const(1.0), b.const(1.0 - self.dampening)
+                factor = b.op("Where", first, one, damped, dtype=dtype)
+                added = b.op("Mul", grad, factor)
+            velocity = b.op("Add", decayed, added)
             slots["momentum"] = velocity
             grad = b.op("Add", grad, b.op("Mul", velocity, mu)) if self.nesterov else velocity
         return Update(b.op("Sub", p.weight, b.op("Mul", grad, p.learning_rate)), slots)

@@ -16,7 +16,7 @@ from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
-from ortboost.graph.origins import lost_parameters, origin_of
+from ortboost.graph.origins import missing_parameters, origin_of
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 from ortboost.graph.reach import reach
@@ -255,8 +255,8 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
     for name, parameter in parameters.items():
         value = model.graph.initializers.get(name)
         if value is not None and parameter.trainable and not parameter.doubt:
-            represented.update(origin_of(value).made_of)
-    lost = [name for name in lost_parameters(model) if name not in represented]
+            represented.update(origin_of(value).folded_from)
+    lost = [name for name in missing_parameters(model) if name not in represented]
     if not lost:
         return []
     return [

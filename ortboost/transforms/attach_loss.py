@@ -38,7 +38,13 @@ from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
-from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, producer_of
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    format_shape,
+    known_shape,
+    producer_of,
+    source_before,
+)
 from ortboost.graph.shape_inference import infer_missing
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
@@ -52,10 +58,6 @@ from ortboost.transforms.loss_functions import (
 from ortboost.transforms.own_loss import splice_loss
 
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
-
-
-_Dims = tuple[int | str | None, ...]
-
 
 _APPLIED_BY_LOSS = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
 """The activation that a loss applies itself; a model should not end with the same one."""
@@ -100,10 +102,10 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     """
     if not config.sparse and config.name != "softmax-cross-entropy":
         raise ConfigError(
-            f"--dense-labels means nothing to the loss '{config.name}'.",
+            f"--dense-labels has no effect for {config.name}.",
             where="loss, sparse",
-            fix="Leave it out: it is for softmax-cross-entropy, whose labels are class numbers "
-            "else.",
+            fix="Omit it; it applies to softmax-cross-entropy, whose labels are class indices "
+            "otherwise.",
         )
     graph = model.graph
     prediction = _choose_output(model, config)
@@ -128,13 +130,14 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         raise ModelError(
             f"The output '{prediction.name}' is not a sequence of class scores: its labels cannot "
             "be shifted.",
-            where=f"{source_name(model)}: '{prediction.name}' {shape}",
+            where=f"{source_name(model)}: '{prediction.name}' {format_shape(shape)}",
             fix="--shift-labels requires [batch, sequence, classes]; omit it, or name such an "
             "output with --output.",
         )
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
     labels = _label_input(model, config, prediction, axis)
+    # `loss` is shown to users, `objective` is differentiated: they differ for reduction none.
     if config.name == "softmax-cross-entropy" and config.sparse:
         target = labels
         if config.shift_labels:
@@ -159,9 +162,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         + ("" if axis is None else f", classes in axis {axis}")
         + (", shifted by one position" if config.shift_labels else "")
     )
-    producer = prediction.producer()
-    while producer is not None and is_standard(producer, "Identity"):
-        producer = producer_of(producer.inputs[0])
+    producer = producer_of(source_before(prediction, "Identity"))
     if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:
         report.notes.append(
             f"the output '{prediction.name}' is already a {producer.op_type}, which {config.name} "
@@ -199,11 +200,11 @@ def _from_file(
     if picking is None:
         return AttachedLoss(report, name, "loss", "loss", labels.name)
     scores = None if picking.inputs[0] is None else known_shape(picking.inputs[0])
-    count = scores[1] if scores is not None and len(scores) > 1 else None
+    count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
     if not isinstance(count, int):
         raise ModelError(
             f"The number of classes of the loss's {picking.op_type} is unknown.",
-            where=f"{config.name}: node '{picking.name}', scores {scores}",
+            where=f"{config.name}: node '{picking.name}', scores {format_shape(scores)}",
             fix="Fix the number of classes, in the loss or in the output of the network.",
         )
     ignored = picking.attributes.get("ignore_index")
@@ -261,7 +262,8 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     shape = known_shape(output)
     if output.dtype not in FLOAT_TYPES or (shape is not None and any(d != 1 for d in shape)):
         raise ModelError(
-            f"The output '{output.name}' is not a scalar loss: {output.dtype}, shape {shape}.",
+            f"The output '{output.name}' is not a scalar loss: it is {output.dtype} "
+            f"{format_shape(shape)}.",
             where=source_name(model),
             fix="Choose a loss with --loss, or name the output that holds the loss.",
         )
@@ -290,7 +292,7 @@ def _label_input(
         )
     _require_free(model, config.labels)
     sparse = config.name == "softmax-cross-entropy" and config.sparse
-    label_shape: _Dims | None = config.label_shape
+    label_shape: tuple[int | str | None, ...] | None = config.label_shape
     if label_shape is None:
         if shape is None:
             raise ModelError(
@@ -302,7 +304,8 @@ def _label_input(
             )
         if config.name == "softmax-cross-entropy" and axis is None:
             raise ModelError(
-                f"The shape of the output '{prediction.name}' does not fit the loss: {shape}.",
+                f"The shape of the output '{prediction.name}' does not fit the loss: "
+                f"{format_shape(shape)}.",
                 where=source_name(model),
                 fix="Cross entropy needs a batch axis and a class axis. Choose another loss, or "
                 "use --loss output if the model computes its own.",

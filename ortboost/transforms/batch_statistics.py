@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_read, known_shape
+from ortboost.graph.query import ancestors, is_read, known_shape, label
+from ortboost.transforms.trainable_norm import batch_norms, is_training, running_statistics
 
 __all__ = ["write_out_batch_statistics"]
 
@@ -35,31 +36,33 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
         kept unchanged.
     """
     report = Report("write_out_batch_statistics")
-    for node in list(model.graph):
-        if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+    for node in list(batch_norms(model)):
+        x = node.inputs[0]
+        shape = None if x is None else known_shape(x)
+        if x is None or shape is None or running_statistics(node) is not None:
             continue
-        x, shape = node.inputs[0], None if node.inputs[0] is None else known_shape(node.inputs[0])
-        statistics = (node.inputs[3], node.inputs[4])
-        if x is None or shape is None or all(_is_stored(value) for value in statistics):
-            continue
-        used = any(map(is_read, node.outputs[1:]))
-        if node.attributes.get_int("training_mode", 0) == 1:
-            found = None if used else "the statistics of its input"
+        if is_training(node):  # it normalizes by the batch, whatever its inputs 3 and 4
+            if any(map(is_read, node.outputs[1:])):
+                continue
+            what = "the statistics of its input"
+        elif all(_depends(statistic, x) for statistic in node.inputs[3:5]):
+            what = "computed statistics"
         else:
-            found = "computed statistics" if all(_depends(v, x) for v in statistics) else None
-        if found is not None:
-            report.changed[node.name or ""] = f"written out with {found}"
-            _write_out(model, node, x, len(shape), of_input=found != "computed statistics")
+            continue
+        report.changed[label(node)] = f"written out with {what}"
+        _write_out(model, node, x, len(shape))
     return report
 
 
-def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int, *, of_input: bool) -> None:
+def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int) -> None:
     b = Builder(model.graph, "ortboost/batch_statistics")
 
-    def column(value: ir.Value | None) -> ir.Value:
-        return b.op("Reshape", value, b.ints(1, -1, *[1] * (rank - 2))) if rank != 2 else value  # type: ignore[return-value]
+    def column(value: ir.Value | None) -> ir.Value | None:
+        """``[C] -> [1, C, 1, ...]``, where broadcasting does not do it."""
+        return value if rank == 2 else b.op("Reshape", value, b.ints(1, -1, *[1] * (rank - 2)))
 
-    if of_input:
+    var: ir.Value | None
+    if is_training(node):
         axes = b.ints(0, *range(2, rank))
         centered = b.op("Sub", x, b.op("ReduceMean", x, axes, keepdims=1))
         var = b.op("ReduceMean", b.op("Mul", centered, centered), axes, keepdims=1)
@@ -74,24 +77,5 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int, *, of_inp
     replace_node(node, [result], b)
 
 
-def _is_stored(value: ir.Value | None) -> bool:
-    while value is not None:
-        producer = value.producer()
-        if producer is None:
-            return True
-        value = producer.inputs[0] if producer.op_type == "Identity" else None
-    return False
-
-
 def _depends(value: ir.Value | None, source: ir.Value) -> bool:
-    """Whether a value depends on the source."""
-    pending, seen = [value], set[int]()
-    while pending:
-        current = pending.pop()
-        if current is source:
-            return True
-        if current is None or id(current) in seen or (producer := current.producer()) is None:
-            continue
-        seen.add(id(current))
-        pending.extend(producer.inputs)
-    return False
+    return any(source in node.inputs for node in ancestors(value))

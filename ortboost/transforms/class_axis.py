@@ -7,8 +7,8 @@ are equal, a wrong guess would train without an error. Therefore the axis is inf
 graph:
 
 1. from the operator that computes the predictions: for a product with a stored matrix (MatMul,
-  Gemm) it is the last axis, for a convolution, pooling or DepthToSpace axis 1; the search goes back
-  through operators that keep or move axes, and a Softmax or LogSoftmax names its own axis;
+   Gemm) it is the last axis, for a convolution, pooling or DepthToSpace axis 1; the search goes
+   back through operators that keep or move axes, and a Softmax or LogSoftmax names its own axis;
 2. otherwise from the lengths: the number of classes is fixed, so the class axis is the only fixed
    axis if all others are dimensions of an input.
 
@@ -26,13 +26,13 @@ from ortboost.graph.query import format_shape, is_standard, known_shape
 __all__ = ["find_class_axis"]
 
 _CHANNELS_FIRST = frozenset(
-    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool "  # noqa: SIM905
+    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool "
     "GroupNormalization InstanceNormalization LpPool MaxPool SpaceToDepth Upsample".split()
 )
 """Operators for which ONNX defines axis 1 as the channels."""
 
 _AS_THE_FIRST = frozenset(
-    "BatchNormalization Cast CastLike Celu Clip Dropout Elu Exp Gelu HardSigmoid HardSwish "  # noqa: SIM905
+    "BatchNormalization Cast CastLike Celu Clip Dropout Elu Exp Gelu HardSigmoid HardSwish "
     "Identity LayerNormalization LeakyRelu Log Mish Neg PRelu Pad Relu Resize Sigmoid Slice "
     "Softplus Tanh".split()
 )
@@ -40,6 +40,9 @@ _AS_THE_FIRST = frozenset(
 
 _AS_ALL = frozenset(("Add", "Concat", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum", "Where"))
 """Operators whose output has the same axes as every operand of the same rank."""
+
+_Known = dict[int, int | None]
+"""ID of a value to its axis: many paths of a residual network lead to one value."""
 
 
 def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = None) -> int:
@@ -76,11 +79,11 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return axis
     if rank == 2:
         return 1
-    made, lengths = _by_operator(prediction, set()), _by_lengths(model, shape)
-    if made is not None and made > 0 and lengths in (None, made):
-        return made
-    if made is None and lengths is not None:
-        return lengths
+    by_operator, by_lengths = _by_operator(prediction, {}), _by_lengths(model, shape)
+    if by_operator and by_lengths in (None, by_operator):
+        return by_operator
+    if by_operator is None and by_lengths is not None:
+        return by_lengths
     raise ModelError(
         f"The class axis of the output '{prediction.name}' is ambiguous.",
         where=f"{source_name(model)}: {format_shape(shape)} has {_length(shape[1])} classes with "
@@ -90,12 +93,17 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     )
 
 
-def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
+def _by_operator(value: ir.Value, known: _Known) -> int | None:
     """The feature axis of ``value`` according to the operators that compute it, if certain."""
+    if id(value) not in known:
+        known[id(value)] = _of_node(value, known)
+    return known[id(value)]
+
+
+def _of_node(value: ir.Value, known: _Known) -> int | None:
     node, shape = value.producer(), known_shape(value)
-    if node is None or shape is None or id(value) in seen or not is_standard(node):
+    if node is None or shape is None or not is_standard(node):
         return None
-    seen = seen | {id(value)}
     op, rank = node.op_type, len(shape)
     if op in _CHANNELS_FIRST:
         return 1
@@ -104,35 +112,34 @@ def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
     if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
         return rank - 1
     if op in _AS_THE_FIRST:
-        return _same_rank(node.inputs[0], rank, seen)
+        source = node.inputs[0]
+        same = source is not None and _rank(source) == rank
+        return _by_operator(source, known) if source is not None and same else None
     if op in _AS_ALL:
         found = {
-            _by_operator(operand, seen)
+            _by_operator(operand, known)
             for operand in node.inputs
             if operand is not None and not _constant(operand) and _rank(operand) == rank
         }
         return found.pop() if len(found) == 1 else None
     if op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
-        return _moved(node, value, seen)
+        return _moved(node, value, known)
     return None
 
 
-def _same_rank(value: ir.Value | None, rank: int, seen: set[int]) -> int | None:
-    return None if value is None or _rank(value) != rank else _by_operator(value, seen)
-
-
-def _moved(node: ir.Node, value: ir.Value, seen: set[int]) -> int | None:
+def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     """The axis after an operator that moves axes; ``None`` if it may have been split or merged."""
     source = node.inputs[0]
     before, after = (None if source is None else known_shape(source)), known_shape(value)
     if source is None or before is None or after is None:
         return None
-    axis = _by_operator(source, seen)
+    axis = _by_operator(source, known)
     if axis is None:
         return None
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm", list(range(len(before)))[::-1])
         return list(perm).index(axis)
+    # A reshape keeps the axis if all before it, or all after it, stay together.
     if not isinstance(before[axis], int):
         return None
     if axis == len(before) - 1 and after[-1] == before[axis]:

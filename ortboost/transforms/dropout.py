@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import RANDOM_OPERATORS, is_standard
+from ortboost.graph.query import RANDOM_OPERATORS, input_at, is_standard, label, scalar
 
-__all__ = ["add_mask", "dropout_to_training"]
+__all__ = ["dropout_to_training"]
 
 
 def dropout_to_training(model: ir.Model) -> Report:
@@ -37,7 +37,7 @@ def dropout_to_training(model: ir.Model) -> Report:
     for node in model.graph:
         if not is_standard(node, "Dropout"):
             continue
-        name = node.name or "?"
+        name = label(node)
         ratio = _number(node, 1, 0.5)
         mode = _number(node, 2, 0.0)
         if ratio == 0:
@@ -50,27 +50,23 @@ def dropout_to_training(model: ir.Model) -> Report:
             if not mode:
                 node.resize_inputs(3)
                 node.replace_input_with(2, builder.const(True, ir.DataType.BOOL))
-            add_mask(node, builder)
+            _add_mask(node, builder)
             drawn = "a ratio from the graph" if ratio is None else f"ratio {ratio:g}"
             report.changed[name] = f"put in training mode ({drawn})"
     return report
 
 
-def add_mask(node: ir.Node, builder: Builder) -> bool:
-    """Add the second output to a Dropout; return whether it was missing."""
+def _add_mask(node: ir.Node, builder: Builder) -> None:
+    """Add the second output to a Dropout that lacks it: its gradient reads it."""
     if len(node.outputs) >= 2 and node.outputs[1].name:
-        return False
+        return
     node.resize_outputs(2)
     node.outputs[1].name = builder.unique(f"{node.outputs[0].name}/mask")
     node.outputs[1].type = ir.TensorType(ir.DataType.BOOL)
     node.outputs[1].shape = node.outputs[0].shape
-    return True
 
 
 def _number(node: ir.Node, index: int, default: float) -> float | None:
     """A scalar input as a number; ``None`` if it is not a constant."""
-    if index >= len(node.inputs) or node.inputs[index] is None:
-        return default
-    value = node.inputs[index]
-    tensor = None if value is None else value.const_value
-    return None if tensor is None else float(tensor.numpy().reshape(-1)[0])
+    value = input_at(node, index)
+    return default if value is None else scalar(value)

@@ -34,16 +34,13 @@ def to_inference(model: ir.Model) -> Report:
     graph = model.graph
     originals = {value.name: value for value in graph.inputs}
     originals.update(graph.initializers)
-    for node in list(batch_norms(model)):
-        if not is_training(node) and len(node.outputs) == 1:
-            continue
+    training = [node for node in batch_norms(model) if is_training(node) or len(node.outputs) > 1]
+    for node in training:  # all of them first: one may read the next statistics of another
         for index in (3, 4):
             stored = _stored_of(node.inputs[index], originals)
             if stored is not None:
                 node.replace_input_with(index, stored)
-    for node in list(batch_norms(model)):
-        if not is_training(node) and len(node.outputs) == 1:
-            continue
+    for node in training:
         for output in node.outputs[1:]:
             _drop_downstream(graph, output, report)
         node.resize_outputs(1)
@@ -81,8 +78,7 @@ def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
         if node.graph is graph:
             graph.remove(node, safe=True)
     if value.is_graph_output():
-        kept = [output for output in graph.outputs if output is not value]
-        graph.outputs[:] = kept
+        graph.outputs[:] = [output for output in graph.outputs if output is not value]
         report.notes.append(f"output '{value.name}' was removed: it is a training state")
 
 
@@ -101,7 +97,5 @@ def _dropout_off(node: ir.Node, report: Report) -> None:
         node.replace_input_with(2, None)
         node.resize_inputs(2)
         report.changed[label(node)] = "put in inference mode"
-    if len(node.outputs) > 1:
-        mask = node.outputs[1]
-        if not is_read(mask):
-            node.resize_outputs(1)
+    if len(node.outputs) > 1 and not is_read(node.outputs[1]):
+        node.resize_outputs(1)

@@ -19,6 +19,14 @@ IGNORED: Final = -100
 LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
 """Names of the losses."""
 
+_APPLIES_TO = {
+    "ignore_index": "softmax-cross-entropy with sparse labels",
+    "shift_labels": "softmax-cross-entropy with sparse labels",
+    "class_axis": "softmax-cross-entropy",
+    "weight": "bce-with-logits",
+    "pos_weight": "bce-with-logits",
+}
+
 
 @dataclass(frozen=True)
 class LossConfig:
@@ -77,46 +85,34 @@ class LossConfig:
                 where=f"loss '{self.name}', reduction 'none'",
                 fix="Set it to 'mean' or 'sum', whichever the loss computes over the samples.",
             )
-        sparse = self.name == "softmax-cross-entropy" and self.sparse
-        for key in ("ignore_index", "shift_labels"):
+        this = self.name
+        if this == "softmax-cross-entropy":
+            this += " with sparse labels" if self.sparse else " with dense labels"
+        for key, loss in _APPLIES_TO.items():
             value = getattr(self, key)
-            if value is not None and value is not False and not sparse:  # 0 is a label
+            if value is None or value is False:  # not `if not value`: 0 is a label and an axis
+                continue
+            if not this.startswith(loss):
                 raise ConfigError(
-                    f"'{key}' has no effect for {self.name}"
-                    f"{'' if self.name != 'softmax-cross-entropy' else ' with dense labels'}.",
+                    f"'{key}' has no effect for {this}.",
                     where=f"loss, {key}",
-                    fix="Omit it; it applies to softmax-cross-entropy with sparse labels.",
+                    fix=f"Omit it; it applies to {loss}.",
                 )
-        if self.class_axis is not None and self.name != "softmax-cross-entropy":
-            raise ConfigError(
-                f"'class_axis' has no effect for {self.name}.",
-                where="loss, class_axis",
-                fix="Omit it; it applies to softmax-cross-entropy.",
-            )
-        for key in ("weight", "pos_weight"):
-            if getattr(self, key) is not None:
-                self._check_factors(key)
+            if not _is_finite(value):
+                raise ConfigError(
+                    f"'{key}' does not hold finite numbers.",
+                    where=f"loss, {key}",
+                    fix="Give a number, or an array that broadcasts to the output.",
+                )
 
     @property
     def is_file(self) -> bool:
         """Whether the loss is a user-defined one in a file."""
         return self.name.lower().endswith(".onnx")
 
-    def _check_factors(self, key: str) -> None:
-        """Check that a weight is finite and that the loss uses it."""
-        if self.name != "bce-with-logits":
-            raise ConfigError(
-                f"'{key}' has no effect for {self.name}.",
-                where=f"loss, {key}",
-                fix="Omit it; it applies to bce-with-logits.",
-            )
-        try:
-            good = bool(np.isfinite(np.asarray(getattr(self, key), np.float32)).all())
-        except (TypeError, ValueError, OverflowError):
-            good = False
-        if not good:
-            raise ConfigError(
-                f"'{key}' does not hold finite numbers.",
-                where=f"loss, {key}",
-                fix="Give a number, or an array that broadcasts to the output.",
-            )
+
+def _is_finite(value: object) -> bool:
+    try:
+        return bool(np.isfinite(np.asarray(value, np.float32)).all())
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -8,16 +8,14 @@ drawn uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
-from ortboost.graph.query import input_at, known_shape, producer_of
+from ortboost.graph.query import input_at, known_shape, producer_of, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
@@ -60,29 +58,25 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             where=source_name(model),
             fix=f"Outputs: {', '.join(v.name or '' for v in model.graph.outputs)}.",
         )
-    value, bias = outputs[0], None
-    while (node := value.producer()) is not None:
-        if node.op_type == "Gemm" and _initializer(node.inputs[1]):
-            transposed = node.attributes.get_int("transB", 0)
-            third = input_at(node, 2)
-            return DenseLayer(node, _get(node, 1), _initializer(third), 0 if transposed else 1)
+    value: ir.Value | None = outputs[0]
+    bias: ir.Value | None = None  # of a MatMul: the stored operand of an Add after it
+    while (node := producer_of(value)) is not None:
+        if node.op_type == "Gemm" and (weight := _matrix(node.inputs[1])):
+            out_axis = 0 if node.attributes.get_int("transB", 0) else 1
+            return DenseLayer(node, weight, _initializer(input_at(node, 2)), out_axis)
         if node.op_type == "MatMul":
-            if weight := _initializer(node.inputs[1]):
+            if weight := _matrix(node.inputs[1]):
                 return DenseLayer(node, weight, bias, 1)
-            transpose = producer_of(node.inputs[1])
-            if transpose is not None and transpose.op_type == "Transpose":
-                weight = _initializer(transpose.inputs[0])
-                if weight is not None and len(weight.shape or ()) == 2:
-                    return DenseLayer(node, weight, bias, 0)
+            transpose = producer_of(node.inputs[1], "Transpose")
+            if transpose is not None and (weight := _matrix(transpose.inputs[0])):
+                return DenseLayer(node, weight, bias, 0)
         if node.op_type == "Add" and bias is None:
-            for index in (0, 1):
-                if candidate := _initializer(node.inputs[index]):
-                    bias, value = candidate, _get(node, 1 - index)
-                    break
-            else:
+            stored = [index for index in (0, 1) if _initializer(node.inputs[index])]
+            if not stored:
                 break
+            bias, value = node.inputs[stored[0]], node.inputs[1 - stored[0]]
             continue
-        if node.op_type not in _PASS_THROUGH or node.inputs[0] is None:
+        if node.op_type not in _PASS_THROUGH:
             break
         value = node.inputs[0]
     raise ModelError(
@@ -119,16 +113,15 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             where=f"{source_name(model)}: node '{head.node.name}'",
             fix="Untie the weights before the export.",
         )
-    fan_in = _array(head.weight).shape[1 - head.out_axis]
-    new_shape = [0, 0]
-    new_shape[head.out_axis], new_shape[1 - head.out_axis] = size, fan_in
+    fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
+    new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
     generator = np.random.default_rng(seed)
     bound = 1.0 / np.sqrt(fan_in)
     report = Report("new_head")
-    for value, shape in ((head.weight, tuple(new_shape)), (head.bias, (size,))):
-        if value is None:
+    for value, shape in ((head.weight, new_shape), (head.bias, (size,))):
+        if value is None or value.const_value is None:
             continue
-        old = _array(value)
+        old = value.const_value.numpy()
         drawn = generator.uniform(-bound, bound, shape).astype(old.dtype)
         report.changed[value.name or ""] = f"{old.shape} -> {shape}, new values"
         value.const_value = ir.tensor(drawn, name=value.name)
@@ -155,22 +148,11 @@ def _forget_shapes_after(node: ir.Node) -> None:
             pending.extend(usage.node for usage in output.uses())
 
 
-def _array(value: ir.Value) -> NDArray[Any]:
-    if value.const_value is None:
-        raise TypeError("find_head() gives initializers")
-    return value.const_value.numpy()
-
-
 def _initializer(value: ir.Value | None) -> ir.Value | None:
     return value if value is not None and value.is_initializer() else None
 
 
-def _get(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    if value is None:
-        raise ModelError(
-            f"Input {index} of {node.op_type} is missing.",
-            where=f"node '{node.name}'",
-            fix="Export the model again.",
-        )
-    return value
+def _matrix(value: ir.Value | None) -> ir.Value | None:
+    """A stored matrix; a stack of matrices is no head."""
+    stored = _initializer(value)
+    return stored if stored is not None and len(static_shape(stored) or ()) == 2 else None

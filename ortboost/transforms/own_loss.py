@@ -23,7 +23,14 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model, source_name
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, format_shape, is_standard, known_shape
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    ROLE_MARK,
+    format_shape,
+    is_standard,
+    known_shape,
+    source_before,
+)
 
 __all__ = ["splice_loss"]
 
@@ -80,7 +87,7 @@ def splice_loss(
     scores.replace_all_uses_with(prediction)
     labels.replace_all_uses_with(target)
     nodes = list(graph)
-    graph.remove(nodes)
+    graph.remove(nodes)  # a node belongs to one graph
     builder.nodes.extend(nodes)
     return target, builder.op("Reshape", result, builder.ints(), shape=()), picking
 
@@ -104,10 +111,9 @@ def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:
         )
     shape = known_shape(result)
     if result.dtype not in FLOAT_TYPES or shape is None or any(dim != 1 for dim in shape):
-        text = "unknown" if shape is None else format_shape(shape)
         raise ModelError(
             f"The output '{result.name}' of the loss is not a float scalar.",
-            where=f"{path}: {result.dtype}, shape {text}",
+            where=f"{path}: {result.dtype} {format_shape(shape)}",
             fix="Let it end with a ReduceMean or ReduceSum over all axes, keepdims=0.",
         )
     if result.producer() is None:
@@ -129,12 +135,7 @@ def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
     """
     found = [node for node in loss.graph.all_nodes() if is_standard(node, *_PICKING)]
     for node in found:
-        value = node.inputs[1]
-        while value is not None and value is not labels:
-            producer = value.producer()
-            moved = producer is not None and is_standard(producer, *_MOVING)
-            value = producer.inputs[0] if producer is not None and moved else None
-        if value is None:
+        if source_before(node.inputs[1], *_MOVING) is not labels:
             raise ModelError(
                 f"The {node.op_type} of the loss does not read the labels directly.",
                 where=f"{path}: node '{node.name}'",
@@ -154,10 +155,8 @@ def _match(
     """
     expected, found = known_shape(scores), known_shape(prediction)
     where = (
-        f"{path}: '{scores.name}' {scores.dtype} "
-        f"{'?' if expected is None else format_shape(expected)}; "
-        f"{source}: '{prediction.name}' {prediction.dtype} "
-        f"{'?' if found is None else format_shape(found)}"
+        f"{path}: '{scores.name}' {scores.dtype} {format_shape(expected)}; "
+        f"{source}: '{prediction.name}' {prediction.dtype} {format_shape(found)}"
     )
     fix = "Export the loss for this output, or name another one with --output."
     if prediction.dtype not in FLOAT_TYPES or scores.dtype is not prediction.dtype:
@@ -165,12 +164,12 @@ def _match(
     if expected is None or found is None:
         return {}
     lengths: dict[str, int | str | None] = {}
-    for mine, its in zip(expected, found, strict=False):
-        known = lengths.setdefault(mine, its) if isinstance(mine, str) else mine
-        if isinstance(known, int) and isinstance(its, int) and known != its:
-            raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)
     if len(expected) != len(found):
         raise ModelError("The loss expects scores of another rank.", where=where, fix=fix)
+    for dim, actual in zip(expected, found, strict=True):
+        known = lengths.setdefault(dim, actual) if isinstance(dim, str) else dim
+        if isinstance(known, int) and isinstance(actual, int) and known != actual:
+            raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)
     return lengths
 
 

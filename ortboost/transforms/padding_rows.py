@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_standard, label
+from ortboost.graph.query import is_standard, label, source_before
 
 __all__ = ["join_padding_rows", "protect_padding_rows"]
 
@@ -36,9 +36,9 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
     detached: dict[str, ir.Value] = {}
     for node in list(model.graph) if rows else ():
         if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
-            continue
+            continue  # padding_idx counts along axis 0
         data, ids = node.inputs
-        table = _table(data)
+        table = source_before(data, "Cast", "Identity")  # mixed precision casts the table
         name = "" if table is None else table.name or ""
         if data is None or ids is None or table is None or name not in rows:
             continue
@@ -62,16 +62,6 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         report.changed[label(node)] = f"row {row} of '{name}' gets no gradient"
     model.graph.inputs.extend(detached.values())
     return report
-
-
-def _table(value: ir.Value | None) -> ir.Value | None:
-    """The graph input that a table comes from, possibly through a Cast of mixed precision."""
-    while value is not None and not value.is_graph_input():
-        node = value.producer()
-        if node is None or not is_standard(node, "Cast", "Identity"):
-            return None
-        value = node.inputs[0]
-    return value
 
 
 def join_padding_rows(model: ir.Model) -> None:

@@ -28,7 +28,14 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_read, is_standard, known_shape, label, static_shape
+from ortboost.graph.query import (
+    is_read,
+    is_standard,
+    known_shape,
+    label,
+    source_before,
+    static_shape,
+)
 
 __all__ = [
     "MOMENTUM_KEY",
@@ -87,7 +94,7 @@ def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """
     found = []
     for index in (3, 4):
-        value = _origin(node.inputs[index])
+        value = source_before(node.inputs[index], "Identity")
         if value is None or not (value.is_initializer() or value.is_graph_input()):
             return None
         found.append(value)
@@ -149,7 +156,7 @@ def to_training(
     builder = Builder(model.graph, OWN_PREFIX.rstrip("/"))
     _separate(model, nodes, builder, state.report)
     factors: dict[Hashable, ir.Value] = {}
-    latest: dict[str, ir.Value] = {}
+    latest: dict[str, ir.Value] = {}  # buffer to its newest value: a module may be applied twice
     last_buffer: dict[str, ir.Value] = {}
     for node in nodes:
         statistics = running_statistics(node)
@@ -208,8 +215,11 @@ def _add_statistics(
 ) -> tuple[ir.Value, ir.Value]:
     """Let the node output the batch statistics, and compute the next running ones beside it.
 
-    ``factors`` caches the correction factors of the variance by element count, which layers of the
-    same size share.
+        next mean = momentum mean + (1 - momentum) batch mean
+        next var  = momentum var  + (1 - momentum) N / (N - 1) batch var     (unbiased)
+
+    ``factors`` caches the factors ``(1 - momentum) N / (N - 1)`` by element count, which layers of
+    the same size share.
     """
     stored = (node.inputs[3], node.inputs[4])
     momentum = node.attributes.get_float("momentum", 0.9)
@@ -284,6 +294,7 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
         if statistics is None:
             continue
         given = [node.inputs[3], node.inputs[4]]
+        # Nodes with the same scale, bias and statistics are one module that is applied twice.
         module = tuple(value.name or "" for value in node.inputs[1:5] if value is not None)
         for index, value, direct in zip((3, 4), statistics, given, strict=True):
             key = value.name or ""
@@ -312,15 +323,6 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
                 f"'{copy.name}' of node '{node.name}' shared its tensor with '{key}'; it now has "
                 "its own"
             )
-
-
-def _origin(value: ir.Value | None) -> ir.Value | None:
-    while value is not None:
-        producer = value.producer()
-        if producer is None or producer.op_type != "Identity":
-            return value
-        value = producer.inputs[0]
-    return value
 
 
 def is_training(node: ir.Node) -> bool:

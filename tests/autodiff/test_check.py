@@ -8,9 +8,9 @@ import pytest
 from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.native.support import gradient_support
-from ortboost.autodiff.table import support_table
 from tests.autodiff.oracle import graph
 from tests.support import native_only
+from tools.support_table import support_table
 
 native_only()
 

@@ -55,6 +55,15 @@ def test_what_does_not_fit_is_refused(dims, words):
     assert_three_lines(info.value)
 
 
+def test_the_names_that_there_are_come_in_order():
+    with pytest.raises(UsageError, match="no dimension") as info:
+        fit_dims(SHAPES, {"height": 8})
+    assert "choices: h, n, w; or write INPUT:AXIS" in info.value.fix
+    with pytest.raises(UsageError, match="no dimension") as info:
+        fit_dims({"x": (None, 3)}, {"height": 8})
+    assert info.value.fix == "None of them has a name: write INPUT:AXIS."
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.normalize import normalize
-from ortboost.graph.origins import lost_parameters, origin_of, tensor_origins
+from ortboost.graph.origins import missing_parameters, origin_of, tensor_origins
 from tests.support import text_model, weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -56,8 +56,8 @@ def test_the_dynamo_exporter_says_it_all():
         "val_3": "folded",
         "c": "literal",
     }
-    assert found.lost == ("net.fc.weight",)
-    assert found.of["val_3"].made_of == ("net.fc.weight",)
+    assert found.missing == ("net.fc.weight",)
+    assert found.of["val_3"].folded_from == ("net.fc.weight",)
     assert found.of["val_3"].direct
 
 
@@ -79,10 +79,10 @@ def tied(*lost: str) -> ir.Model:
 
 
 def test_a_shared_parameter_is_not_lost():
-    assert tensor_origins(tied("net.embed.weight")).lost == ()
-    assert tensor_origins(tied("net.head.bias")).lost == ("net.head.bias",)
+    assert tensor_origins(tied("net.embed.weight")).missing == ()
+    assert tensor_origins(tied("net.head.bias")).missing == ("net.head.bias",)
     both = ("net.embed.bias", "net.embed.weight")
-    assert tensor_origins(tied(*both)).lost == both
+    assert tensor_origins(tied(*both)).missing == both
 
 
 def test_the_parts_of_a_parametrization_belong_to_its_layer():
@@ -102,11 +102,11 @@ def test_origins_survive_a_conversion_of_the_opset_and_a_clone():
     for one in (found, copy):
         assert origin_of(one.graph.initializers["w"]).kind == "parameter"
         assert origin_of(one.graph.initializers["c"]).kind == "literal"
-        assert origin_of(one.graph.initializers["val_3"]).made_of == ("net.fc.weight",)
-    assert lost_parameters(found) == ("net.fc.weight",)
+        assert origin_of(one.graph.initializers["val_3"]).folded_from == ("net.fc.weight",)
+    assert missing_parameters(found) == ("net.fc.weight",)
 
 
 def test_what_cannot_be_parsed_is_left_out():
     found = dynamo()
     found.graph[2].metadata_props[SCOPES] = "[''"
-    assert tensor_origins(found).of["val_3"].made_of == ()
+    assert tensor_origins(found).of["val_3"].folded_from == ()

@@ -4,12 +4,21 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.query import all_tensors, known_shape, match_names, static_shape
+from ortboost.graph.query import (
+    all_tensors,
+    ancestors,
+    has_subgraph,
+    known_shape,
+    match_names,
+    source_before,
+    static_shape,
+    subgraphs,
+)
 from tests.support import text_model
 
 
-def test_all_tensors_looks_into_subgraphs():
-    model = text_model(
+def branched() -> ir.Model:
+    return text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (bool c, float[N] x, float[1] w) => (float[N] y) {
           y = If(c) <
@@ -19,7 +28,40 @@ def test_all_tensors_looks_into_subgraphs():
         }""",
         w=np.float32([2]),
     )
-    assert {value.name for value, _ in all_tensors(model)} == {"w", "inner"}
+
+
+def test_all_tensors_looks_into_subgraphs():
+    assert {value.name for value, _ in all_tensors(branched())} == {"w", "inner"}
+
+
+def test_the_subgraphs_of_a_node():
+    model = branched()
+    (branch,) = model.graph
+    assert [graph.name for graph in subgraphs(branch)] == ["yes", "no"]
+    assert has_subgraph(branch)
+    (node,) = next(subgraphs(branch))
+    assert not has_subgraph(node)
+
+
+def test_ancestors_of_values_come_once():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]> net (float[2] x) => (float[2] y) {
+          a = Exp(x) b = Add(a, a) c = Clip(b, , x) y = Mul(b, c) z = Neg(x) }"""
+    )
+    found = [node.op_type for node in ancestors(*model.graph.outputs, None)]
+    assert sorted(found) == ["Add", "Clip", "Exp", "Mul"]
+    assert list(ancestors(model.graph.inputs[0])) == []
+
+
+def test_the_source_before_a_chain():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]> net (float[2] x) => (float[2] y) {
+          e = Exp(x) a = Identity(e) b = Cast<to = 1>(a) y = Identity(b) }"""
+    )
+    (y,) = model.graph.outputs
+    assert source_before(y, "Identity").name == "b"
+    assert source_before(y, "Identity", "Cast").name == "e"
+    assert source_before(None, "Identity") is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import write_config
 from ortboost.optimizers import (
     OPTIMIZERS,
     Adam,
@@ -14,7 +15,6 @@ from ortboost.optimizers import (
     Optimizer,
     Sgd,
     optimizer_from_dict,
-    optimizer_to_dict,
 )
 from tests.support import assert_three_lines
 
@@ -35,7 +35,7 @@ ALL = [
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
 def test_survives_json(optimizer):
-    again = optimizer_from_dict(json.loads(json.dumps(optimizer_to_dict(optimizer))))
+    again = optimizer_from_dict(json.loads(json.dumps(write_config(optimizer))))
     assert again == optimizer
     assert type(again) is type(optimizer)
 

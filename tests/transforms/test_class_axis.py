@@ -103,3 +103,9 @@ def test_an_axis_that_cannot_be_is_refused(given):
     with pytest.raises(UsageError, match="cannot be the class axis") as info:
         find_class_axis(model, model.graph.outputs[0], given)
     assert_three_lines(info.value)
+
+
+def test_many_paths_to_one_value_are_searched_once():
+    steps = " ".join(f"h{i} = Add(h{i - 1}, h{i - 1})" for i in range(1, 80))
+    model = net("n,6,6", f"h0 = MatMul(x, w) {steps} y = Relu(h79)", w=W)  # 2^79 paths
+    assert find_class_axis(model, model.graph.outputs[0]) == 2

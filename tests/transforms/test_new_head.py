@@ -204,3 +204,14 @@ def test_a_head_that_other_nodes_read_too():
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     found = run(model, {"x": weights(2, 4)})
     assert found["p"].shape == found["logits"].shape == (2, 6)
+
+
+def test_a_stack_of_matrices_is_no_head():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[2,5,4] x, float[2,4,3] w) =>'
+        " (float[2,5,3] logits) { logits = MatMul(x, w) }",
+        w=weights(2, 4, 3),
+    )
+    with pytest.raises(ModelError, match="No fully connected layer") as info:
+        new_head(model, 5)
+    assert_three_lines(info.value)

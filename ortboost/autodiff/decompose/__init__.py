@@ -8,6 +8,7 @@ must flow through it.
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -21,11 +22,8 @@ from ortboost.graph.shape_inference import infer_missing
 
 __all__ = ["DECOMPOSITIONS", "decompose"]
 
-for _family in (
-    *("activations", "einsum", "grid_sample", "layouts", "normalizations", "reductions"),
-    *("resize", "trigonometry"),
-):
-    importlib.import_module(f"{__name__}.{_family}")  # registers its rules
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)  # registers its rules
 
 
 def decompose(

@@ -1,7 +1,8 @@
 """Activations, written so that neither value nor gradient overflows, with PyTorch's slope at 0.
 
 At 0, the gradient of ``relu(x)`` is 0 and that of ``n = x - relu(x) = min(x, 0)`` is 1. So the kink
-belongs to the left branch, as in PyTorch.
+belongs to the left branch, as in PyTorch. At the bounds of HardSigmoid and HardSwish, which are
+those of a Clip, it belongs to the inner branch; in PyTorch to the outer one.
 """
 
 from __future__ import annotations

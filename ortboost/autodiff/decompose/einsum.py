@@ -55,6 +55,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
     width = max(widths, default=0)
     dots = "".join(free[:width])
     terms = []
+    # The axes of an ellipsis are aligned at the end, as in broadcasting.
     for index, name in enumerate(names):
         own = site.rank(index) - len(name.replace("...", "")) if "..." in name else 0
         letters = name.replace("...", dots[width - own :] if own else "")
@@ -63,7 +64,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
         terms.append(_Term(site.input(index), letters))
     if arrow:
         result = right.replace("...", dots)
-    else:
+    else:  # implicit: the letters that occur once, in alphabetical order
         every = "".join(term.letters for term in terms)
         named = (c for c in sorted(set(every)) if every.count(c) == 1 and c not in dots)
         result = dots + "".join(named)
@@ -114,11 +115,11 @@ def _product(
     columns = "".join(letter for letter in right.letters if letter not in shared)
     a = _matrix(site, left, batch, rows, inner, sizes)
     b = _matrix(site, right, batch, inner, columns, sizes)
-    result = site.op("MatMul", a, b)
+    result = site.op("MatMul", a, b)  # [batch..., rows, columns], one axis each
     letters = batch + rows + columns
     if len(rows) == 1 and len(columns) == 1:
         return _Term(result, letters)
-    if len(rows) <= 1 and len(columns) <= 1:
+    if len(rows) <= 1 and len(columns) <= 1:  # only axes of length 1 were added
         gone = [len(batch)] * (not rows) + [len(batch) + 1] * (not columns)
         return _Term(site.op("Squeeze", result, site.ints(*gone)), letters)
     shape = joined(site, [sizes[letter] for letter in letters])

@@ -85,9 +85,8 @@ def _taps(site: Site, mode: str) -> list[tuple[tuple[int, list[float]], ...]]:
 
 def _split(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
     """``floor(p)`` and ``p - floor(p)`` for ``p >= 0``."""
-    kind = _kind(site)
     low = site.cast(point, _INT64)
-    return low, site.op("Sub", point, site.cast(low, kind))
+    return low, site.op("Sub", point, site.cast(low, _grid_dtype(site)))
 
 
 def _apart(site: Site, point: ir.Value, reach: int) -> tuple[ir.Value, ir.Value]:
@@ -107,10 +106,8 @@ def _neighbours(site: Site, low: ir.Value, mode: str) -> ir.Value:
 
 def _inside(site: Site, place: ir.Value, padding: str) -> ir.Value:
     """Map pixel coordinates anywhere to pixels of the (framed) image."""
-    kind = _kind(site)
     if padding == "reflection":
-        place = _folded(site, site.cast(place, kind))
-        place = site.cast(place, _INT64)
+        place = site.cast(_folded(site, site.cast(place, _grid_dtype(site))), _INT64)
     if padding == "zeros":
         place = site.op("Add", place, site.ints(1))
     last = _lengths(site, 1 if padding == "zeros" else -1, _INT64)
@@ -161,25 +158,25 @@ def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int
     return site.op("Gather", table, flat, axis=0, dtype=image.dtype)
 
 
-def _kind(site: Site) -> ir.DataType:
+def _grid_dtype(site: Site) -> ir.DataType:
     return site.input(1).dtype or site.dtype
 
 
 def _number(site: Site, value: float) -> ir.Value:
-    return site.builder.const(value, _kind(site))
+    return site.builder.const(value, _grid_dtype(site))
 
 
 def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Value:
     """``[W + more, H + more, ..]`` with the dtype of the grid, constant if possible."""
-    kind = dtype or _kind(site)
+    dtype = dtype or _grid_dtype(site)
     sizes = site.shape()[:1:-1]  # x is the last axis of the image and the first of a point
     known = [size + more for size in sizes if isinstance(size, int)]
     if len(known) == len(sizes):
-        return site.builder.const(known, kind)
+        return site.builder.const(known, dtype)
     axes = site.ints(*reversed(range(2, site.rank())))
     found = site.op("Gather", site.shape_of(site.input(0)), axes, axis=0, dtype=_INT64)
     found = site.op("Add", found, site.ints(more), dtype=_INT64)
-    return site.cast(found, kind)
+    return site.cast(found, dtype)
 
 
 def _in_pixels(site: Site) -> ir.Value:
@@ -205,7 +202,7 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
     period = site.op("Add", span, span)
     # Through integers, which have no gradient: the number of whole periods is constant.
     whole = site.cast(site.op("Div", apart, period), _INT64)
-    whole = site.cast(whole, _kind(site))
+    whole = site.cast(whole, _grid_dtype(site))
     apart = site.op("Sub", apart, site.op("Mul", whole, period))
     back = site.op("Abs", site.op("Sub", apart, span))
     return site.op("Sub", site.op("Add", span, low), back)
@@ -213,27 +210,26 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
 
 def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
     """Clip to ``0 .. last``, with a gradient of 0 at the limits, as in PyTorch; NaN becomes 0."""
-    zero = _number(site, 0.0)
-    boolean = ir.DataType.BOOL
-    kind = _kind(site)
-    point = site.op(
-        "Where", site.op("Greater", point, zero, dtype=boolean), point, zero, dtype=kind
-    )
-    return site.op("Where", site.op("Less", point, last, dtype=boolean), point, last, dtype=kind)
+    dtype, zero = _grid_dtype(site), _number(site, 0.0)
+    # Comparisons with NaN are false: the first Where replaces it.
+    above = site.op("Greater", point, zero, dtype=ir.DataType.BOOL)
+    point = site.op("Where", above, point, zero, dtype=dtype)
+    below = site.op("Less", point, last, dtype=ir.DataType.BOOL)
+    return site.op("Where", below, point, last, dtype=dtype)
 
 
 def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
     """``[N, ..., taps, 1]``: the product of the polynomials along the axes, by Horner's rule."""
-    kind, axes = _kind(site), site.rank() - 2
+    dtype, axes = _grid_dtype(site), site.rank() - 2
     powers = np.array([[weights for _, weights in tap] for tap in _taps(site, mode)])
     fraction = site.op("Unsqueeze", fraction, site.ints(-2))
     *lower, highest = np.moveaxis(powers, -1, 0)  # each [taps, axes]
-    along = site.builder.const(highest, kind)
+    along = site.builder.const(highest, dtype)
     for power in reversed(lower):
-        along = site.op("Add", site.op("Mul", fraction, along), site.builder.const(power, kind))
-    parts = site.ops("Split", [along, site.ints(*axes * [1])], axes, {"axis": -1, "dtype": kind})
-    product = parts[0]
-    for part in parts[1:]:
-        product = site.op("Mul", product, part, dtype=kind)
-    assert product is not None  # there are at least two axes
+        along = site.op("Add", site.op("Mul", fraction, along), site.builder.const(power, dtype))
+    product, *others = site.ops(
+        "Split", along, site.ints(*axes * [1]), count=axes, dtype=dtype, axis=-1
+    )
+    for factor in others:
+        product = site.op("Mul", product, factor, dtype=dtype)
     return site.cast(product)

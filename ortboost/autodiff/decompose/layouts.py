@@ -54,13 +54,14 @@ def _pad(site: Site) -> list[ir.Value | None]:
         raise Refusal("its axes are not constant; export with fixed axes")
     axes = range(rank) if given is None else [int(a) % rank for a in given.reshape(-1)]
     result = site.input(0)
-    for place, axis in enumerate(axes):
-        before, after = int(pads[place]), int(pads[place + len(pads) // 2])
+    for k, axis in enumerate(axes):
+        before, after = int(pads[k]), int(pads[k + len(pads) // 2])
         if not before and not after:
             continue
         size = site.shape()[axis]
         if not isinstance(size, int):
             raise Refusal(f"mode='{mode}' along axis {axis}, which has no fixed length")
+        # Negative pads cut first, then positive ones repeat what is left.
         kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)
         index = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
         result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -46,7 +47,7 @@ def _group(site: Site) -> list[ir.Value | None]:
     Scale and bias have one element per group up to opset 20, and one per channel from 21.
     """
     rank, groups, data = site.rank(), site.integer("num_groups", 1), site.input(0)
-    folded = site.op("Reshape", data, site.ints(0, groups, -1))
+    folded = site.op("Reshape", data, site.ints(0, groups, -1))  # 0 keeps the batch
     normal = _standardized(site, folded, site.ints(2), site.number("epsilon", 1e-5))
     (count,) = known_shape(site.input(1)) or (None,)
     channels = site.shape()[1]
@@ -77,7 +78,8 @@ def _lp(site: Site) -> list[ir.Value | None]:
         norm = site.op("ReduceSum", site.op("Abs", data), axes, keepdims=1)
     else:
         norm = site.op("ReduceL2", data, axes, keepdims=1)
-    smallest = site.const(np.finfo(np.float16 if site.dtype.itemsize == 2 else np.float32).tiny)
+    limits = ml_dtypes.finfo(site.dtype.numpy())  # type: ignore[no-untyped-call]
+    smallest = site.const(float(limits.smallest_normal))
     return [site.op("Div", data, site.op("Max", norm, smallest))]
 
 
@@ -101,7 +103,7 @@ def _local_response(site: Site) -> list[ir.Value | None]:
         dtype=int64,
     )
     squares = site.op("Reshape", site.op("Mul", data, data), shape)
-    before = (size - 1) // 2
+    before = (size - 1) // 2  # [N, 1, C, spatial]: the kernel spans only channels
     sums = site.op(
         "Conv",
         squares,

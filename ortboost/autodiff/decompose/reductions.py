@@ -32,28 +32,24 @@ def _mean(site: Site) -> list[ir.Value | None]:
     return [site.op("Mul", total, site.const(1.0 / len(site.node.inputs)))]
 
 
-def _keeping(site: Site) -> dict[str, ir.Attr]:
-    return dict(site.node.attributes)
-
-
 @decomposes("ReduceL1")
 def _reduce_l1(site: Site) -> list[ir.Value | None]:
     """``sum(|x|)``."""
     data = site.op("Abs", site.input(0))
-    return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
+    return [site.op("ReduceSum", data, site.optional(1), **site.node.attributes)]
 
 
 @decomposes("ReduceSumSquare")
 def _reduce_sum_square(site: Site) -> list[ir.Value | None]:
     """``sum(x * x)``."""
     data = site.op("Mul", site.input(0), site.input(0))
-    return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
+    return [site.op("ReduceSum", data, site.optional(1), **site.node.attributes)]
 
 
 @decomposes("ReduceLogSum")
 def _reduce_log_sum(site: Site) -> list[ir.Value | None]:
     """``log(sum(x))``."""
-    total = site.op("ReduceSum", site.input(0), site.optional(1), **_keeping(site))
+    total = site.op("ReduceSum", site.input(0), site.optional(1), **site.node.attributes)
     return [site.op("Log", total)]
 
 
@@ -123,9 +119,10 @@ def _cum_sum(site: Site) -> list[ir.Value | None]:
     square = site.op("Concat", length, length, axis=0, dtype=ir.DataType.INT64)
     ones = site.filled(1, square)
     shift = site.builder.const((-1 if reverse else 1) if exclusive else 0, ir.DataType.INT64)
+    # y[j] = sum_i x[i] T[i, j], T = 1 for i <= j; i < j if exclusive; i >= j in reverse.
     triangle = site.op("Trilu", ones, shift, upper=0 if reverse else 1)
     moved = data if axis == rank - 1 else site.op("Transpose", data, perm=order)
-    if rank == 1:
+    if rank == 1:  # the native gradient of a product with a vector may be wrong
         row = site.op("MatMul", site.op("Unsqueeze", moved, site.ints(0)), triangle)
         return [site.op("Squeeze", row, site.ints(0))]
     summed = site.op("MatMul", moved, triangle)

@@ -8,6 +8,8 @@ graph.
 
 from __future__ import annotations
 
+import functools
+
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
@@ -115,7 +117,7 @@ class _Axis:
         a = self.site.number("cubic_coeff_a", -0.75)
         exact = bool(self.site.integer("exclude_outside", 0))
         positions = self.positions()
-        low, rows, total = self.op("Floor", positions), self.rows(), None
+        low, rows, parts = self.op("Floor", positions), self.rows(), list[ir.Value]()
         for tap in _TAPS:
             place = self.op("Add", low, self.number(tap))
             d = self.op("Abs", self.op("Sub", positions, place))
@@ -125,10 +127,10 @@ class _Axis:
                 weight = self.polynomial(d, (a, -5 * a, 8 * a, -4 * a))
             target = place if exact else self.clipped(place)
             hit = self.cast(self.op("Equal", rows, target, dtype=_BOOL))
-            part = self.op("Mul", hit, weight)
-            total = part if total is None else self.op("Add", total, part)
-        assert total is not None
-        if exact:
+            parts.append(self.op("Mul", hit, weight))
+        # Taps limited to the axis may coincide: their weights are added.
+        total = functools.reduce(lambda left, right: self.op("Add", left, right), parts)
+        if exact:  # the weights that are left must sum to 1 again
             columns = self.site.op("ReduceSum", total, self.site.ints(0), keepdims=1, dtype=_FLOAT)
             total = self.op("Div", total, columns)
         return total
@@ -156,6 +158,7 @@ def _resize(site: Site) -> list[ir.Value | None]:
         raise Refusal("keep_aspect_ratio_policy has no gradient here")
     rank, data = site.rank(), site.input(0)
     result, dims = data, list(site.shape())
+    # Interpolation is separable: one axis after the other.
     for place, axis in enumerate(a % rank for a in site.integers("axes") or range(rank)):
         if _is_kept(site, axis, place):
             continue
@@ -169,11 +172,11 @@ def _resize(site: Site) -> list[ir.Value | None]:
             matrix = resized.cast(matrix, site.dtype)
         matrix.shape = ir.Shape([None, None])  # in case shape inference fails
         order = [other for other in range(rank) if other != axis] + [axis]
-        back = [order.index(here) for here in range(rank)]
-        last = [dims[other] for other in order]
-        turned = site.op("Transpose", result, shape=last, perm=order)
-        moved = site.op("MatMul", turned, matrix, shape=last)
-        result = site.op("Transpose", moved, shape=dims, perm=back)
+        inverse = [order.index(other) for other in range(rank)]
+        shape = [dims[other] for other in order]
+        last = site.op("Transpose", result, shape=shape, perm=order)  # [..., length]
+        resampled = site.op("MatMul", last, matrix, shape=shape)  # [..., size]
+        result = site.op("Transpose", resampled, shape=dims, perm=inverse)
     return [result if result is not data else site.op("Identity", data)]
 
 

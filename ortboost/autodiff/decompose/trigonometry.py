@@ -81,6 +81,7 @@ def _arctangent(site: Site, data: ir.Value) -> ir.Value:
     t = data
     for _ in range(3):
         t = _half_angle(site, t)
+    # t (1 - t^2/3 + t^4/5 - ...) by Horner's rule in t^2, the highest power first.
     square = site.op("Mul", t, t)
     series = site.const(1.0 / 13.0)
     for power in (11, 9, 7, 5, 3, 1):

@@ -9,9 +9,8 @@ import contextlib
 import importlib
 import importlib.metadata
 import platform
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,7 @@ __all__ = ["VERSION", "Diagnosis", "build_gradients", "diagnose"]
 
 VERSION = "1.19.2"
 
-
 _WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")
-
-
 # Distributions that install the same `onnxruntime` folder.
 _OWNERS = (
     *_WHEELS,
@@ -41,12 +37,8 @@ _OWNERS = (
     "ort-nightly",
     "ort-nightly-gpu",
 )
-
-
 _NEWEST_PYTHON = (3, 12)
-
-
-_MAX_BYTES = 2**31 - 2**20
+_MAX_BYTES = 2**31 - 2**20  # protobuf writes less than 2 GiB
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,7 @@ def _bindings() -> _Bindings:
 
 
 def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
-    """Run the optimizer and the gradient builder on a model, and translate their errors.
+    """Run the optimizer and the gradient builder on a model.
 
     Args:
         model: The prepared forward graph.
@@ -162,89 +154,17 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
     options = bindings.options()
     options.log_severity_level = 3  # the builder's warnings refer to internal nodes
     names = set(wrt)
-    with _translated(model, wrt):
+    try:
         optimized = bindings.optimize(proto.SerializeToString(), names, options)
         builder = bindings.builder(optimized, {loss}, names, loss, options)
         builder.build()
         built: bytes = builder.get_model()
-    return built
-
-
-_MESSAGES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"gradient builder has not been registered: (\S+)",
-        "The operator {0} has no gradient in the native engine.",
-        "Decompose it first (ortboost.autodiff.decompose), or freeze the parameters before it.",
-    ),
-    (
-        r"Cannot compute the partial derivative for '([^']*)'",
-        "The loss does not depend differentiably on '{0}'.",
-        "Freeze it: it is unused, or behind an ArgMax, a comparison or an integer cast.",
-    ),
-    (
-        r"Duplicate definition of name \(([^)]*)\)",
-        "Two values of the gradient graph would have the name '{0}'.",
-        "Rename the tensor in the model; names that end in '_grad' are reserved.",
-    ),
-    (
-        r"GradientBuilder is not implemented for CUDA Pow's input exponent",
-        "The exponent of a Pow would need a gradient.",
-        "Use a constant exponent, or freeze the parameter that it depends on.",
-    ),
-    (
-        r"Pad gradient currently supports constant mode only",
-        "A Pad with mode 'reflect', 'edge' or 'wrap' has no gradient in the native engine.",
-        "Decompose it first (ortboost.autodiff.decompose), or pad with zeros.",
-    ),
-    (
-        r"GetIndexFromName|does not exist in the graph",
-        "There is control flow (If, Loop, Scan) between the parameters and the loss.",
-        "Export the model without control flow, or freeze the parameters before it.",
-    ),
-    (
-        r"failed to find NodeArg by name: (\S+)_grad",
-        "'{0}' got no gradient.",
-        "Freeze it: only float tensors on a differentiable path can be trained.",
-    ),
-    (
-        r"till opset (\d+)",
-        "The model's opset is newer than the native engine supports (up to {0}).",
-        "Normalize the model first (ortboost.graph.normalize).",
-    ),
-    (
-        r"Unsupported model IR version: (\d+), max",
-        "The model's IR version {0} is newer than the native engine supports.",
-        "Normalize the model first (ortboost.graph.normalize).",
-    ),
-    (
-        r"i < node_->(?:Out|In)putDefs\(\)\.size\(\)",
-        "A node lacks an optional input or output that its gradient needs.",
-        "Give LayerNormalization its bias and three outputs, Dropout its mask; please report this.",
-    ),
-)
-
-
-@contextlib.contextmanager
-def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
-    try:
-        yield
     except (RuntimeError, IndexError, ValueError) as error:
-        text = str(error).strip()
-        where = f"model '{model.graph.name}', gradients of {len(wrt)} tensors"
-        for pattern, what, fix in _MESSAGES:
-            match = re.search(pattern, text)
-            if match:
-                culprit = _nodes_of(model, match.group(1)) if match.groups() else ""
-                raise ModelError(
-                    what.format(*match.groups()), where=culprit or where, fix=fix
-                ) from error
+        # What the builder is known to refuse is refused before (support.py, engine.py).
         raise ModelError(
             "onnxruntime-training cannot build the gradient graph.",
-            where=f"{where}: {text[-400:]}",
+            where=f"model '{model.graph.name}', gradients of {len(wrt)} tensors: "
+            f"{str(error).strip()[-400:]}",
             fix="Run `ortboost check` on the model; if it finds nothing, please report this.",
         ) from error
-
-
-def _nodes_of(model: ir.Model, op_type: str) -> str:
-    names = [node.name or "?" for node in model.graph if node.op_type == op_type]
-    return f"{op_type}: {', '.join(names[:5])}{'...' if len(names) > 5 else ''}" if names else ""
+    return built

@@ -80,7 +80,7 @@ def restore(
         value.type = about.type or value.type
         value.shape = about.shape if about.shape is not None else value.shape
         given_outputs.append(value)
-    graph.outputs[:] = given_outputs
+    graph.outputs[:] = given_outputs  # drops those that set_aside added
     graph.name = source.graph.name
     result.metadata_props.update(source.metadata_props)
     common.RemoveUnusedOpsetsPass()(result)

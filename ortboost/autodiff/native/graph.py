@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import has_subgraph, producer_of
+from ortboost.graph.query import has_subgraph, producer_of, source_before
 from ortboost.graph.reach import find_value, uses_inside, values_by_name
 
 __all__ = [
@@ -31,12 +31,12 @@ _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
 # Operators and the inputs whose gradients the builder writes even if not requested.
 _ALWAYS_WRITTEN = {
-    "BatchNormalization": range(1, 3),
-    "BiasGelu": range(1, 2),
-    "Concat": range(sys.maxsize),
-    "FastGelu": range(1, 2),
-    "LayerNormalization": range(1, 3),
-    "SimplifiedLayerNormalization": range(1, 2),
+    "BatchNormalization": slice(1, 3),
+    "BiasGelu": slice(1, 2),
+    "Concat": slice(None),
+    "FastGelu": slice(1, 2),
+    "LayerNormalization": slice(1, 3),
+    "SimplifiedLayerNormalization": slice(1, 2),
 }
 COPY_PREFIX = "ortboost/native/own"
 
@@ -112,15 +112,11 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
     builder = Builder(model.graph, COPY_PREFIX)
     latest: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
-        written = _ALWAYS_WRITTEN.get(node.op_type, range(0))
-        if not any(output.name in active for output in node.outputs):
+        written = _ALWAYS_WRITTEN.get(node.op_type)
+        if written is None or not any(output.name in active for output in node.outputs):
             continue
-        for index in range(len(node.inputs))[written.start : written.stop]:
-            value = node.inputs[index]
-            while value is not None and (maker := value.producer()) is not None:
-                if maker.op_type != "Identity":
-                    break
-                value = maker.inputs[0]
+        for index in range(len(node.inputs))[written]:
+            value = source_before(node.inputs[index], "Identity")
             if value is None or value.name in active:
                 continue
             if value in latest:
@@ -194,7 +190,8 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
     graph = model.graph
     needed = _ancestors(graph, loss)
     nodes = [n for n in graph if id(n) not in needed and not has_subgraph(n)]
-    # keep the inputs of nodes with subgraphs
+    # put_back() connects inputs, not what subgraphs capture: nodes with subgraphs stay in the
+    # graph, and so does everything that they read, directly or not.
     kept = {v.name for n in graph if has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
     for node in reversed(nodes):
         if any(output.name in kept for output in node.outputs):
@@ -203,6 +200,7 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
     made = {id(output) for node in nodes for output in node.outputs}
     read = {id(v): v for n in nodes for v in n.inputs if v is not None and id(v) not in made}
     outputs = tuple(v.name or "" for v in graph.outputs if id(v) in made)
+    # As outputs, the builder's optimizer keeps the inner values that they read.
     inner = [value for value in read.values() if value.producer() is not None]
     left = [value for value in graph.outputs if id(value) not in made]
     graph.outputs[:] = list({id(value): value for value in (*left, *inner)}.values())

@@ -10,18 +10,22 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.conditions import column_major, empty_axes, unknown_axes, unknown_rank
+from ortboost.autodiff.conditions import (
+    column_major,
+    empty_axes,
+    refusal_of,
+    unknown_axes,
+    unknown_rank,
+)
 from ortboost.autodiff.padding import same_pads
 from ortboost.autodiff.refused import REFUSED
-from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.graph.query import input_at, is_standard, known_shape
 from ortboost.graph.reach import STOPS
-from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "REFUSED", "gradient_support"]
+__all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "gradient_support"]
 
 NATIVE = frozenset(
-    "Abs Add AveragePool BatchNormalization Cast CastLike Clip Concat Conv Cos Div Dropout Erf Exp "  # noqa: SIM905
+    "Abs Add AveragePool BatchNormalization Cast CastLike Clip Concat Conv Cos Div Dropout Erf Exp "
     "Expand Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity "
     "LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal "
     "ReduceL2 ReduceLogSumExp ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Sigmoid "
@@ -44,15 +48,11 @@ def _scatter(node: ir.Node) -> str | None:
 def _padding(node: ir.Node) -> str | None:
     if node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET":
         return None
-    try:
-        same_pads(Site(node, Builder(ir.Graph([], [], nodes=[]), "none"), 18))
-    except Refusal as refusal:
-        return str(refusal)
-    return None
+    return refusal_of(same_pads, node)
 
 
 def _conv(node: ir.Node) -> str | None:
-    shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
+    shape = None if node.inputs[0] is None else known_shape(node.inputs[0])  # [N, C, ...]
     if node.attributes.get_int("group", 1) > 1 and (shape is None or len(shape) > 4):
         return "in groups over three axes its gradient writes out of bounds; use --engine portable"
     return _padding(node)
@@ -80,8 +80,7 @@ def _pad(node: ir.Node) -> str | None:
 
 def _gemm(node: ir.Node) -> str | None:
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
-    added = len(node.inputs) > 2 and node.inputs[2] is not None
-    if alpha and (beta or not added):
+    if alpha and (beta or input_at(node, 2) is None):
         return None
     return "alpha or beta is 0, so some of its inputs have no effect; remove them"
 

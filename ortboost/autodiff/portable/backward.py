@@ -119,7 +119,7 @@ class Backward(Site):
             lengths differ are summed at run time.
         """
         have, want = known_shape(gradient), known_shape(value)
-        if have is None:
+        if have is None:  # a gradient has the shape of its output
             have = known_shape(self.output(0)) if gradient is self.gradients[0] else None
         if want is not None and have is not None and len(want) <= len(have):
             return self._sum_known(gradient, have, value, want)
@@ -142,6 +142,7 @@ class Backward(Site):
                 return self._sum_at_run_time(gradient, value)
         if not summed:
             return gradient
+        # One ReduceSum drops the axes that the operand lacks, unless others are summed, too.
         keep = 0 if extra and summed == list(range(extra)) else 1
         shape = [1 if axis in summed else dim for axis, dim in enumerate(have)]
         reduced = self.op(

@@ -98,7 +98,7 @@ class PortableEngine:
         builder = Builder(work.graph, "ortboost/grad")
         gradients = _gradients(work, reached, loss, wrt, builder)
         builder.flush()
-        lower_losses(work)
+        lower_losses(work)  # only now: the rules see a loss as one operator
         scatter_in_float32(work)
         _name_results(work, wrt, gradients)
         common.RemoveUnusedNodesPass()(work)
@@ -132,6 +132,7 @@ def _name_results(model: ir.Model, wrt: Sequence[str], gradients: dict[str, ir.V
     values = values_by_name(graph)
     for name in wrt:
         value, target = gradients[name], values.get(name)
+        # One gradient may belong to two tensors (x + y), or be the seed itself.
         private = value.producer() is not None and id(value) not in taken
         if not private or value.is_graph_output():
             value = builder.op("Identity", value, shape=value.shape)

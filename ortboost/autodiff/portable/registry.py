@@ -32,8 +32,8 @@ Example:
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable
-from typing import Final
 
 import onnx_ir as ir
 
@@ -42,26 +42,6 @@ from ortboost.core.errors import UsageError
 
 __all__ = ["conditions", "find_rule", "refuses", "register", "rules"]
 
-_FAMILIES: Final = (
-    "elementwise",
-    "functions",
-    "activations",
-    "reductions",
-    "softmax",
-    "shapes",
-    "slicing",
-    "padding",
-    "indexing",
-    "matmul",
-    "convolution",
-    "pooling",
-    "normalization",
-    "recurrent",
-    "losses",
-    "random",
-    "col2im",
-    "control_flow",
-)
 Condition = Callable[[ir.Node], "str | None"]
 
 _RULES: dict[tuple[str, str], GradientRule] = {}
@@ -137,7 +117,8 @@ def _plain(domain: str) -> str:
 
 def _load() -> None:
     global _loaded
-    if not _loaded:
+    if not _loaded:  # not on import: the rules import this module
         _loaded = True
-        for family in _FAMILIES:
-            importlib.import_module(f"ortboost.autodiff.portable.rules.{family}")
+        package = importlib.import_module("ortboost.autodiff.portable.rules")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)

@@ -28,14 +28,5 @@ def _widened(site: Site) -> list[ir.Value | None] | None:
     if site.dtype not in _HALF or site.text("reduction", "none") == "none":
         return None
     data, updates = (site.cast(site.input(index), _FLOAT) for index in (0, 2))
-    attributes = {name: site.node.attributes[name].value for name in site.node.attributes}
-    total = site.op(
-        site.node.op_type,
-        data,
-        site.input(1),
-        updates,
-        dtype=_FLOAT,
-        shape=data.shape,
-        **attributes,
-    )
-    return [site.cast(total)]
+    options = {"dtype": _FLOAT, "shape": data.shape, **site.node.attributes}
+    return [site.cast(site.op(site.node.op_type, data, site.input(1), updates, **options))]

@@ -23,6 +23,7 @@ import onnx
 
 from ortboost.core.errors import FileError
 from ortboost.core.limits import Limits
+from ortboost.graph.query import find_schema
 from ortboost.graph.structure.names import check_names, check_text
 from ortboost.graph.structure.sizes import check_constants, check_sizes
 from ortboost.graph.structure.tensors import check_tensors
@@ -151,9 +152,8 @@ def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: st
 @functools.cache
 def _counts(op: str, opset: int) -> Mapping[str, tuple[int, int]]:
     """Least and most ``inputs`` and ``outputs``; any number for an operator that is not known."""
-    try:
-        schema = onnx.defs.get_schema(op, opset)
-    except onnx.defs.SchemaError:
+    schema = find_schema(op, opset)
+    if schema is None:
         return {"inputs": (0, sys.maxsize), "outputs": (0, sys.maxsize)}
     return {
         "inputs": (schema.min_input, schema.max_input),
@@ -164,9 +164,8 @@ def _counts(op: str, opset: int) -> Mapping[str, tuple[int, int]]:
 @functools.cache
 def _attribute_types(op: str, opset: int) -> Mapping[str, int]:
     """Attribute to ``AttributeProto.AttributeType``; empty for an unknown operator."""
-    try:
-        schema = onnx.defs.get_schema(op, opset)
-    except onnx.defs.SchemaError:
+    schema = find_schema(op, opset)
+    if schema is None:
         return {}
     kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
     return {name: onnx.AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}

@@ -89,9 +89,10 @@ def _check_nodes(nodes: Sequence[onnx.NodeProto], given: frozenset[str], where: 
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
-        in_order &= _reads(node) & made <= before
+        in_order &= _reads(node) & made <= before  # what it reads of this graph comes before it
         before.update(node.output)
         for graph in subgraphs(node):
+            # A body may read all names around it but the results of its own node.
             in_order &= _check_graph(graph, everything - set(node.output), where)
     return in_order
 

@@ -154,7 +154,7 @@ def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:
 
 
 def _check_bytes(dims: list[int], where: str, limits: Limits) -> None:
-    size = 4 * math.prod(max(dim, 1) for dim in dims)
+    size = 4 * math.prod(max(dim, 1) for dim in dims)  # float32; 0 and -1 of a Reshape
     if size > limits.tensor_bytes:
         raise FileError(
             f"A tensor of shape {dims} needs at least {size:,} bytes.",

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-__all__ = ["EXPORT_AGAIN", "STANDARD", "all_graphs", "all_nodes", "graphs_of", "label", "subgraphs"]
+__all__ = ["EXPORT_AGAIN", "STANDARD", "all_graphs", "graphs_of", "label", "subgraphs"]
 
 EXPORT_AGAIN = "Export the model again, or check that the download or copy is complete."
-STANDARD = ("", "ai.onnx")
+STANDARD = ("", "ai.onnx")  # two names of one domain
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -34,14 +34,6 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield from graphs_of(proto.graph.node)
     for function in proto.functions:
         yield from graphs_of(function.node)
-
-
-def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a model, including those of subgraphs and functions."""
-    for graph in all_graphs(proto):
-        yield from graph.node
-    for function in proto.functions:
-        yield from function.node
 
 
 def label(node: onnx.NodeProto) -> str:

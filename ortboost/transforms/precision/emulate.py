@@ -30,7 +30,7 @@ __all__ = ["emulate_precision"]
 
 _FLOAT = ir.DataType.FLOAT
 _EXACT = frozenset(
-    "Abs ArrayFeatureExtractor Compress Concat DepthToSpace Expand Flatten Gather GatherElements "  # noqa: SIM905
+    "Abs ArrayFeatureExtractor Compress Concat DepthToSpace Expand Flatten Gather GatherElements "
     "GatherND Identity Max MaxPool Min Neg Relu ReluGrad Reshape Slice SpaceToDepth Split Squeeze "
     "Tile TopK Transpose Trilu Unsqueeze Where".split()
 )
@@ -67,14 +67,14 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
         if value.dtype == low
     }
     nodes = list(model.graph.all_nodes())
-    backs = {id(node) for node in nodes if _is_back(node, low)}
+    upcasts = {id(node) for node in nodes if _is_upcast(node, low)}
     ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
     _upcast_inputs(model.graph, low, builder)
     for node in nodes:
-        if id(node) in backs and keep_names:
+        if id(node) in upcasts and keep_names:
             node.op_type = "Identity"
             node.attributes.clear()
-        elif id(node) in backs:
+        elif id(node) in upcasts:
             _drop_cast(node)
         else:
             _emulate_node(node, low, low_values, builder, report)
@@ -139,7 +139,7 @@ def _emulate_node(
         report.changed[node.name or name] = f"{node.op_type} in float32, rounded"
 
 
-def _is_back(node: ir.Node, low: ir.DataType) -> bool:
+def _is_upcast(node: ir.Node, low: ir.DataType) -> bool:
     """Whether a node casts from the low-precision type to float32."""
     value = node.inputs[0] if node.op_type == "Cast" else None
     ours = (node.name or "").startswith(_ROUND)

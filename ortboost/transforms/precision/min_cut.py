@@ -63,20 +63,20 @@ def least_casts(
         and any(end in number for end in (wire.producer, *wire.consumers))
     ]
     low: set[Hashable] = set()
-    for part, members in _parts(free, touching):
-        low |= _cut(part, members, preference)
+    for component, members in _components(free, touching):
+        low |= _cut(component, members, preference)
     return low
 
 
-def _parts(
+def _components(
     free: Sequence[Hashable], wires: list[Wire]
 ) -> Iterable[tuple[list[Hashable], list[Wire]]]:
     """Split the problem into connected components, which are independent."""
-    root: dict[Hashable, Hashable] = {node: node for node in free}
+    root: dict[Hashable, Hashable] = {node: node for node in free}  # union-find
 
     def find(node: Hashable) -> Hashable:
         while root[node] != node:
-            root[node] = root[root[node]]
+            root[node] = root[root[node]]  # halve the path
             node = root[node]
         return node
 
@@ -90,12 +90,14 @@ def _parts(
     members: dict[Hashable, list[Wire]] = {key: [] for key in nodes}
     for wire, found in zip(wires, ends, strict=True):
         members[find(found[0])].append(wire)
-    return [(part, members[key]) for key, part in nodes.items()]
+    return [(component, members[key]) for key, component in nodes.items()]
 
 
-def _cut(part: list[Hashable], wires: list[Wire], preference: dict[Hashable, int]) -> set[Hashable]:
-    index = {node: position for position, node in enumerate(part)}
-    flow = _Flow(len(part))
+def _cut(
+    component: list[Hashable], wires: list[Wire], preference: dict[Hashable, int]
+) -> set[Hashable]:
+    index = {node: position for position, node in enumerate(component)}
+    flow = _Flow(len(component))
 
     def vertex(end: Hashable) -> int:
         if end is True:
@@ -114,14 +116,14 @@ def _cut(part: list[Hashable], wires: list[Wire], preference: dict[Hashable, int
         for consumer in consumers:
             flow.add_edge(consumer, down, _INFINITE)
             flow.add_edge(up, consumer, _INFINITE)
-    for node in part:
+    for node in component:
         weight = preference.get(node, 0)
         if weight > 0:
             flow.add_edge(_LOW, index[node], weight)
         elif weight < 0:
             flow.add_edge(index[node], _FP32, -weight)
     reached = flow.source_side()
-    return {node for node in part if index[node] in reached}
+    return {node for node in component if index[node] in reached}
 
 
 class _Flow:

@@ -19,7 +19,7 @@ _TENSORS = {
 }
 # Operators without a schema in onnx: all their float tensors have the same type.
 _MICROSOFT = frozenset(
-    "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "  # noqa: SIM905
+    "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 # Operators with several type variables whose tensors are multiplied with each other.
@@ -30,7 +30,6 @@ _NAMED = {
     "tensor(float)": ir.DataType.FLOAT,
     "tensor(int64)": ir.DataType.INT64,
 }
-_HALF_ONLY = ir.DataType.FLOAT16
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     if unknown:
         return Form((), (), reads, f"the type of '{unknown[0]}' is unknown")
     domain = "" if node.domain == "ai.onnx" else node.domain
-    if domain == "com.microsoft" and node.op_type in _MICROSOFT and low == _HALF_ONLY:
+    if domain == "com.microsoft" and node.op_type in _MICROSOFT and low == ir.DataType.FLOAT16:
         return Form(reads, writes, ())
     schema = find_schema(node.op_type, opsets.get(domain, 1), domain)
     if schema is None:
@@ -94,7 +93,8 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
         return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
     if node.op_type in _ONE_TYPE:
         return Form(reads, writes, ())
-    main = possible[0]  # the type of the data; other type variables are for settings
+    # The type variable of the data; others are those of settings, such as the scales of a Resize.
+    main = possible[0]
     return Form(
         tuple(i for i in reads if inputs[i] == main),
         tuple(i for i in writes if outputs[i] == main),

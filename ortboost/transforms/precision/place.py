@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, Literal
 
-import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard
+from ortboost.graph.evaluate import add_initializer
+from ortboost.graph.query import is_read, is_standard, is_unused
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
@@ -113,9 +113,9 @@ class _Casts:
                 if value is not None and value.dtype == _FLOAT:
                     entry.node.replace_input_with(index, self._to_low(value, entry.node, copies))
             for index in entry.form.writes:
-                self._cast_output(entry.node.outputs[index], entry.node)
+                self._cast_back(entry.node.outputs[index], entry.node)
         self._merge_pairs()
-        self._drop_unused(copies)
+        self._drop_unused(copies)  # last: a merged pair may have been the last reader
         for entry in self.plan.of.values():
             if is_ours(entry.node) or not entry.reason:
                 continue
@@ -137,16 +137,12 @@ class _Casts:
             return made[id(value)]
         producer = value.producer()
         if self.plan.is_constant(value) and value.const_value is not None:
-            array = np.asarray(value.const_value.numpy()).astype(self.low.numpy())
-            low = ir.Value(
-                name=self.builder.unique(f"{value.name}/{self.name}"),
-                type=ir.TensorType(self.low),
-                shape=ir.Shape(array.shape),
-                const_value=ir.tensor(array, dtype=self.low),
+            array = value.const_value.numpy().astype(self.low.numpy())
+            low = add_initializer(
+                self.graph, self.builder.unique(f"{value.name}/{self.name}"), array
             )
-            self.graph.register_initializer(low)
-        elif _is_cast(producer) and producer is not None and _source(producer).dtype == self.low:
-            low = _source(producer)
+        elif (source := _before_cast(producer)) is not None and source.dtype == self.low:
+            low = source  # it was low precision before an fp32 node wanted it
         else:
             kind = "other values"
             if producer is None:
@@ -159,30 +155,26 @@ class _Casts:
     def _cast_inputs(self) -> None:
         for value in list(self.graph.inputs):
             if value.dtype == _FLOAT and not value.is_initializer():
-                value.type = ir.TensorType(self.low)
                 self._cast_back(value, None)
 
-    def _cast_output(self, value: ir.Value, node: ir.Node) -> None:
-        value.type = ir.TensorType(self.low)
-        self._cast_back(value, node)
-
     def _cast_back(self, value: ir.Value, node: ir.Node | None) -> None:
-        """Insert one Cast back for all fp32 consumers of a value; a graph output keeps its name."""
+        """Make a value low precision, with one Cast back for all fp32 consumers.
+
+        A graph output keeps its name.
+        """
+        value.type = ir.TensorType(self.low)
         fp32_readers = [u for u in value.uses() if self.plan.consumer(u.node, u.idx) is False]
         output = value.is_graph_output() and self.config.keep_io_types
-        fp32_readers += [u for u in value.uses() if self._reads_fp32(u.node, u.idx)]
         if not fp32_readers and not output:
             return
         name = value.name or ""
         upcast = self._cast(
             value, _FLOAT, f"{name}/fp32", "inputs" if node is None else "other values"
         )
-        taken = self.builder.take()
         if node is None:
-            first = next(iter(self.graph))
-            self.graph.insert_before(first, taken)
+            self.graph.insert_before(self.graph[0], self.builder.take())
         else:
-            self.graph.insert_after(node, taken)
+            self.graph.insert_after(node, self.builder.take())
         for usage in fp32_readers:
             usage.node.replace_input_with(usage.idx, upcast)
         if output:
@@ -190,32 +182,27 @@ class _Casts:
             value.name = self.builder.unique(f"{name}/{self.name}")
             upcast.name = name
 
-    def _reads_fp32(self, node: ir.Node, index: int) -> bool:
-        entry = self.plan.of.get(id(node))
-        return entry is not None and index in entry.form.reads and entry.choice == "fp32"
-
     def _merge_pairs(self) -> None:
         """Remove the model's own casts to low precision whose input has become low precision."""
         for node in list(self.graph):
-            if not _is_cast(node) or node.outputs[0].dtype != self.low:
+            if node.outputs[0].dtype != self.low or node.outputs[0].is_graph_output():
                 continue
-            source = _source(node)
-            before = source.producer()
-            if _is_cast(before) and before is not None and _source(before).dtype == self.low:
-                source = _source(before)
-            if source.dtype == self.low and not node.outputs[0].is_graph_output():
+            source = _before_cast(node)
+            raised = None if source is None else _before_cast(source.producer())
+            if raised is not None and raised.dtype == self.low:  # low -> fp32 -> low
+                source = raised
+            if source is not None and source.dtype == self.low:
                 ir.convenience.replace_all_uses_with(node.outputs[0], source)
                 self.graph.remove(node, safe=True)
         for node in reversed(list(self.graph)):
-            used = node.outputs[0].uses() or node.outputs[0].is_graph_output()
-            if _is_cast(node) and is_ours(node) and not used:
+            if _before_cast(node) is not None and is_ours(node) and is_unused(node):
                 self.graph.remove(node, safe=True)
 
     def _drop_unused(self, copies: Mapping[int, ir.Value]) -> None:
         """Replace constants that only low nodes read by their low-precision copies."""
         for value in list(self.graph.initializers.values()):
             low = copies.get(id(value))
-            if low is None or value.uses() or value.is_graph_output() or not low.is_initializer():
+            if low is None or is_read(value) or not low.is_initializer():
                 continue
             name = value.name or ""
             self.graph.initializers.pop(name)
@@ -225,12 +212,6 @@ class _Casts:
             self.graph.register_initializer(low)
 
 
-def _is_cast(node: ir.Node | None) -> bool:
-    return node is not None and is_standard(node, "Cast")
-
-
-def _source(cast: ir.Node) -> ir.Value:
-    value = cast.inputs[0]
-    if value is None:
-        raise TypeError("a Cast has an input")
-    return value
+def _before_cast(node: ir.Node | None) -> ir.Value | None:
+    """The input of a Cast; ``None`` for any other node."""
+    return node.inputs[0] if node is not None and is_standard(node, "Cast") else None

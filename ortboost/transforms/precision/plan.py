@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.io import source_name
 from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import constant
 from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
 from ortboost.transforms.precision.policy import Choice, PrecisionConfig, classify, low_dtype
@@ -68,8 +70,6 @@ class PrecisionPlan:
         self.masters = frozenset() if stored else frozenset(masters)
         self.of: dict[int, NodePrecision] = {}
 
-    # ---- the precision of each node -------------------------------------------------------------
-
     def find(self, fixed: Mapping[str, str], unsupported: Mapping[str, str]) -> None:
         """Classify each node with a float32 tensor as low, fp32 or free.
 
@@ -95,9 +95,7 @@ class PrecisionPlan:
             choice, reason = classify(node.op_type, policy, self.config.keep_batchnorm)
             if id(node) in forced:
                 choice, reason = "low", "as requested"
-            obstacle = (
-                fixed.get(node.name or "") or form.reason or unsupported.get(node.op_type) or None
-            )
+            obstacle = fixed.get(node.name or "") or form.reason or unsupported.get(node.op_type)
             if id(node) in forced and obstacle is not None:
                 raise UsageError(
                     f"'{node.name}' cannot compute in {self.config.compute}: {obstacle}.",
@@ -150,13 +148,7 @@ class PrecisionPlan:
         return None
 
     def _constant(self, value: ir.Value) -> NDArray[Any] | None:
-        if value.const_value is None or value.is_graph_input() or value.name in self.masters:
-            return None
-        if not value.is_initializer():
-            return None
-        return np.asarray(value.const_value.numpy())
-
-    # ---- the fewest casts ---------------------------------------------------------------------
+        return constant(value) if self.is_constant(value) else None
 
     def decide(self) -> None:
         """Choose low or fp32 for every free node, with the fewest casts."""
@@ -216,7 +208,10 @@ class PrecisionPlan:
         return tuple(found)
 
     def consumer(self, node: ir.Node, index: int) -> Hashable:
-        """How a node reads an input: ``True`` for low, ``False`` for fp32, ``None`` for either."""
+        """How a node reads an input: ``True`` for low, ``False`` for fp32, ``None`` for either.
+
+        A free node (before :meth:`decide`) is named instead: see :class:`Wire`.
+        """
         entry = self.of.get(id(node))
         if entry is None:  # in a subgraph, or an operator for any type (Shape)
             return None if node.graph is self.graph else False
@@ -227,9 +222,8 @@ class PrecisionPlan:
 
 def largest(dtype: ir.DataType) -> float:
     """The largest finite number of a float type."""
-    if dtype == ir.DataType.BFLOAT16:
-        return float.fromhex("0x1.fep127")
-    return float(np.finfo(dtype.numpy()).max)
+    # numpy's finfo does not know bfloat16.
+    return float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
 
 
 def _lost(array: NDArray[Any], low: ir.DataType, *, is_weight: bool) -> str | None:

@@ -27,7 +27,6 @@ from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import check_kinds
 
 __all__ = [
-    "BATCH_NORMS",
     "COMPUTE",
     "FP32_OPERATORS",
     "LOSSES",
@@ -54,8 +53,7 @@ _PRODUCTS = (
 LOW_PRECISION_OPERATORS: Final[Mapping[str, str]] = dict.fromkeys(_PRODUCTS, "sums of products")
 """Operators that compute in low precision, with the reason."""
 
-BATCH_NORMS: Final = ("BatchNormalization",)
-_KEPT_NORMS = (*BATCH_NORMS, "LayerNormalization")
+_KEPT_NORMS = ("BatchNormalization", "LayerNormalization")
 LOSSES: Final = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 _REDUCTIONS = (
@@ -64,9 +62,8 @@ _REDUCTIONS = (
     *("ReduceSum", "ReduceSumSquare", "STFT"),
 )
 _NORMS = (
-    *BATCH_NORMS,
-    *("GroupNorm", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization"),
-    *("LpNormalization", "MeanVarianceNormalization", "RMSNormalization"),
+    *("BatchNormalization", "GroupNorm", "GroupNormalization", "InstanceNormalization", "LRN"),
+    *("LayerNormalization", "LpNormalization", "MeanVarianceNormalization", "RMSNormalization"),
     *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
 )
 _RANGE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import pytest
 from ortboost.autodiff.decompose import DECOMPOSITIONS, decompose
 from ortboost.autodiff.engine import get_engine
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import native_only, run
+from tests.support import native_only, run, text_model
 
 native_only()
 
@@ -202,3 +203,16 @@ def test_forms_that_no_rule_fits_say_why(body, reason):
         loss = ReduceMean<keepdims=0>(y) }}""")
     report = decompose(model, wrt=["w"], loss="loss", engine=ENGINE)
     assert reason in next(iter(report.kept.values()))
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16", "double"])
+def test_short_vectors_are_normalized_in_every_type(dtype):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({dtype}[4] x) => ({dtype}[4] y) {{ y = LpNormalization(x) }}"""
+    )
+    assert decompose(model, wrt=["x"], loss="y", engine=ENGINE).modified
+    (bound,) = (node.inputs[1] for node in model.graph if node.op_type == "Max")
+    array = bound.const_value.numpy()
+    assert array > 0
+    assert array == ml_dtypes.finfo(array.dtype).smallest_normal

@@ -11,7 +11,7 @@ from ortboost.autodiff.native.engine import NativeEngine, diagnose
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import native_only, run
+from tests.support import assert_three_lines, native_only, run
 
 native_only()
 
@@ -237,6 +237,16 @@ def test_operators_without_gradient_are_named():
 def test_opsets_beyond_the_engine_are_refused():
     with pytest.raises(ModelError, match="supports opset 18 to 21"):
         differentiate(graph(NET, opset=22), "loss", ["w"], "native")
+
+
+def test_what_the_builder_says_is_told_if_nothing_refused_it_before():
+    model = graph("""g (float[3] x, float[3] w) => (float loss) {
+        h = Mul(x, w) r = Round(h) loss = ReduceMean<keepdims=0>(r) }""")
+    with pytest.raises(ModelError, match="cannot build the gradient graph") as error:
+        native.build_gradients(model, "loss", ["w"])
+    assert "gradients of 1 tensors" in error.value.where
+    assert "Round" in error.value.where
+    assert_three_lines(error.value)
 
 
 def test_gradient_name():

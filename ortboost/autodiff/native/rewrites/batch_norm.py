@@ -6,6 +6,8 @@ In training mode its kernel writes the running statistics into the memory of its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from ortboost.core.report import Report
@@ -57,7 +59,7 @@ def guarded_statistics(model: ir.Model) -> Report:
     )
 
 
-def _guard(site: Site) -> list[ir.Value | None] | None:
+def _guard(site: Site) -> Sequence[ir.Value] | None:
     if not site.integer("training_mode", 0):
         return None
     statistics = [site.input(3), site.input(4)]
@@ -66,10 +68,9 @@ def _guard(site: Site) -> list[ir.Value | None] | None:
     # A Sum of one tensor is a copy that onnxruntime's optimizers do not remove, unlike Identity.
     copies = [v if _is_scratch(v) else site.op("Sum", v, shape=v.shape) for v in statistics]
     given = [*(site.input(index) for index in range(3)), *copies]
-    outputs = site.ops("BatchNormalization", given, 3, site.node.attributes)
+    outputs = site.ops("BatchNormalization", *given, count=3, **site.node.attributes)
     for output, like in zip(outputs[1:], statistics, strict=True):
-        if output is not None:
-            output.type, output.shape = like.type, like.shape
+        output.type, output.shape = like.type, like.shape
     return outputs[: len(site.node.outputs)]
 
 

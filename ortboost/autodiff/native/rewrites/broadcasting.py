@@ -9,6 +9,7 @@ at run time. For a shape of unknown rank it sums over the axes found at run time
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -22,6 +23,9 @@ from ortboost.graph.rewriting import Site, rewrite_nodes
 __all__ = ["expanded_branches", "hide_uncertain_shapes", "show_hidden_shapes"]
 
 _HIDDEN = "ortboost/native/shape"
+
+_Operands: TypeAlias = dict[int, tuple[Shape | None, list[Shape | None]]]
+"""Index of an input to its shape, and to the shapes that it is broadcast against."""
 
 
 def expanded_branches(model: ir.Model) -> Report:
@@ -138,24 +142,22 @@ def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:
     return True
 
 
-def _elementwise(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+def _elementwise(node: ir.Node) -> _Operands:
     shapes = [None if value is None else known_shape(value) for value in node.inputs]
     return {k: (own, [*shapes[:k], *shapes[k + 1 :]]) for k, own in enumerate(shapes)}
 
 
-def _product(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+def _product(node: ir.Node) -> _Operands:
     """MatMul broadcasts the axes before the last two."""
     shapes = [None if value is None else known_shape(value) for value in node.inputs]
     batch = [None if shape is None else shape[:-2] for shape in shapes]
     return {0: (batch[0], [batch[1]]), 1: (batch[1], [batch[0]])}
 
 
-def _onto_output(
-    index: int,
-) -> Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]:
+def _onto_output(index: int) -> Callable[[ir.Node], _Operands]:
     """Gemm and Expand broadcast one operand to the output."""
 
-    def rule(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+    def rule(node: ir.Node) -> _Operands:
         value = input_at(node, index)
         if value is None:
             return {}
@@ -164,7 +166,7 @@ def _onto_output(
     return rule
 
 
-_SHAPES: dict[str, Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]] = {
+_SHAPES: dict[str, Callable[[ir.Node], _Operands]] = {
     **dict.fromkeys(("Add", "Div", "Max", "Min", "Mul", "Sub"), _elementwise),
     "Expand": _onto_output(0),
     "Gemm": _onto_output(2),

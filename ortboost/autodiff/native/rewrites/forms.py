@@ -13,7 +13,8 @@ import onnx_ir as ir
 from ortboost.autodiff.conditions import fixed_axes, reduced_axes
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.core.report import Report
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.query import producer_of
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["ordinary_forms"]
 
@@ -165,15 +166,14 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     if reduction != "add":
         raise Refusal(f"reduction='{reduction}' has a wrong gradient; use 'none' or 'add'")
     data = site.input(0)
-    producer = data.producer()
-    if producer is not None and producer.op_type == "ConstantOfShape":
-        return None
+    if producer_of(data, "ConstantOfShape") is not None:
+        return None  # the zeros below
     zeros = site.filled(0, site.shape_of(data), shape=data.shape)
     added = site.op(site.node.op_type, zeros, site.input(1), site.input(2), **site.node.attributes)
     return [site.op("Add", data, added)]
 
 
-_FORMS = {
+_FORMS: dict[str, tuple[Rule, str]] = {
     "AveragePool": (
         pool,
         "written as a convolution; float16: computed in float32",

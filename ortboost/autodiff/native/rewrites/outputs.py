@@ -7,6 +7,8 @@ computed beside the node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from ortboost.core.report import Report
@@ -40,7 +42,7 @@ def _is_read(node: ir.Node, index: int) -> bool:
     return index < len(node.outputs) and is_read(node.outputs[index])
 
 
-def _layer_norm(site: Site) -> list[ir.Value | None] | None:
+def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     data, scale, bias = site.input(0), site.input(1), site.optional(2)
     axis = site.axis()
     read = _is_read(site.node, 1) or _is_read(site.node, 2)
@@ -53,24 +55,22 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
     if bias is None:
         # Not scale * 0, which would be NaN if the scale is.
         bias = site.filled(0, site.shape_of(scale), scale.dtype, scale.shape)
-    outputs = site.ops("LayerNormalization", [data, scale, bias], 3, site.node.attributes)
-    for output in outputs[1:]:
-        if output is not None:
-            output.type = ir.TensorType(ir.DataType.FLOAT)
+    outputs = site.ops("LayerNormalization", data, scale, bias, count=3, **site.node.attributes)
+    for output in outputs[1:]:  # the statistics, float32 whatever the input
+        output.type = ir.TensorType(ir.DataType.FLOAT)
     return outputs[: len(site.node.outputs)]
 
 
-def _simplified(site: Site) -> list[ir.Value | None] | None:
-    if len(site.node.outputs) == 2:
+def _simplified(site: Site) -> Sequence[ir.Value] | None:
+    node = site.node
+    if len(node.outputs) == 2:
         return None
-    given = site.node.inputs
-    outputs = site.ops("SimplifiedLayerNormalization", given, 2, site.node.attributes)
-    if outputs[1] is not None:
-        outputs[1].type = ir.TensorType(ir.DataType.FLOAT)
+    outputs = site.ops(node.op_type, *node.inputs, count=2, **node.attributes)
+    outputs[1].type = ir.TensorType(ir.DataType.FLOAT)
     return outputs[:1]
 
 
-def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:
+def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value]:
     """``(x - mean) * inv_std * scale + bias``, the definition."""
     data, scale, bias = site.input(0), site.input(1), site.optional(2)
     axes = site.ints(*range(axis, site.rank()))
@@ -82,36 +82,31 @@ def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:
     result = site.op("Mul", site.op("Mul", centered, inverse), scale)
     if bias is not None:
         result = site.op("Add", result, bias)
-    every: list[ir.Value | None] = [result, mean, inverse]
-    return every[: len(site.node.outputs)]
+    return [result, mean, inverse][: len(site.node.outputs)]
 
 
-def _dropout(site: Site) -> list[ir.Value | None] | None:
-    mode = site.array(2)
-    ratio = site.array(1)
-    if site.optional(2) is not None and mode is None:
-        if len(site.node.outputs) == 2:
-            return None
-    elif mode is None or not mode.any() or (ratio is not None and ratio == 0):
+def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
+    node, ratio, mode = site.node, site.array(1), site.array(2)
+    computed = site.optional(2) is not None and mode is None
+    off = not computed and (mode is None or not mode.any() or (ratio is not None and ratio == 0))
+    if off:
         mask = None
-        if _is_read(site.node, 1):
+        if _is_read(node, 1):
             mask = site.filled(1, site.shape_of(site.input(0)), ir.DataType.BOOL)
-        return [site.op("Identity", site.input(0)), mask][: len(site.node.outputs)]
-    if len(site.node.outputs) == 2 and site.node.outputs[1].name:
+        return [site.op("Identity", site.input(0)), mask][: len(node.outputs)]
+    if len(node.outputs) == 2 and (computed or node.outputs[1].name):
         return None
-    outputs = site.ops("Dropout", site.node.inputs, 2, site.node.attributes)
-    if outputs[1] is not None:
-        outputs[1].type = ir.TensorType(ir.DataType.BOOL)
-    return outputs[: len(site.node.outputs)]
+    outputs = site.ops("Dropout", *node.inputs, count=2, **node.attributes)
+    outputs[1].type = ir.TensorType(ir.DataType.BOOL)
+    return outputs[: len(node.outputs)]
 
 
-def _cross_entropy(site: Site) -> list[ir.Value | None] | None:
+def _cross_entropy(site: Site) -> list[ir.Value] | None:
     read = _is_read(site.node, 1)
     if len(site.node.outputs) == 2 and not read:
         return None
     if known_shape(site.input(0)) is None:
         raise Refusal("the rank of the scores is unknown; give the shapes of the model's inputs")
-    outputs = site.ops("SoftmaxCrossEntropyLoss", site.node.inputs, 2, site.node.attributes)
-    if not read:
-        return [outputs[0]]
-    return [outputs[0], site.op("LogSoftmax", site.input(0), axis=1)]
+    node = site.node
+    loss, _ = site.ops(node.op_type, *node.inputs, count=2, **node.attributes)
+    return [loss, site.op("LogSoftmax", site.input(0), axis=1)] if read else [loss]

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import column_major
-from ortboost.graph.query import static_shape
+from ortboost.graph.query import producer_of, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["max_pool", "pool"]
 
 
-def max_pool(site: Site) -> list[ir.Value | None] | None:
+def max_pool(site: Site) -> Sequence[ir.Value] | None:
     """Make indices row-major for the gradient; avoid float16, which crashes the CPU runtime."""
-    major = site.integer("storage_order", 0) == 1
-    half = site.node.op_type in ("MaxPool", "AveragePool") and site.dtype == ir.DataType.FLOAT16
-    if not major and not half:
+    node, half = site.node, site.dtype == ir.DataType.FLOAT16
+    if not site.integer("storage_order", 0) and not half:
         return None
-    if (refused := column_major(site.node)) is not None:
+    if (refused := column_major(node)) is not None:
         raise Refusal(refused)
-    attributes = {k: v for k, v in site.node.attributes.items() if k != "storage_order"}
-    data = site.input(0)
-    if half:
-        data = site.cast(data, ir.DataType.FLOAT)
-    outputs = site.ops(site.node.op_type, [data], len(site.node.outputs), attributes)
-    if len(outputs) > 1 and outputs[1] is not None:
-        outputs[1].type = ir.TensorType(ir.DataType.INT64)
-    if half and outputs[0] is not None:
-        outputs[0] = site.cast(outputs[0])
-    return outputs
+    attributes: dict[str, Any] = dict(node.attributes)
+    attributes.pop("storage_order", None)
+    data = site.cast(site.input(0), ir.DataType.FLOAT) if half else site.input(0)
+    pooled, *indices = site.ops(node.op_type, data, count=len(node.outputs), **attributes)
+    for value in indices:
+        value.type = ir.TensorType(ir.DataType.INT64)
+    return [site.cast(pooled), *indices]
 
 
-def _average_pool(site: Site) -> list[ir.Value | None] | None:
+def _average_pool(site: Site) -> list[ir.Value] | None:
     r"""Replace average pools with a wrong gradient by a convolution with equal weights.
 
     The gradient kernel takes the shape of its output from the model, where a symbolic batch has
@@ -49,9 +46,8 @@ def _average_pool(site: Site) -> list[ir.Value | None] | None:
     fixed = static_shape(data) is not None
     if fixed and len(kernel) < 3 and all(dilation == 1 for dilation in dilations):
         return None
-    producer = data.producer()
-    if producer is not None and producer.op_type == "ConstantOfShape":
-        return None
+    if producer_of(data, "ConstantOfShape") is not None:
+        return None  # the image of ones below
     if site.text("auto_pad", "NOTSET") != "NOTSET":
         raise Refusal("auto_pad could not be converted to pads (see explicit_padding)")
     spatial = range(2, 2 + len(kernel))
@@ -108,6 +104,6 @@ def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[
     return pads
 
 
-def pool(site: Site) -> list[ir.Value | None] | None:
+def pool(site: Site) -> Sequence[ir.Value] | None:
     """Convert an AveragePool to a form with a correct gradient; see the two functions above."""
     return _average_pool(site) or max_pool(site)

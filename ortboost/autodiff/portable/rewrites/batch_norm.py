@@ -52,7 +52,7 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
             outputs.append(None)
             continue
         value = new
-        if momentum:
+        if momentum:  # 0 if the model's own momentum is applied beside the node
             before = site.op("Mul", old, site.builder.const(momentum, old.dtype or FLOAT))
             fresh = site.op("Mul", new, site.builder.const(1.0 - momentum, new.dtype or FLOAT))
             value = site.op("Add", before, fresh, shape=vector)
@@ -67,11 +67,11 @@ def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Va
         raise Refusal("its input has no channel axis")
     axes = site.ints(0, *range(2, rank))
     kept = [1, shape[1], *[1] * (rank - 2)]
-    wide = site.op("ReduceMean", x, axes, keepdims=1, shape=kept)
-    centered = site.op("Sub", x, wide, shape=shape)
+    mean = site.op("ReduceMean", x, axes, keepdims=1, shape=kept)  # [1, C, 1, ...]
+    centered = site.op("Sub", x, mean, shape=shape)
     squares = site.op("Mul", centered, centered, shape=shape)
     variance = site.op("ReduceMean", squares, axes, keepdims=0, shape=vector)
-    return site.op("Reshape", wide, site.ints(-1), shape=vector), variance
+    return site.op("Reshape", mean, site.ints(-1), shape=vector), variance
 
 
 def batch_centered(node: ir.Node) -> ir.Value | None:

@@ -16,7 +16,7 @@ from ortboost.graph.query import known_shape
 __all__ = ["name_equal_lengths"]
 
 _BROADCAST = frozenset(
-    "Add Div Equal Greater Less MatMul Max Mean Min Mul Pow Sub Sum Where".split()  # noqa: SIM905
+    "Add Div Equal Greater Less MatMul Max Mean Min Mul Pow Sub Sum Where".split()
 )
 
 
@@ -27,8 +27,8 @@ def name_equal_lengths(model: ir.Model) -> None:
         dim for value in graph.inputs for dim in known_shape(value) or () if isinstance(dim, str)
     }
     names: dict[str, str] = {}
-    multiples: dict[str, tuple[str, int]] = {}  # name: (base, factor)
-    canonical: dict[tuple[str, int], str] = {}
+    multiples: dict[str, tuple[str, int]] = {}  # name: (base, factor), for `unk = 4 batch`
+    canonical: dict[tuple[str, int], str] = {}  # the reverse: the one name for `4 batch`
     for node in graph:
         for output in node.outputs:
             _rename(output, names)
@@ -40,15 +40,16 @@ def name_equal_lengths(model: ir.Model) -> None:
         found = _single(known_shape(node.outputs[0]))
         if known is None or found is None or known[0] is None:
             continue
+        # The number of elements is the same: base * times * known[1] = unknown * found[1].
         base, times = multiples.get(known[0], (known[0], 1))
         factor, rest = divmod(times * known[1], found[1])
         if rest:
             continue
         same = base if factor == 1 else canonical.get((base, factor), found[0])
-        if found[0] is None and same is not None:
+        if found[0] is None and same is not None:  # no name yet
             shape = known_shape(node.outputs[0]) or ()
             node.outputs[0].shape = ir.Shape([same if dim is None else dim for dim in shape])
-        elif found[0] is not None and same == found[0]:
+        elif found[0] is not None and same == found[0]:  # the first name of this multiple
             if factor != 1 and same not in multiples:
                 canonical[base, factor] = same
                 multiples[same] = (base, factor)
@@ -66,7 +67,7 @@ def _meet(node: ir.Node, names: dict[str, str], given: set[str]) -> None:
         return
     last = 2 if node.op_type == "MatMul" else 0
     for place in range(last + 1, len(shape) + 1):
-        dim, own = shape[-place], set[int | str | None]()
+        dim, own = shape[-place], set[int | str | None]()  # place: from the end, as broadcasting
         for other in shapes:
             if other is None or (last and len(other) < 2):
                 return

@@ -75,7 +75,7 @@ def _expand(site: Site) -> list[ir.Value | None]:
     node = site.node
     proto = _body(site)
     names = list(proto.output)[: len(node.outputs)]
-    # the list contains outputs that the node lacks, but no inner node computes them
+    # The body lists outputs that the node omits, which none of its nodes computes.
     computed = {name for inner in proto.node for name in inner.output}
     del proto.output[:]
     proto.output.extend(name for name in names if name in computed)

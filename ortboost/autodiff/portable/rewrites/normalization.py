@@ -42,7 +42,7 @@ def as_given(site: Site, value: ir.Value, dtype: ir.DataType | None) -> ir.Value
     return site.cast(value, dtype) if dtype in HALF else value
 
 
-def _layer_norm(site: Site) -> list[ir.Value | None] | None:
+def _layer_norm(site: Site) -> list[ir.Value] | None:
     x, scale, bias = site.input(0), site.input(1), site.optional(2)
     if known_shape(x) is None:
         raise Refusal("the rank of its input is unknown; give the shapes of the model's inputs")
@@ -52,27 +52,19 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
     if plain and len(site.node.outputs) == 3 and x.dtype not in HALF:
         return None
     data = as_float(site, x)
-    factor, offset = scale, bias
-    if not plain:
-        factor, offset = _ones(site, data, axis), None
-    inputs = [data, *(as_float(site, v) if v is not None else None for v in (factor, offset))]
-    while inputs[-1] is None:
-        inputs.pop()
-    outputs = site.ops("LayerNormalization", inputs, 3, site.node.attributes)
-    result = outputs[0]
-    if result is None:
-        raise TypeError("a node has its first output")
+    inputs = [data, _ones(site, data, axis)]
+    if plain:
+        inputs = [as_float(site, v) for v in (data, scale, bias) if v is not None]
+    result, *statistics = site.ops("LayerNormalization", *inputs, count=3, **site.node.attributes)
     result.shape = x.shape
-    for output in outputs[1:]:
-        if output is not None:
-            output.type = ir.TensorType(FLOAT)
-            output.shape = ir.Shape([*shape[:axis], *[1] * (len(shape) - axis)])
+    for output in statistics:
+        output.type = ir.TensorType(FLOAT)
+        output.shape = ir.Shape([*shape[:axis], *[1] * (len(shape) - axis)])
     if not plain:
         result = site.op("Mul", result, as_float(site, scale), shape=shape)
         if bias is not None:
             result = site.op("Add", result, as_float(site, bias), shape=shape)
-    outputs[0] = as_given(site, result, x.dtype)
-    return outputs[: len(site.node.outputs)]
+    return [as_given(site, result, x.dtype), *statistics][: len(site.node.outputs)]
 
 
 def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:

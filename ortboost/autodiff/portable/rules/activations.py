@@ -1,8 +1,10 @@
 r"""Activations: elementwise functions of one input, with a kink or several terms.
 
 `g` is the gradient of the output `y`; `[c]` is 1 where `c` holds, else 0 (see
-:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink, the slope is that of the
-left branch, as in PyTorch. Among equivalent forms, the fastest on CPUs is used.
+:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink, the slope is that of
+PyTorch: at 0 that of the left branch, at the bounds of Clip 1, and where HardSigmoid, HardSwish and
+Shrink become constant or linear, that of the outer branch, for Shrink 0. Among equivalent forms,
+the fastest on CPUs is used.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ def leaky_relu(b: Backward) -> Gradients:
 def prelu(b: Backward) -> Gradients:
     """`y = x` above 0, else `a x`, the slope broadcast: `gx = g` or `a g`, `ga = g min(x, 0)`."""
     g, x, slope = b.gradient(), b.input(0), b.input(1)
-    answers: list[ir.Value | None] = [None, None]
+    grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
-        answers[0] = _op(b, "Mul", g, _where(b, _positive(b), b.const(1.0), slope))
+        grads[0] = _op(b, "Mul", g, _where(b, _positive(b), b.const(1.0), slope))
     if b.needs_gradient(1):
         below = _op(b, "Min", x, b.const(0.0))
-        answers[1] = b.sum_to_shape(_op(b, "Mul", g, below), slope)
-    return answers
+        grads[1] = b.sum_to_shape(_op(b, "Mul", g, below), slope)
+    return grads
 
 
 @register("ThresholdedRelu")
@@ -119,22 +121,22 @@ def celu(b: Backward) -> Gradients:
 
 @register("HardSigmoid")
 def hard_sigmoid(b: Backward) -> Gradients:
-    """`y = min(max(alpha x + beta, 0), 1)`: `alpha g [|alpha x + beta - 1/2| <= 1/2]`."""
+    """`y = min(max(alpha x + beta, 0), 1)`: `alpha g [|alpha x + beta - 1/2| < 1/2]`."""
     alpha, beta = b.number("alpha", 0.2), b.number("beta", 0.5)
     middle = _times(b, b.input(0), alpha)
     if beta != 0.5:
         middle = _op(b, "Add", middle, b.const(beta - 0.5))
-    inside = _test(b, "LessOrEqual", _op(b, "Abs", middle), b.const(0.5))
+    inside = _test(b, "Less", _op(b, "Abs", middle), b.const(0.5))
     return [b.masked(inside, _times(b, b.gradient(), alpha))]
 
 
 @register("HardSwish")
 def hard_swish(b: Backward) -> Gradients:
-    """`y = x h`, `h = min(max(x / 6 + 1/2, 0), 1)`: `g (h + [|x| <= 3] x / 6)`."""
+    """`y = x h`, `h = min(max(x / 6 + 1/2, 0), 1)`: `g (h + [|x| < 3] x / 6)`."""
     x = b.input(0)
     sixth = _times(b, x, 1.0 / 6.0)
     gate = b.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5, shape=b.output().shape)
-    inside = _test(b, "LessOrEqual", _op(b, "Abs", x), b.const(3.0))
+    inside = _test(b, "Less", _op(b, "Abs", x), b.const(3.0))
     slope = _op(b, "Add", gate, b.masked(inside, sixth))
     return [_op(b, "Mul", b.gradient(), slope)]
 

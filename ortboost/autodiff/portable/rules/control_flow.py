@@ -10,28 +10,16 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import find_rule, refuses, register
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
-from ortboost.graph.query import label
+from ortboost.graph.query import RANDOM_OPERATORS, label
 from ortboost.graph.reach import Reach, reach, uses_inside
 
 __all__: list[str] = []
 
 _BRANCHES = ("then_branch", "else_branch")
-_RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "  # noqa: SIM905
-    "RandomUniformLike".split()
-)
+_RANDOM = RANDOM_OPERATORS | {"Dropout"}
 # Families whose rules need no preparation, which does not cover branches.
 _FAMILIES = frozenset(
-    (
-        "activations",
-        "control_flow",
-        "elementwise",
-        "functions",
-        "matmul",
-        "reductions",
-        "shapes",
-        "softmax",
-    )
+    "activations control_flow elementwise functions matmul reductions shapes softmax".split()
 )
 
 
@@ -63,7 +51,7 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
     for constant in list(graph.initializers.values()):
         constant.name = b.builder.unique(constant.name or "constant")
     seeds: dict[str, ir.Value] = {}
-    waiting = b.builder.take()
+    waiting = b.builder.take()  # the nodes of the outer graph: those below belong to the branch
     for output, given in zip(graph.outputs, b.gradients, strict=True):
         name = output.name or ""
         if given is not None:
@@ -73,7 +61,7 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
     results = []
     for name, value in captured.items():
         gradient = found[name]
-        if gradient is None:
+        if gradient is None:  # only the other branch depends on it
             zero = b.const(0.0, value.dtype or ir.DataType.FLOAT)
             gradient = b.op("Expand", zero, b.shape_of(value), shape=value.shape)
         results.append(b.op("Identity", gradient, shape=value.shape))

@@ -9,17 +9,12 @@ import math
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import refusal_of
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.im2col import weight_gradient
 from ortboost.autodiff.portable.rules.normalization import absorbed
-from ortboost.autodiff.portable.rules.windows import (
-    Window,
-    bare_site,
-    crop,
-    transposed_conv,
-    window_of,
-)
+from ortboost.autodiff.portable.rules.windows import Window, crop, transposed_conv, window_of
 from ortboost.graph.query import known_shape, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -28,12 +23,8 @@ __all__: list[str] = []
 
 @refuses("Conv", "ConvTranspose")
 def _condition(node: ir.Node) -> str | None:
-    try:
-        window = window_of if node.op_type == "Conv" else _transposed_window
-        window(bare_site(node), 1)
-    except Refusal as refusal:
-        return str(refusal)
-    return None
+    window = window_of if node.op_type == "Conv" else _transposed_window
+    return refusal_of(lambda site: window(site, 1), node)
 
 
 @register("Conv")
@@ -50,25 +41,26 @@ def conv(b: Backward) -> Gradients:
     """
     g, x, w = b.gradient(), b.input(0), b.input(1)
     window, groups = window_of(b, 1), b.integer("group", 1)
-    answers: list[ir.Value | None] = [None, None, None]
+    grads: list[ir.Value | None] = [None, None, None]
     if b.needs_gradient(2):
-        answers[2] = _bias_gradient(b, g, b.input(2))
+        grads[2] = _bias_gradient(b, g, b.input(2))
+    # The bias needs g itself, so absorbing a would not save its product.
     parts = absorbed(b, g) if not b.needs_gradient(2) and _worth_absorbing(g, w) else None
     if parts is None:
         if b.needs_gradient(0):
-            answers[0] = _image_gradient(b, g, w, x, window, groups)
+            grads[0] = _image_gradient(b, g, w, x, window, groups)
         if b.needs_gradient(1):
-            answers[1] = weight_gradient(b, x, g, w, window, groups)
-        return answers
+            grads[1] = weight_gradient(b, x, g, w, window, groups)
+        return grads
     bare, factor = parts
     each = b.op("Unsqueeze", factor, b.ints(*range(1, 2 + window.spatial)))  # [M, 1, 1...]
     if b.needs_gradient(0):
         scaled = b.op("Mul", w, each, shape=w.shape)
-        answers[0] = _image_gradient(b, bare, scaled, x, window, groups)
+        grads[0] = _image_gradient(b, bare, scaled, x, window, groups)
     if b.needs_gradient(1):
         raw = weight_gradient(b, x, bare, w, window, groups)
-        answers[1] = b.op("Mul", raw, each, shape=w.shape)
-    return answers
+        grads[1] = b.op("Mul", raw, each, shape=w.shape)
+    return grads
 
 
 def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
@@ -106,19 +98,19 @@ def _image_gradient(
     if not (depthwise or dense):
         return transposed_conv(b, g, w, window, x, groups)
     order = [1, 0, *range(2, 2 + window.spatial)]
-    turned, sizes = w, list(shape[:2])
-    if not depthwise:
+    kernel, sizes = w, list(shape[:2])
+    if not depthwise:  # [M, C, k...] -> [C, M, k...]
         sizes.reverse()
-        turned = b.op("Transpose", w, perm=order, shape=[*sizes, *window.kernel])
+        kernel = b.op("Transpose", w, perm=order, shape=[*sizes, *window.kernel])
     taps = math.prod(window.kernel)
     if taps > 1:
         # flip the kernel: flatten its taps and gather them in reverse order
-        row = b.op("Reshape", turned, b.ints(0, 0, taps))
+        row = b.op("Reshape", kernel, b.ints(0, 0, taps))
         back = b.op("Gather", row, b.ints(*reversed(range(taps))), axis=2)
-        turned = b.op("Reshape", back, b.ints(0, 0, *window.kernel), shape=[*sizes, *window.kernel])
+        kernel = b.op("Reshape", back, b.ints(0, 0, *window.kernel), shape=[*sizes, *window.kernel])
     pads = [r - 1 - p for p, r in zip(window.pads, 2 * window.reaches, strict=True)]
     attributes = {**window.attributes(), "pads": pads, "group": groups}
-    return b.op("Conv", g, turned, shape=x.shape, **attributes)
+    return b.op("Conv", g, kernel, shape=x.shape, **attributes)
 
 
 def _bias_gradient(b: Backward, g: ir.Value, bias: ir.Value) -> ir.Value:
@@ -137,18 +129,18 @@ def conv_transpose(b: Backward) -> Gradients:
     """
     g, x, w = b.gradient(), b.input(0), b.input(1)
     window, groups = _transposed_window(b, 1), b.integer("group", 1)
-    answers: list[ir.Value | None] = [None, None, None]
+    grads: list[ir.Value | None] = [None, None, None]
     if b.needs_gradient(0):
         back = b.op("Conv", g, w, group=groups, **window.attributes())
         extra = b.integers("output_padding") or (0,) * window.spatial
         if any(e >= s for e, s in zip(extra, window.strides, strict=True)):
             back = crop(b, back, x, b.shape())  # positions after the last window
-        answers[0] = back
+        grads[0] = back
     if b.needs_gradient(1):
-        answers[1] = weight_gradient(b, g, x, w, window, groups)
+        grads[1] = weight_gradient(b, g, x, w, window, groups)
     if b.needs_gradient(2):
-        answers[2] = _bias_gradient(b, g, b.input(2))
-    return answers
+        grads[2] = _bias_gradient(b, g, b.input(2))
+    return grads
 
 
 def _transposed_window(site: Site, weight: int) -> Window:

@@ -37,12 +37,12 @@ def sub(b: Backward) -> Gradients:
 def mul(b: Backward) -> Gradients:
     """`y = a c`: `ga = g c`, `gc = g a`."""
     g = b.gradient()
-    answers: list[ir.Value | None] = [None, None]
+    grads: list[ir.Value | None] = [None, None]
     for own, other in ((0, 1), (1, 0)):
         if b.needs_gradient(own):
             product = b.op("Mul", g, b.input(other), shape=b.output().shape)
-            answers[own] = b.sum_to_shape(product, b.input(own))
-    return answers
+            grads[own] = b.sum_to_shape(product, b.input(own))
+    return grads
 
 
 @register("Div")
@@ -109,9 +109,9 @@ def pow_(b: Backward) -> Gradients:
     """
     g, y, shape = b.gradient(), b.output(), b.output().shape
     base, exponent = b.input(0), b.input(1)
-    answers: list[ir.Value | None] = [None, None]
+    grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
-        answers[0] = b.sum_to_shape(_pow_base(b), base)
+        grads[0] = b.sum_to_shape(_pow_base(b), base)
     if b.needs_gradient(1):
         power = b.cast(exponent)
         zero = b.const(0.0)
@@ -126,8 +126,8 @@ def pow_(b: Backward) -> Gradients:
         found = b.sum_to_shape(
             b.op("Where", flat, zero, full, dtype=b.dtype, shape=shape), exponent
         )
-        answers[1] = b.cast(found, exponent.dtype)
-    return answers
+        grads[1] = b.cast(found, exponent.dtype)
+    return grads
 
 
 def _pow_base(b: Backward) -> ir.Value:
@@ -165,13 +165,13 @@ def _pow_base(b: Backward) -> ir.Value:
 def where(b: Backward) -> Gradients:
     """`y = c ? a : d`: `ga = g [c]`, `gd = g [not c]`."""
     g, condition = b.gradient(), b.input(0)
-    answers: list[ir.Value | None] = [None, None, None]
+    grads: list[ir.Value | None] = [None, None, None]
     if b.needs_gradient(1):
-        answers[1] = b.sum_to_shape(b.masked(condition, g), b.input(1))
+        grads[1] = b.sum_to_shape(b.masked(condition, g), b.input(1))
     if b.needs_gradient(2):
         other = b.op("Not", condition, shape=condition.shape)
-        answers[2] = b.sum_to_shape(b.masked(other, g), b.input(2))
-    return answers
+        grads[2] = b.sum_to_shape(b.masked(other, g), b.input(2))
+    return grads
 
 
 @register("Cast", "CastLike")

@@ -107,8 +107,8 @@ def _little(channels: int, g: ir.Value) -> bool:
 def _pointwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value) -> ir.Value:
     """`gw = sum_n g[n] x[n]^T`, one product per image."""
     left, right = (_flat_space(b, value, _space(g) or 0) for value in (g, x))
-    turned = b.op("Transpose", right, perm=[0, 2, 1])  # fused into the product
-    each = b.op("MatMul", left, turned)  # [N, M, C]
+    transposed = b.op("Transpose", right, perm=[0, 2, 1])  # fused into the product
+    each = b.op("MatMul", left, transposed)  # [N, M, C]
     total = b.op("ReduceSum", each, b.ints(0), keepdims=0)
     return b.op("Reshape", total, b.shape_of(w), shape=w.shape)
 
@@ -138,8 +138,8 @@ def _flat_space(b: Backward, value: ir.Value, space: int) -> ir.Value:
 def _matrix(b: Backward, g: ir.Value) -> ir.Value:
     """``[N, M, O...] -> [M, N O]``."""
     rank = len(known_shape(g) or ())
-    turned = b.op("Transpose", g, perm=[1, 0, *range(2, rank)])
-    return b.op("Reshape", turned, b.ints(0, -1))
+    transposed = b.op("Transpose", g, perm=[1, 0, *range(2, rank)])
+    return b.op("Reshape", transposed, b.ints(0, -1))
 
 
 def _channels_last(b: Backward, x: ir.Value, window: Window) -> ir.Value:
@@ -191,16 +191,19 @@ def _taps(
     image = _channels_last(b, x, window)
     steps, axes = _steps(b, g, window), range(1, 1 + window.spatial)
     outputs, space = (known_shape(g) or (None, None))[1], _space(g)
-    apart = isinstance(outputs, int) and space is not None
-    if apart and 8 * channels * int(outputs or 0) <= (space or 0) * (channels + int(outputs or 0)):
-        left, rows = _flat_space(b, g, space or 0), b.ints(-1, space or 0, channels)
+    if (
+        isinstance(outputs, int)
+        and space is not None
+        and 8 * channels * outputs <= space * (channels + outputs)
+    ):
+        per_image, left, rows = True, _flat_space(b, g, space), b.ints(-1, space, channels)
     else:
-        apart, left, rows = False, _matrix(b, g), b.ints(-1, channels)
+        per_image, left, rows = False, _matrix(b, g), b.ints(-1, channels)
     found = []
     for tap in np.ndindex(*window.kernel):
         seen = image if window.pointwise else _seen(b, image, tap, window, steps, axes)
         found.append(b.op("MatMul", left, b.op("Reshape", seen, rows)))  # [(N,) M, C]
-    if apart:
+    if per_image:
         joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=2)
         found = [b.op("ReduceSum", joined, b.ints(0), keepdims=0)]
     return _as_weight(b, found, channels, w, window)
@@ -215,8 +218,8 @@ def _as_weight(
     if math.prod(window.kernel) == 1:
         return b.op("Reshape", joined, shape, shape=w.shape)
     apart = b.op("Reshape", joined, b.ints(0, -1, channels))  # [M, k..., C]
-    turned = b.op("Transpose", apart, perm=[0, 2, 1])
-    return b.op("Reshape", turned, shape, shape=w.shape)
+    transposed = b.op("Transpose", apart, perm=[0, 2, 1])
+    return b.op("Reshape", transposed, shape, shape=w.shape)
 
 
 def _rows(

@@ -69,18 +69,18 @@ def gather(b: Backward) -> Gradients:
 
 def _as_run(b: Backward, axis: int) -> ir.Value | None:
     """The gradient if the indices are constant and consecutive, as in `x[:, 0]`; else None."""
-    places, x, g = b.array(1), b.input(0), b.gradient()
+    indices, x, g = b.array(1), b.input(0), b.gradient()
     shape = known_shape(x) or ()
     size = shape[axis]
-    if places is None or places.ndim > 1 or places.size == 0:
+    if indices is None or indices.ndim > 1 or indices.size == 0:
         return None
-    flat = [int(place) for place in places.reshape(-1)]
+    flat = [int(index) for index in indices.reshape(-1)]
     if isinstance(size, int):
-        flat = [place + size if place < 0 else place for place in flat]
+        flat = [index + size if index < 0 else index for index in flat]
     steps = set(np.diff(flat).tolist())
-    if not steps <= {1} or (flat[0] < 0 <= flat[-1]):
+    if not steps <= {1} or (flat[0] < 0 <= flat[-1]):  # -1, 0: the last and the first
         return None
-    if places.ndim == 0:
+    if indices.ndim == 0:
         dims_of_g = [*shape[:axis], 1, *shape[axis + 1 :]]
         g = b.op("Unsqueeze", g, b.ints(axis), shape=dims_of_g)
     taken = len(flat)
@@ -126,20 +126,9 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
 @register("GatherElements")
 def gather_elements(b: Backward) -> Gradients:
     """`y[.., j, ..] = x[.., i[.., j, ..], ..]`: `g` added at the indices `i`."""
-    x = b.input(0)
-    empty = zeros(b, x)
-    axis = b.integer("axis", 0)
-    return [
-        b.op(
-            "ScatterElements",
-            empty,
-            b.input(1),
-            b.gradient(),
-            axis=axis,
-            reduction="add",
-            shape=x.shape,
-        )
-    ]
+    x, g, axis = b.input(0), b.gradient(), b.integer("axis", 0)
+    options = {"axis": axis, "reduction": "add", "shape": x.shape}
+    return [b.op("ScatterElements", zeros(b, x), b.input(1), g, **options)]
 
 
 @register("GatherND")
@@ -163,13 +152,13 @@ def as_rows(
     picked = sizes[batch : batch + depth]
     rows = product(b, sizes[: batch + depth])
     width = product(b, sizes[batch + depth :])
-    wide = b.cast(indices, INT64)
-    whole = joined(b, picked)
-    negative = b.op("Less", wide, b.ints(0), dtype=ir.DataType.BOOL)
-    wide = b.op("Where", negative, b.op("Add", wide, whole), wide, dtype=INT64)
+    index = b.cast(indices, INT64)  # [batch..., ..., depth]
+    negative = b.op("Less", index, b.ints(0), dtype=ir.DataType.BOOL)
+    counted = b.op("Add", index, joined(b, picked))  # from the end
+    index = b.op("Where", negative, counted, index, dtype=INT64)
     strides = joined(b, [product(b, picked[place + 1 :]) for place in range(depth)])
-    flat = b.op("ReduceSum", b.op("Mul", wide, strides), b.ints(-1), keepdims=0, dtype=INT64)
-    if batch:
+    flat = b.op("ReduceSum", b.op("Mul", index, strides), b.ints(-1), keepdims=0, dtype=INT64)
+    if batch:  # add the index of the first row of each entry of the batch
         number = product(b, sizes[:batch])
         end = b.op("Squeeze", joined(b, [number]), b.ints(0), dtype=INT64)
         zero, one = (b.builder.const(n, INT64) for n in (0, 1))
@@ -203,45 +192,30 @@ def _reduction_refused(node: ir.Node) -> str | None:
     return None
 
 
-@register("ScatterElements")
-def scatter_elements(b: Backward) -> Gradients:
-    """`y = x` with `u` written (or added) at the indices `i`.
+@register("ScatterElements", "ScatterND")
+def scatter(b: Backward) -> Gradients:
+    """`y = x` with elements or slices `u` written (or added) at the indices `i`.
 
     `gu = g[i]`; `gx = g`, with 0 at overwritten indices. ONNX does not allow repeated indices
     without a reduction.
     """
-    g, index, axis = b.gradient(), b.input(1), b.integer("axis", 0)
+    g, index, op_type = b.gradient(), b.input(1), b.node.op_type
+    options = {} if op_type == "ScatterND" else {"axis": b.integer("axis", 0)}
     gx, gu = None, None
     if b.needs_gradient(0):
         gx = g
         if b.text("reduction", "none") == "none":
             nothing = zeros(b, b.input(2), b.dtype)
-            gx = b.op("ScatterElements", g, index, nothing, axis=axis, shape=b.input(0).shape)
+            gx = b.op(op_type, g, index, nothing, shape=b.input(0).shape, **options)
     if b.needs_gradient(2):
-        gu = b.op("GatherElements", g, index, axis=axis, shape=b.input(2).shape)
-    return [gx, None, gu]
-
-
-@register("ScatterND")
-def scatter_nd(b: Backward) -> Gradients:
-    """As :func:`scatter_elements`, for slices: `gu = g[i]`, `gx = g`, or 0 where overwritten."""
-    g, index = b.gradient(), b.input(1)
-    gx, gu = None, None
-    if b.needs_gradient(0):
-        gx = g
-        if b.text("reduction", "none") == "none":
-            nothing = zeros(b, b.input(2), b.dtype)
-            gx = b.op("ScatterND", g, index, nothing, shape=b.input(0).shape)
-    if b.needs_gradient(2):
-        gu = b.op("GatherND", g, index, shape=b.input(2).shape)
+        gather_type = op_type.replace("Scatter", "Gather")
+        gu = b.op(gather_type, g, index, shape=b.input(2).shape, **options)
     return [gx, None, gu]
 
 
 @register("TopK")
 def top_k(b: Backward) -> Gradients:
     """`y, i = the k largest of x`: `g` written into zeros at the distinct indices `i`."""
-    empty = zeros(b, b.input(0))
-    index = b.output(1)
-    axis = b.integer("axis", -1)
-    g = b.gradient()
-    return [b.op("ScatterElements", empty, index, g, axis=axis, shape=b.input(0).shape)]
+    empty, axis = zeros(b, b.input(0)), b.integer("axis", -1)
+    index = b.extra_output(1, INT64, b.output().shape)
+    return [b.op("ScatterElements", empty, index, b.gradient(), axis=axis, shape=b.input(0).shape)]

@@ -28,15 +28,15 @@ def gemm(b: Backward) -> Gradients:
     def product(x: ir.Value, y: ir.Value, tx: int, ty: int, like: ir.Value) -> ir.Value:
         return b.op("Gemm", x, y, alpha=alpha, transA=tx, transB=ty, shape=like.shape)
 
-    answers: list[ir.Value | None] = [None, None, None]
+    grads: list[ir.Value | None] = [None, None, None]
     if b.needs_gradient(0):
-        answers[0] = product(right, g, tb, 1, left) if ta else product(g, right, 0, 1 - tb, left)
+        grads[0] = product(right, g, tb, 1, left) if ta else product(g, right, 0, 1 - tb, left)
     if b.needs_gradient(1):
-        answers[1] = product(g, left, 1, ta, right) if tb else product(left, g, 1 - ta, 0, right)
+        grads[1] = product(g, left, 1, ta, right) if tb else product(left, g, 1 - ta, 0, right)
     if b.needs_gradient(2):
         scaled = g if beta == 1.0 else b.op("Mul", g, b.const(beta), shape=b.output().shape)
-        answers[2] = b.sum_to_shape(scaled, b.input(2))
-    return answers
+        grads[2] = b.sum_to_shape(scaled, b.input(2))
+    return grads
 
 
 @refuses("MatMul")
@@ -68,10 +68,10 @@ def matmul(b: Backward) -> Gradients:
         gone.append(-1)
     if gone:
         g = b.op("Unsqueeze", g, b.ints(*gone))
-    answers: list[ir.Value | None] = []
+    grads: list[ir.Value | None] = []
     for own, index in ((left, 0), (right, 1)):
         if not b.needs_gradient(index):
-            answers.append(None)
+            grads.append(None)
             continue
         if index == 0:
             grown = b.op("MatMul", g, _transposed(b, right, max(ranks[1], 2)))
@@ -80,8 +80,8 @@ def matmul(b: Backward) -> Gradients:
         grown.shape = _batched(b, own, grown)
         summed = b.sum_to_shape(grown, own)
         given = b.input(index)
-        answers.append(summed if own is given else reshape_like(b, summed, given))
-    return answers
+        grads.append(summed if own is given else reshape_like(b, summed, given))
+    return grads
 
 
 def _batched(b: Backward, own: ir.Value, grown: ir.Value) -> ir.Shape | None:
@@ -96,24 +96,24 @@ def _batched(b: Backward, own: ir.Value, grown: ir.Value) -> ir.Shape | None:
 def _transposed(b: Backward, value: ir.Value, rank: int) -> ir.Value:
     perm = [*range(rank - 2), rank - 1, rank - 2]
     shape = known_shape(value)
-    turned = None if shape is None else [shape[axis] for axis in perm]
-    return b.op("Transpose", value, perm=perm, shape=turned)
+    transposed = None if shape is None else [shape[axis] for axis in perm]
+    return b.op("Transpose", value, perm=perm, shape=transposed)
 
 
 def _one_matrix(b: Backward) -> Gradients:
     """`a` of rank 2 or more and a matrix `c`: two Gemms on `[rows, k]` and `[rows, n]`."""
     g, left, right = b.gradient(), b.input(0), b.input(1)
     flat_g = _rows(b, g, length(b, right, 1), b.rank(0))
-    answers: list[ir.Value | None] = [None, None]
+    grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
         product = b.op("Gemm", flat_g, right, transB=1)
         if b.rank(0) == 2:
             product.shape = left.shape
-        answers[0] = product if b.rank(0) == 2 else reshape_like(b, product, left)
+        grads[0] = product if b.rank(0) == 2 else reshape_like(b, product, left)
     if b.needs_gradient(1):
         flat = _rows(b, left, length(b, right, 0), b.rank(0))
-        answers[1] = b.op("Gemm", flat, flat_g, transA=1, shape=right.shape)
-    return answers
+        grads[1] = b.op("Gemm", flat, flat_g, transA=1, shape=right.shape)
+    return grads
 
 
 def _rows(b: Backward, value: ir.Value, columns: Size, rank: int) -> ir.Value:

@@ -17,7 +17,7 @@ from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
-from ortboost.graph.query import constant, known_shape, static_shape
+from ortboost.graph.query import ancestors, constant, known_shape, producer_of, static_shape
 from ortboost.graph.rewriting import Refusal
 
 __all__ = ["absorbed"]
@@ -47,9 +47,10 @@ def batch_norm(b: Backward) -> Gradients:
     g, x, scale, mean, variance = b.gradient(), b.input(0), b.input(1), b.input(3), b.input(4)
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
     through = batch_centered(b.node) is not None
-    if not through and any(_depends(value, b.active) for value in (mean, variance)):
+    sources = {v.name for node in ancestors(mean, variance) for v in node.inputs if v is not None}
+    if not through and sources & b.active:  # their gradient would be lost without a word
         raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
-    answers: list[ir.Value | None] = [None] * 5
+    grads: list[ir.Value | None] = [None] * 5
     none = _filled(b, scale, 0.0)
 
     def affine(
@@ -62,22 +63,22 @@ def batch_norm(b: Backward) -> Gradients:
     axes = b.ints(0, *range(2, b.rank()))
     needs_moment = b.needs_gradient(1) or (through and b.needs_gradient(0))
     if b.needs_gradient(2) or needs_moment:
-        answers[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)
+        grads[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)
     if needs_moment:
         normal = affine(x, _filled(b, scale, 1.0), none, mean)
         product = b.op("Mul", g, normal, shape=shape)
-        answers[1] = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
+        grads[1] = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
     if not b.needs_gradient(0):
-        return answers
-    total, moment = answers[2], answers[1]
+        return grads
+    total, moment = grads[2], grads[1]
     if not through or total is None or moment is None:
-        answers[0] = affine(g, scale)
-        return answers
+        grads[0] = affine(g, scale)
+        return grads
     count = _count(b, x, scale)
     gbias, gscale = (b.op("Div", part, count, shape=vector) for part in (total, moment))
     along = affine(x, gscale, gbias, mean)
-    answers[0] = affine(b.op("Sub", g, along, shape=shape), scale)
-    return answers
+    grads[0] = affine(b.op("Sub", g, along, shape=shape), scale)
+    return grads
 
 
 def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
@@ -86,12 +87,8 @@ def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     Only the gradient of a batch normalization whose factor comes last is recognized. It must be
     called before any other node reads the gradient.
     """
-    node = g.producer()
-    if (
-        node is None
-        or node.op_type != "BatchNormalization"
-        or node.attributes.get_int("training_mode", 0) == 1
-    ):
+    node = producer_of(g, "BatchNormalization")
+    if node is None or node.attributes.get_int("training_mode", 0) == 1:
         return None
     data, scale, variance = node.inputs[0], node.inputs[1], node.inputs[4]
     offsets = [constant(value) for value in node.inputs[2:4] if value is not None]
@@ -102,20 +99,6 @@ def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), variance.dtype)
     deviation = b.op("Sqrt", b.op("Add", variance, epsilon), shape=scale.shape)
     return data, b.op("Div", scale, deviation, shape=scale.shape)
-
-
-def _depends(value: ir.Value, active: frozenset[str]) -> bool:
-    """Whether a tensor depends on one that needs a gradient, which would be silently lost."""
-    pending, seen = [value], {id(value)}
-    while pending:
-        node = pending.pop().producer()
-        for source in () if node is None else node.inputs:
-            if source is not None and id(source) not in seen:
-                if source.name in active:
-                    return True
-                seen.add(id(source))
-                pending.append(source)
-    return False
 
 
 def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
@@ -132,13 +115,14 @@ def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
     whole, part = static_shape(x), static_shape(statistic)
     if whole is not None and part is not None and 0 not in part:
         return b.const(float(np.prod(whole, dtype=np.int64) // np.prod(part, dtype=np.int64)))
+    # Only the batch is unknown: the count is batch * inner, shared by all layers of that size.
     int64 = ir.DataType.INT64
     dims = known_shape(x) or ()
     named = [axis for axis, dim in enumerate(dims) if isinstance(dim, str)]
     known = math.prod(dim for dim in dims if isinstance(dim, int))
     divides = part is not None and 0 not in part and known % math.prod(part) == 0
     if divides and len(named) == 1 and None not in dims:
-        (axis,) = named  # statistics over equally many elements share the count
+        (axis,) = named
         inner = known // math.prod(part or ())
 
         def number() -> ir.Value:
@@ -177,14 +161,14 @@ def layer_norm(b: Backward) -> Gradients:
     shape, mean, inverse = x.shape, b.output(1), b.output(2)
     rows = mean.shape
     normal = b.op("Mul", b.op("Sub", x, mean, shape=shape), inverse, shape=shape)
-    answers: list[ir.Value | None] = [None, None, None]
+    grads: list[ir.Value | None] = [None, None, None]
     g = b.gradient_or_zeros(0)
     if b.needs_gradient(1):
-        answers[1] = b.sum_to_shape(b.op("Mul", g, normal, shape=shape), scale)
+        grads[1] = b.sum_to_shape(b.op("Mul", g, normal, shape=shape), scale)
     if bias is not None and b.needs_gradient(2):
-        answers[2] = b.sum_to_shape(g, bias)
+        grads[2] = b.sum_to_shape(g, bias)
     if not b.needs_gradient(0):
-        return answers[: len(b.node.inputs)]
+        return grads[: len(b.node.inputs)]
     inner = b.op("Mul", g, scale, shape=shape)
     pulled = b.op("ReduceMean", inner, axes, keepdims=1, shape=rows)
     weighed = b.op("Mul", inner, normal, shape=shape)
@@ -198,5 +182,5 @@ def layer_norm(b: Backward) -> Gradients:
         moment = b.op("Add", moment, scaled, shape=rows)
     gx = b.op("Sub", inner, pulled, shape=shape)
     gx = b.op("Sub", gx, b.op("Mul", normal, moment, shape=shape), shape=shape)
-    answers[0] = b.op("Mul", gx, inverse, shape=shape)
-    return answers[: len(b.node.inputs)]
+    grads[0] = b.op("Mul", gx, inverse, shape=shape)
+    return grads[: len(b.node.inputs)]

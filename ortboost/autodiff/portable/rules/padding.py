@@ -9,14 +9,7 @@ from ortboost.autodiff.conditions import unknown_axes, unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.indexing import add_at
-from ortboost.autodiff.sizes import (
-    INT64,
-    Size,
-    joined,
-    length,
-    product,
-    reshape_like,
-)
+from ortboost.autodiff.sizes import INT64, Size, joined, length, product, reshape_like
 
 __all__: list[str] = []
 
@@ -40,13 +33,13 @@ def pad(b: Backward) -> Gradients:
         return [_cut(b)]
     rank, given, pads = b.rank(), b.array(3), b.array(1)
     axes = list(range(rank)) if given is None else [int(a) % rank for a in given.reshape(-1)]
-    sizes = [length(b, b.output(), axis) for axis in range(rank)]
-    for place, axis in enumerate(axes):
-        margins = None if pads is None else (int(pads[place]), int(pads[place + len(axes)]))
+    sizes = [length(b, b.output(), axis) for axis in range(rank)]  # of g
+    for k, axis in enumerate(axes):
+        margins = None if pads is None else (int(pads[k]), int(pads[k + len(axes)]))
         if margins == (0, 0):
             continue
         own = length(b, x, axis)
-        index = _places(b, own, margins, place, len(axes), mode)
+        index = _padded_indices(b, own, margins, k, len(axes), mode)
         before, after = product(b, sizes[:axis]), product(b, sizes[axis + 1 :])
         flat = b.op("Reshape", g, joined(b, [before, sizes[axis], after]), allowzero=1)
         sizes[axis] = own
@@ -68,22 +61,17 @@ def _cut(b: Backward) -> ir.Value:
     if fixed is None and axes is not None:
         return b.op("Pad", g, b.ints(*(-m for m in known)), None, axes, shape=x.shape)
     where = list(range(half)) if fixed is None else [int(a) for a in fixed.reshape(-1)]
-    picked = [place for place in range(half) if known[place] or known[half + place]]
-    starts = [known[place] for place in picked]
-    ends = [-known[half + place] or 2**62 for place in picked]
-    cut = (b.ints(*starts), b.ints(*ends), b.ints(*(where[place] for place in picked)))
+    padded = [k for k in range(half) if known[k] or known[half + k]]
+    starts = [known[k] for k in padded]
+    ends = [-known[half + k] or 2**62 for k in padded]  # -0 would be the start
+    cut = (b.ints(*starts), b.ints(*ends), b.ints(*(where[k] for k in padded)))
     return b.op("Slice", g, *cut, shape=x.shape)
 
 
-def _places(
-    b: Backward,
-    size: Size,
-    margins: tuple[int, int] | None,
-    place: int,
-    count: int,
-    mode: str,
+def _padded_indices(
+    b: Backward, size: Size, margins: tuple[int, int] | None, k: int, count: int, mode: str
 ) -> ir.Value:
-    """The indices `0, 1, ...` of an axis, padded."""
+    """The indices `0, 1, ...` of the `k`-th of ``count`` padded axes, padded like the data."""
     if isinstance(size, int) and margins is not None:
         before, after = margins
         kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)
@@ -93,7 +81,7 @@ def _places(
     end = b.op("Squeeze", joined(b, [size]), b.ints(0), dtype=INT64)
     numbers = b.op("Range", zero, end, one, dtype=INT64, shape=[None])
     if margins is None:
-        both = b.op("Gather", b.input(1), b.ints(place, place + count), axis=0, dtype=INT64)
+        both = b.op("Gather", b.input(1), b.ints(k, k + count), axis=0, dtype=INT64)
     else:
         both = b.ints(*margins)
     return b.op("Pad", numbers, both, mode=mode, dtype=INT64, shape=[None])

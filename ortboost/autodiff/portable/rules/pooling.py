@@ -7,12 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.autodiff.conditions import column_major
+from ortboost.autodiff.conditions import column_major, refusal_of
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.windows import Window, bare_site, transposed_conv, window_of
+from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal
 
 __all__: list[str] = []
 
@@ -22,11 +21,7 @@ _WINDOW = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mod
 
 @refuses("AveragePool", "LpPool")
 def _condition(node: ir.Node) -> str | None:
-    try:
-        window_of(bare_site(node))
-    except Refusal as refusal:
-        return str(refusal)
-    return None
+    return refusal_of(window_of, node)
 
 
 refuses("MaxPool")(column_major)
@@ -42,25 +37,14 @@ def max_pool(b: Backward) -> Gradients:
     """
     g, x = b.gradient(), b.input(0)
     flat = b.ints(-1)
-    values = b.op("Reshape", g, flat)
+    values = b.op("Reshape", g, flat)  # added, since windows may overlap
     size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
     zeros = b.filled(0, size)
-    places = b.op("Reshape", _indices(b), flat)
-    added = b.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
+    b.node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
+    indices = b.extra_output(1, _INT64, b.output().shape)
+    indices = b.op("Reshape", indices, flat)
+    added = b.op("ScatterElements", zeros, indices, values, axis=0, reduction="add")
     return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
-
-
-def _indices(b: Backward) -> ir.Value:
-    """The second output of a MaxPool, added if it is missing; it has no gradient."""
-    node = b.node
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    indices = node.outputs[1]
-    if not indices.name:
-        indices.name = b.builder.unique(f"{node.outputs[0].name}/indices")
-    node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
-    indices.type, indices.shape = ir.TensorType(_INT64), node.outputs[0].shape
-    return indices
 
 
 @register("AveragePool")
@@ -187,8 +171,8 @@ def global_max_pool(b: Backward) -> Gradients:
     first = b.op("ArgMax", flat, axis=1, keepdims=1, dtype=_INT64)  # [N C, 1]
     length = b.op("Squeeze", b.shape_of(flat, 1, 2), dtype=_INT64)
     zero, one = b.const(0, _INT64), b.const(1, _INT64)
-    places = b.op("Range", zero, length, one, dtype=_INT64)
-    chosen = b.op("Equal", first, places, dtype=_BOOL)
+    positions = b.op("Range", zero, length, one, dtype=_INT64)
+    chosen = b.op("Equal", first, positions, dtype=_BOOL)
     each = b.op("Flatten", g, axis=2)
     scattered = b.op("Where", chosen, each, b.const(0.0), dtype=b.dtype)
     return [b.op("Reshape", scattered, b.shape_of(x), shape=x.shape, allowzero=1)]

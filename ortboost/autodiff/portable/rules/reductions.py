@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ortboost.autodiff.conditions import empty_axes, reduced_axes
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.sizes import dims
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
@@ -77,11 +78,7 @@ def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
     have, want = known_shape(value), known_shape(x)
     if want is not None and have == want and None not in want:
         return value
-    if want is not None and all(isinstance(dim, int) for dim in want):
-        target = b.ints(*(int(dim) for dim in want if isinstance(dim, int)))
-    else:
-        target = b.shape_of(x)
-    return b.op("Expand", value, target, shape=x.shape)
+    return b.op("Expand", value, dims(b, x), shape=x.shape)
 
 
 def _share(b: Backward) -> ir.Value:
@@ -92,6 +89,7 @@ def _share(b: Backward) -> ir.Value:
         if all(isinstance(length, int) for length in lengths):
             count = int(np.prod([n for n in lengths if isinstance(n, int)], dtype=np.int64))
             return b.const(1.0 / max(count, 1))
+    # The axes are only known at run time: compare the sizes of y and x.
     sizes = [b.cast(b.op("Size", v, dtype=_INT64)) for v in (b.output(), b.input(0))]
     return b.op("Div", *sizes, shape=())
 
@@ -116,8 +114,8 @@ def _l2(b: Backward) -> ir.Value:
     """`y = sqrt(sum(x^2))`: `K(g / y) x`, 0 where `y = 0`."""
     y, shape, zero = b.output(), b.output().shape, b.const(0.0)
     ratio = b.op("Div", b.gradient(), y, shape=shape)
-    flat = b.op("Equal", y, zero, dtype=_BOOL, shape=shape)
-    safe = b.op("Where", flat, zero, ratio, dtype=b.dtype, shape=shape)
+    is_zero = b.op("Equal", y, zero, dtype=_BOOL, shape=shape)
+    safe = b.op("Where", is_zero, zero, ratio, dtype=b.dtype, shape=shape)
     return _op(b, "Mul", b.input(0), kept(b, safe))
 
 

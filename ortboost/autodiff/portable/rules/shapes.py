@@ -57,22 +57,21 @@ def concat(b: Backward) -> Gradients:
     axis = b.axis("axis", 0)
     sizes = [length(b, b.input(i), axis) for i in range(count)]
     if all(b.needs_gradient(i) for i in range(count)):
-        parts = b.ops("Split", [g, joined(b, sizes)], count, {"axis": axis})
+        parts = b.ops("Split", g, joined(b, sizes), count=count, axis=axis)
         for i, part in enumerate(parts):
-            if part is not None:
-                part.shape = b.input(i).shape
+            part.shape = b.input(i).shape
         return parts
-    answers: list[ir.Value | None] = []
+    grads: list[ir.Value | None] = []
     start: Size = 0
     for i, size in enumerate(sizes):
         end = computed(b, "Add", start, size)
         if b.needs_gradient(i):
             bounds = (joined(b, [start]), joined(b, [end]), b.ints(axis))
-            answers.append(b.op("Slice", g, *bounds, shape=b.input(i).shape))
+            grads.append(b.op("Slice", g, *bounds, shape=b.input(i).shape))
         else:
-            answers.append(None)
+            grads.append(None)
         start = end
-    return answers
+    return grads
 
 
 @register("Split")

@@ -52,13 +52,13 @@ def slice_(b: Backward) -> Gradients:
     axes = _axes(b, 3, count if given is None else int(np.size(given)))
     starts = b.array(1)
     margins: dict[int, tuple[Size, Size]] = {}
-    for place, axis in enumerate(axes):
-        step = 1 if steps is None else int(steps.reshape(-1)[place])
+    for k, axis in enumerate(axes):
+        step = 1 if steps is None else int(steps.reshape(-1)[k])
         taken = _size_of(b, g, axis)
         size = length(b, x, axis)
-        start = _start(b, place, size, step, starts)
+        start = _start(b, k, size, step, starts)
         if step < 0:
-            last, behind = b.ints(-1), b.ints(-(2**62))
+            last, behind = b.ints(-1), b.ints(-(2**62))  # an end of -1 would be the last element
             g = b.op("Slice", g, last, behind, b.ints(axis), b.ints(-1), shape=g.shape)
             # the lowest index: start + (taken - 1) * step
             start = computed(
@@ -80,20 +80,20 @@ def _size_of(b: Backward, value: ir.Value, axis: int) -> Size:
     return length(b, value, axis)
 
 
-def _start(b: Backward, place: int, size: Size, step: int, starts: np.ndarray | None) -> Size:
-    """The first index, non-negative and clipped to the axis."""
+def _start(b: Backward, k: int, size: Size, step: int, starts: np.ndarray | None) -> Size:
+    """The `k`-th start, non-negative and clipped to its axis."""
     if starts is not None:
-        start = int(starts.reshape(-1)[place])
+        start = int(starts.reshape(-1)[k])
         if isinstance(size, int):
             start = start + size if start < 0 else start
+            # Backwards, the largest start is the last element; forwards, one behind it.
             return min(max(start, 0), size if step > 0 else max(size - 1, 0))
         if start >= 0 and step > 0:
             return b.op("Min", b.ints(start), size, dtype=INT64) if start else 0
         value = b.ints(start)
     else:
-        kind = b.input(1).dtype or INT64
-        here = b.ints(place)
-        value = b.op("Gather", b.input(1), here, axis=0, dtype=kind, shape=[1])
+        dtype = b.input(1).dtype or INT64  # int32 is allowed
+        value = b.op("Gather", b.input(1), b.ints(k), axis=0, dtype=dtype, shape=[1])
         value = b.cast(value, INT64)
     whole = joined(b, [size])
     negative = b.op("Less", value, b.ints(0), dtype=ir.DataType.BOOL)

@@ -39,13 +39,13 @@ def swapped(
         # onnxruntime 1.31 leaves the output uninitialized if there are no channels to sum over
         some = b.op("Greater", b.op("Size", x, dtype=_INT64), b.const(0, _INT64), dtype=_BOOL)
         found = b.op("Where", some, found, b.const(0.0), dtype=b.dtype)
-    turned = b.op("Transpose", found, perm=order)
+    transposed = b.op("Transpose", found, perm=order)
     lengths = (known_shape(x) or ())[2:]
     rests = [window.rest(axis, length) for axis, length in enumerate(lengths)]
     if all(r is not None and r < d for r, d in zip(rests, window.dilations, strict=True)):
-        return turned
+        return transposed
     starts, axes = b.ints(*[0] * spatial), b.ints(*range(2, 2 + spatial))
-    return b.op("Slice", turned, starts, b.ints(*window.kernel), axes, shape=w.shape)
+    return b.op("Slice", transposed, starts, b.ints(*window.kernel), axes, shape=w.shape)
 
 
 def _grouped(b: Backward, x: ir.Value, groups: int) -> ir.Value:
@@ -56,7 +56,7 @@ def _grouped(b: Backward, x: ir.Value, groups: int) -> ir.Value:
     channels = b.op("Div", b.shape_of(x, 1, 2), b.ints(groups), dtype=_INT64)
     split = b.op("Concat", batch, b.ints(groups), channels, space, axis=0, dtype=_INT64)
     apart = b.op("Reshape", x, split)  # [N, G, C/G, L...]
-    turned = b.op("Transpose", apart, perm=[2, 1, 0, *range(3, len(shape) + 1)])
+    transposed = b.op("Transpose", apart, perm=[2, 1, 0, *range(3, len(shape) + 1)])
     images = b.op("Mul", batch, b.ints(groups), dtype=_INT64)
     joined = b.op("Concat", channels, images, space, axis=0, dtype=_INT64)
-    return b.op("Reshape", turned, joined)
+    return b.op("Reshape", transposed, joined)

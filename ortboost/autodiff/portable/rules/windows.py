@@ -16,7 +16,7 @@ from ortboost.autodiff.padding import same_pads
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["Window", "bare_site", "crop", "transposed_conv", "window_of"]
+__all__ = ["Window", "crop", "transposed_conv", "window_of"]
 
 Dim = int | str | None
 
@@ -116,11 +116,6 @@ def window_of(site: Site, weight: int | None = None) -> Window:
     )
 
 
-def bare_site(node: ir.Node) -> Site:
-    """A read-only site for conditions: it cannot create nodes."""
-    return Site(node, None, 0)  # type: ignore[arg-type]
-
-
 def crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) -> ir.Value:
     """The first positions of ``value`` along the spatial axes, as many as ``like`` has."""
     axes = range(2, len(shape))
@@ -165,7 +160,7 @@ def transposed_conv(
     rests: list[int | None]
     rests = [window.rest(axis, shape[2 + axis]) for axis in range(window.spatial)]
     exact = all(rest is not None for rest in rests) and not overhang
-    if overhang:
+    if overhang:  # without padding at the end, the crop removes what windows see beyond it
         window, rests = replace(window, ends=(0,) * window.spatial), [None] * window.spatial
     extra = [s - 1 if r is None else r for s, r in zip(window.strides, rests, strict=True)]
     back = site.op(

@@ -109,6 +109,19 @@ def test_corner_at_zero_as_in_pytorch(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "points", "expected"),
+    [  # of torch.nn.functional in torch 2.13
+        ("HardSigmoid<alpha = 0.16666667, beta = 0.5>", [-3, 3], [0, 0]),
+        ("HardSwish", [-3, 3], [0, 1]),
+        ("Shrink", [-0.5, 0.5], [0, 0]),
+        ("ThresholdedRelu<alpha = 1.0>", [1], [0]),
+    ],
+)
+def test_corners_away_from_zero_as_in_pytorch(text, points, expected):
+    np.testing.assert_allclose(slope(text, points), expected)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("Softplus", [0, 1]),

@@ -67,3 +67,7 @@ def _remark(op_type: str) -> str:
     if op_type in REFUSED:
         return REFUSED[op_type]
     return ""
+
+
+if __name__ == "__main__":
+    print(support_table(), end="")
