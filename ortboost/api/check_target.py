@@ -28,9 +28,9 @@ from ortboost.deploy.tensorrt import build_engine as engine
 from ortboost.deploy.tensorrt.build_engine import EngineFile
 from ortboost.deploy.tensorrt.checker import TargetReport, check_release
 from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
-from ortboost.deploy.tensorrt.profiles import Profile, parse_shape
+from ortboost.deploy.tensorrt.profiles import Profile, parse_profile
 from ortboost.deploy.tensorrt.table import parse_release
-from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.tolerance import Tolerance, tolerance_for
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
@@ -110,8 +110,7 @@ def mend(
         parse_release(target),
         profiles=read_shapes(shapes) or None,
         feeds=feeds,
-        rtol=rtol,
-        atol=atol,
+        tolerance=Tolerance(rtol, atol),
     )
 
 
@@ -203,4 +202,4 @@ def read_shapes(shapes: Sequence[str]) -> list[Profile]:
     Raises:
         UsageError: One is malformed.
     """
-    return [parse_shape(text) for text in shapes]
+    return [parse_profile(text) for text in shapes]

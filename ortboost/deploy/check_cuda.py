@@ -13,6 +13,7 @@ CUDA007 info    whether it can be captured as a CUDA graph, and what prevents it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ from ortboost.runtime.cuda.placement import Copy, Placed, place
 
 __all__ = ["check_cuda", "graph_findings"]
 
-_SMALL: Final = 16  # elements: a scalar, a shape
+_SMALL: Final = 16  # elements; a scalar or a shape has fewer
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _ARITHMETIC: Final = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Range", "Abs", "Neg"})
 
@@ -63,13 +64,13 @@ def check_cuda(
         )
     kernels = load_kernels(target)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
-        programs = Program.load(source).graphs
-        graphs = {name: for_cuda(graph, kernels) for name, graph in programs.items()}
+        steps = Program.load(source).graphs
+        graphs = {name: for_cuda(graph, kernels) for name, graph in steps.items()}
     else:
         graphs = {"": open_lazily(source)[0]}
-    several = len(graphs) > 1
+    prefix = "{}: " if len(graphs) > 1 else ""
     found = [
-        Finding(**{**vars(finding), "node": f"{name}: {finding.node}" if several else finding.node})
+        dataclasses.replace(finding, node=prefix.format(name) + finding.node)
         for name, graph in graphs.items()
         for finding in graph_findings(graph, kernels)
     ]
@@ -125,6 +126,7 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 "Use operators that CUDA implements, or a type that they support.",
             )
         elif row.side == "cpu":
+            # Nodes that compute shapes, and small ones, belong there unless they do much work.
             why = row.reason or "it reads only host values and inputs"
             heavy = row.shape_work and _is_work(node)
             yield Finding(
@@ -173,21 +175,21 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
     where they need no copy.
     """
     reasons = []
-    flow = next((node for node in model.graph if has_subgraph(node)), None)
-    if flow is not None:
+    branches = any(map(has_subgraph, model.graph))
+    if branches:
         form = for_cuda(capturable(model), kernels)
         infer_shapes(form)
         copies = place(form, kernels)[1]
-        left = next((node for node in form.graph if has_subgraph(node)), None)
-        reasons += [f"control flow ({label(left)})"] if left is not None else []
+        left = next(filter(has_subgraph, form.graph), None)
+        if left is not None:
+            reasons.append(f"control flow ({label(left)})")
+    if copies:
+        first = copies[0].value.name
+        reasons.append(f"{count_of(len(copies), 'copy', 'copies')} (the first: {first})")
     drawn = draws(model)
-    reasons += (
-        [f"{count_of(len(copies), 'copy', 'copies')} (the first: {copies[0].value.name})"]
-        if copies
-        else []
-    )
-    reasons += [f"random numbers, which each replay would repeat ({label(drawn)})"] if drawn else []
-    form_of = "" if flow is None else " in the form without branches"
+    if drawn:
+        reasons.append(f"random numbers, which each replay would repeat ({label(drawn)})")
+    form_of = " in the form without branches" if branches else ""
     return Finding(
         "CUDA007",
         "info",
