@@ -196,6 +196,7 @@ def compare(
 
 
 def _batch_of(sample: int, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int:
+    """The batch that contains a sample, which is counted over all of them."""
     for number, batch in enumerate(feeds):
         first = np.asarray(next(iter(batch.values()), 0))  # a model may take nothing
         sample -= len(first) if first.ndim else 1

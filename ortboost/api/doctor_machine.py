@@ -29,7 +29,7 @@ _OPTIONAL = {
     "matplotlib": "curves of a training run as a picture: pip install 'ortboost[plot]'",
     "torch": "DataLoaders as training data, and the export tools",
 }
-_RUNTIMES = "onnxruntime"
+_RUNTIME = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ def _runtime() -> Finding:
     try:
         module = runtime()
     except OrtBoostError as error:
-        return Finding(_RUNTIMES, "fail", error.where or error.what, error.fix)
+        return Finding(_RUNTIME, "fail", error.where or error.what, error.fix)
     detail = f"{module.__version__} from {', '.join(owners) or 'an unknown package'}"
     if len(owners) > 1:
         what, fix = broken_packages(owners)
         fixes = (found.fix for found in _engines() if "pip uninstall" in found.fix)
-        return Finding(_RUNTIMES, "fail", f"{detail}: {what}", next(fixes, fix))
-    return Finding(_RUNTIMES, "ok", detail)
+        return Finding(_RUNTIME, "fail", f"{detail}: {what}", next(fixes, fix))
+    return Finding(_RUNTIME, "ok", detail)
 
 
 def _engines() -> list[Finding]:

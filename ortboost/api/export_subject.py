@@ -98,6 +98,7 @@ class Subject:
         for spec in labels:
             if spec.classes is not None:
                 ranges[spec.name] = spec.classes
+            # The data then fix the size of the labels, which are drawn with them.
             if all(isinstance(dim, int) or dim in named for dim in spec.shape):
                 data.append(spec)
         if len(data) == len(self.evaluator.inputs):
@@ -228,7 +229,6 @@ def plain_subject(
     reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
-
     images = images_of(loaded, images)
 
     def export(**settings: Any) -> Exported:
@@ -283,6 +283,7 @@ def score_output(model: ir.Model, output: str | None = None) -> str:
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     scores = [name for name, v in outputs.items() if v.dtype in FLOAT_TYPES]
+    # Else one of unknown type.
     scores = scores or [name for name, v in outputs.items() if v.dtype is None and not is_map(v)]
     if output is None and scores:
         return scores[0]

@@ -68,21 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error.in_options()}", file=sys.stderr)
             return error.exit_status
         if isinstance(error, OSError) and error.errno is not None:  # permissions, a full disk
-            what, where = f"File system error: {error.strerror}.", error.filename
-            return _say(
-                what,
-                words,
-                "Check the permissions of the folder and the free disk space.",
-                _FILE,
-                where,
-            )
+            what = f"File system error: {error.strerror}."
+            fix = "Check the permissions of the folder and the free disk space."
+            return _say(what, words, fix, _FILE, error.filename)
         if hasattr(error, "format_message"):  # raised by the argument parser
             fix = "See 'ortboost --help', or --help after the verb."
             return _say(error.format_message(), words, fix, 2)
         what = f"Unexpected {type(error).__name__}: {error}"
-        return _say(
-            what, words, "This is a bug in ortboost; please report it with the output of -vv.", 1
-        )
+        fix = "This is a bug in ortboost; please report it with the output of -vv."
+        return _say(what, words, fix, 1)
 
 
 def _interrupted(words: Sequence[str]) -> int:

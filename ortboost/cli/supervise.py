@@ -46,15 +46,15 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
     if not sys.platform.startswith("linux") or os.environ.get("ORTBOOST_ONE_PROCESS"):
         return run()
     parent = os.getpid()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # if ignored, neither the signal nor the exit status would arrive
+    # If it were ignored, neither the signal nor the exit status would arrive.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     waited = {*_FORWARDED, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # before the fork: none is lost
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # The parent may have died before prctl.
         return run() if os.getppid() == parent else 128 + signal.SIGKILL
     interrupted = False
     while True:

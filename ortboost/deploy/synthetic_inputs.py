@@ -142,18 +142,17 @@ def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
 
 
-def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
+def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0) -> dict[str, Any]:
     """Make synthetic inputs: normal floats, integers of zeros and ones, words for strings.
 
     Args:
-        inputs: The inputs of the graph; unknown dimensions are set to ``batch``.
+        inputs: The inputs of the graph; unknown dimensions have length 4.
         seed: Seed of the random generator.
-        batch: Length of unknown dimensions.
     """
     generator = np.random.default_rng(seed)
     made = {}
     for spec in inputs:
-        shape = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
+        shape = tuple(dim if isinstance(dim, int) else _BATCH for dim in spec.shape)
         if spec.dtype.kind == "f":
             made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
         elif spec.dtype.kind == "O":  # strings

@@ -70,7 +70,7 @@ def test_the_worst_output_is_named():
     assert not parity.to_dict()["ok"]
 
 
-def test_made_up_inputs_fit_and_repeat():
+def test_synthetic_inputs_fit_and_repeat():
     specs = [
         TensorSpec("x", np.dtype(np.float32), ("batch", 3)),
         TensorSpec("ids", np.dtype(np.int64), (2, None)),
