@@ -105,4 +105,5 @@ def _read(path: Path) -> Card:
                 where=str(path),
                 fix=f"Begin it with the keys {', '.join(_KEYS)} between two lines ---.",
             )
-    return Card(*(head[key] for key in _KEYS), parts[2].lstrip())
+    text = parts[2].lstrip()
+    return Card(head["name"], head["class"], head["functional"], head["tldr"], head["source"], text)

@@ -63,8 +63,9 @@ def _cast(node: ir.Node) -> bool:
 
 def _cast_like(node: ir.Node) -> bool:
     source, like = node.inputs[0], input_at(node, 1)
-    known = source is not None and like is not None and source.dtype is not None
-    return known and source.dtype == like.dtype
+    if source is None or like is None or source.dtype is None:
+        return False
+    return source.dtype == like.dtype
 
 
 def _transpose(node: ir.Node) -> bool:

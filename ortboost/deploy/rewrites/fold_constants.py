@@ -157,8 +157,8 @@ def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
             return "a single value describes its large result"
     if is_standard(node, "Dropout") and input_at(node, 2) is not None:
         return "it may draw random numbers"
-    shape = static_shape(node.outputs[0])
-    size = None if shape is None else math.prod(shape)
+    result = static_shape(node.outputs[0])
+    size = None if result is None else math.prod(result)
     for value in node.inputs if size is None or size > _COPY else ():
         if value is None or value.const_value is None or value.const_value.size <= _COPY:
             continue

@@ -39,7 +39,7 @@ def recipe(
     """
     words = ["trtexec", f"--onnx={model}", f"--saveEngine={engine}"]
     given = list(profiles)
-    for which in ("minimum", "optimum", "maximum") if given else ():
+    for which in ("minimum", "optimum", "maximum") if given else ():  # --minShapes, --optShapes...
         shapes = (f"{p.name}:{'x'.join(map(str, getattr(p, which)))}" for p in given)
         words.append(f"--{which[:3]}Shapes={','.join(shapes)}")
     if workspace is not None:
