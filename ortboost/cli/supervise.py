@@ -17,6 +17,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from ortboost.cli import print_error
+
 __all__ = ["CRASHED", "supervised"]
 
 CRASHED = 10
@@ -92,7 +94,4 @@ def _exit_status(status: int, words: Sequence[str], *, interrupted: bool) -> int
         if number == signal.SIGKILL:
             fix = f"Unless someone killed it, it ran out of memory. {fix}"
         status = 128 + number
-    print(f"error: {what}", file=sys.stderr)
-    print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
-    print(f"  fix:   {fix}", file=sys.stderr)
-    return status
+    return print_error(what, words, fix, status)

@@ -44,14 +44,7 @@ def _fold(site: Site) -> list[ir.Value | None] | None:
 def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) -> None:
     """Change weight and bias of a layer so that it also computes the node after it.
 
-    Args:
-        layer: A Conv or Gemm.
-        site: The Add, Sub, Mul or Div.
-        index: Index of its operand that the layer computes.
-        factors: The other operand.
-
-    Raises:
-        Refusal: The form of the layer or of the constant does not allow it.
+    The layer computes operand ``index`` of that node; ``factors`` is the other one.
     """
     op = site.node.op_type
     if index == 1 and op == "Div":
