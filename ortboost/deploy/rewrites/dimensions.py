@@ -103,14 +103,14 @@ def as_reshape(
             left.remove(key)
         else:
             shape.append(-1)
-    if -1 not in shape:
+    if -1 not in shape:  # then the numbers must be the product of the dimensions that are left
         numbers = [key for key in left if isinstance(key, int)]
         size = math.prod(length for length in shape if length)
         if len(numbers) < len(left) or math.prod(numbers) != size:
             if shape.count(0) != 1:
                 return None
             shape[shape.index(0)] = -1  # the remainder, whatever its name
-    elif claimed and 0 in shape:
+    elif claimed and 0 in shape:  # the -1 would hide a wrong name
         return None
     return shape if shape.count(-1) <= 1 else None
 

@@ -49,13 +49,13 @@ def static_shapes(model: ir.Model) -> Report:
         if keys is None:
             report.kept[label(node)] = "its shape depends on more than shapes"
             continue
-        if all(isinstance(key, int) for key in keys):
+        if all(isinstance(key, int) for key in keys):  # all numbers
             lengths = [int(key) for key in keys if isinstance(key, int)]
             node.replace_input_with(place, builder.ints(*lengths))
             report.changed[label(node)] = f"shape {keys}"
             continue
         if node.op_type == "Reshape" and (shape := _reshape(node, keys)) is not None:
-            node.attributes.pop("allowzero", None)
+            node.attributes.pop("allowzero", None)  # its zeros copy a dimension
             node.replace_input_with(place, builder.ints(*shape))
             report.changed[label(node)] = f"shape {shape}"
             _correct_rank(node.outputs[0], shape, report)
@@ -64,13 +64,11 @@ def static_shapes(model: ir.Model) -> Report:
         if pieces is None or _nodes(pieces, parts) >= _cone(value):
             continue
         made = [_piece(builder, piece, parts) for piece in pieces]
-        shorter = made[0]
         if len(made) > 1:
-            shorter = builder.op(
-                "Concat", *made, dtype=ir.DataType.INT64, shape=[len(keys)], axis=0
-            )
+            int64, rank = ir.DataType.INT64, len(keys)
+            made = [builder.op("Concat", *made, dtype=int64, shape=[rank], axis=0)]
         model.graph.insert_before(node, builder.take())
-        node.replace_input_with(place, shorter)
+        node.replace_input_with(place, made[0])
         report.changed[label(node)] = "shape computed with fewer nodes"
     return report
 
