@@ -109,13 +109,14 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
 def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
     for row in placed:
         node, name = row.node, (label(row.node), row.node.op_type)
+        why = row.reason or "it reads only host values and inputs"
         if row.side == "none":
             yield Finding(
                 "CUDA001",
                 "error",
                 *name,
                 f"It has no kernel. {row.reason}.",
-                "Keep it in float32 (PrecisionConfig.keep), or express it with other operators.",
+                "Keep it in float32 (--keep-fp32), or express it with other operators.",
             )
         elif row.side == "cpu" and not row.shape_work and (_is_work(node) or _reads_much(node)):
             yield Finding(
@@ -125,19 +126,22 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 f"It runs on the CPU: {row.reason}.",
                 "Use operators that CUDA implements, or a type that they support.",
             )
-        elif row.side == "cpu":
-            # Nodes that compute shapes, and small ones, belong there unless they do much work.
-            why = row.reason or "it reads only host values and inputs"
-            heavy = row.shape_work and _is_work(node)
+        elif row.side == "cpu" and _is_work(node):  # such as an Expand to a computed shape
             yield Finding(
-                "CUDA003" if heavy else "CUDA006",
-                "warn" if heavy else "info",
-                name[0],
-                node.op_type if heavy else "shapes",
+                "CUDA003",
+                "warn",
+                *name,
                 f"It stays on the host: {why}.",
-                "Make it read a value that is computed on the device."
-                if heavy
-                else "Nothing: shapes are cheaper there.",
+                "Make it read a value that is computed on the device.",
+            )
+        elif row.side == "cpu":
+            yield Finding(
+                "CUDA006",
+                "info",
+                name[0],
+                "shapes",
+                f"It stays on the host: {why}.",
+                "Nothing: shapes are cheaper there.",
             )
         elif node.op_type in _ARITHMETIC and node.outputs[0].dtype in _INTEGERS and _is_work(node):
             yield Finding(

@@ -115,17 +115,8 @@ def export_network(
     """Build an optimized inference graph of an ONNX model that needs no training.
 
     Nodes in training mode are switched to inference mode first, also in the reference that the
-    result is compared with.
-
-    Args:
-        source: The model; see :func:`ortboost.graph.io.load_model`.
-        optimize: Run the pipeline.
-        opset: Convert to this opset.
-        target: The target of the graph.
-        low_precision: The reduced precision, if not float32.
-        slim: Run onnxslim too.
-        inputs: Dimensions and inputs to fix.
-        provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
+    result is compared with. ``source`` is what :func:`ortboost.graph.io.load_model` accepts; the
+    other arguments are those of :func:`export_model`.
 
     Raises:
         FileError: The file is not a model.
