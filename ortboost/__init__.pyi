@@ -8,7 +8,7 @@ from ortboost import nn as nn
 from ortboost.api import Comparison as Comparison
 from ortboost.api import Drawing as Drawing
 from ortboost.api import ExportResult as ExportResult
-from ortboost.api import Finding as Finding
+from ortboost.api import HealthCheck as HealthCheck
 from ortboost.api import bench as bench
 from ortboost.api import check as check
 from ortboost.api import compare as compare

@@ -37,7 +37,6 @@ NAMES = [
     "EarlyStopping",
     "ExportResult",
     "FileError",
-    "Finding",
     "FixedLossScaleManager",
     "FixedScaleConfig",
     "FreezeConfig",
@@ -47,6 +46,7 @@ NAMES = [
     "GradFreeze",
     "GroupLossScale",
     "GroupedScaleConfig",
+    "HealthCheck",
     "ImageConfig",
     "InputConfig",
     "Int8Config",
@@ -165,7 +165,7 @@ config = ob.ProgramConfig(
 program: ob.Program = ob.convert("m.onnx", "run", config)
 found: ob.ModelDescription | ob.ProgramDescription = ob.inspect("run")
 measured: list[ob.Measurement] = ob.bench(["m.onnx"], ob.BenchConfig(rounds=3))
-findings: list[ob.Finding] = ob.doctor()
+checks: list[ob.HealthCheck] = ob.doctor()
 summary: ob.TrainSummary = ob.train("run", "data.npz")
 trainable: ob.TrainabilityReport = ob.check("m.onnx", config)
 runs: ob.TargetReport = ob.check("m.onnx", target="tensorrt=11")

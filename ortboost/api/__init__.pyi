@@ -5,7 +5,7 @@ from ortboost.api.check_model import check as check
 from ortboost.api.compare_models import Comparison as Comparison
 from ortboost.api.compare_models import compare as compare
 from ortboost.api.convert_model import convert as convert
-from ortboost.api.doctor_machine import Finding as Finding
+from ortboost.api.doctor_machine import HealthCheck as HealthCheck
 from ortboost.api.doctor_machine import doctor as doctor
 from ortboost.api.evaluate_model import evaluate as evaluate
 from ortboost.api.export_model import ExportResult as ExportResult

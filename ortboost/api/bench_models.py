@@ -61,10 +61,9 @@ def bench(
         loaded = None if path is None else load_arrays(path, split=split)
 
         def bind(inputs: Sequence[TensorSpec], samples: int) -> dict[str, NDArray[Any]]:
-            given = {
-                k: v for k, v in settled.inputs.batch_axes.items() if k in {s.name for s in inputs}
-            }
-            axes = find_batch_axes({spec.name: spec.shape for spec in inputs}, None, given)
+            shapes = {spec.name: spec.shape for spec in inputs}
+            given = {k: v for k, v in settled.inputs.batch_axes.items() if k in shapes}
+            axes = find_batch_axes(shapes, None, given)
             inputs = [dataclasses.replace(s, batch_axis=axes[s.name]) for s in inputs]
             arrays = given_arrays(data, inputs, mapping) if loaded is None else loaded
             if arrays is None:

@@ -77,8 +77,7 @@ def cards() -> dict[str, Card]:
             where=f"{_FOLDERS[0]}",
             fix="Install ortboost again.",
         )
-    found = [_read(path) for path in sorted(folder.glob("*.md"))]
-    return {card.name: card for card in found}
+    return {card.name: card for card in map(_read, sorted(folder.glob("*.md")))}
 
 
 def find_card(name: str) -> Card:
@@ -94,7 +93,11 @@ def find_card(name: str) -> Card:
 
 
 def _read(path: Path) -> Card:
-    head, text = _split(path)
+    head: Mapping[str, str] = {}
+    parts = path.read_text(encoding="utf-8").split("---\n", 2)
+    if len(parts) == 3 and not parts[0].strip():
+        pairs = (line.partition(":") for line in parts[1].splitlines() if line.strip())
+        head = {key.strip(): value.strip() for key, _, value in pairs}
     for key in _KEYS:
         if not head.get(key):
             raise FileError(
@@ -102,12 +105,5 @@ def _read(path: Path) -> Card:
                 where=str(path),
                 fix=f"Begin it with the keys {', '.join(_KEYS)} between two lines ---.",
             )
+    text = parts[2].lstrip()
     return Card(head["name"], head["class"], head["functional"], head["tldr"], head["source"], text)
-
-
-def _split(path: Path) -> tuple[Mapping[str, str], str]:
-    parts = path.read_text(encoding="utf-8").split("---\n", 2)
-    if len(parts) < 3 or parts[0].strip():
-        return {}, ""
-    pairs = (line.partition(":") for line in parts[1].splitlines() if line.strip())
-    return {key.strip(): value.strip() for key, _, value in pairs}, parts[2].lstrip()

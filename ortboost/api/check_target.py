@@ -9,7 +9,7 @@ Example:
         for finding in report.findings:
             print(finding.rule, finding.severity, finding.node, finding.reason)
         if any(finding.fixable for finding in report.findings):
-            targets.mend("model.onnx", "fixed.onnx", "tensorrt=11")
+            targets.fix_for("model.onnx", "fixed.onnx", "tensorrt=11")
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ortboost.deploy.tensorrt import build_engine as engine
 from ortboost.deploy.tensorrt.build_engine import EngineFile
 from ortboost.deploy.tensorrt.checker import TargetReport, check_release
 from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
-from ortboost.deploy.tensorrt.profiles import Profile, parse_shape
+from ortboost.deploy.tensorrt.profiles import Profile, parse_profile
 from ortboost.deploy.tensorrt.table import parse_release
-from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.tolerance import Tolerance, tolerance_for
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
 from ortboost.training.data.images import ImageConfig
 
-__all__ = ["build_engine", "check_for", "load_batches", "mend", "read_shapes"]
+__all__ = ["build_engine", "check_for", "fix_for", "load_batches", "read_shapes"]
 
 
 def check_for(
@@ -59,7 +59,7 @@ def check_for(
     return report
 
 
-def mend(
+def fix_for(
     model: ModelSource,
     out: str | os.PathLike[str],
     target: str = "tensorrt",
@@ -67,8 +67,6 @@ def mend(
     shapes: Sequence[str] = (),
     verify: Any = None,
     mapping: Mapping[str, str] | None = None,
-    split: str = "test",
-    batch_size: int = 64,
     rtol: float = 1e-3,
     atol: float = 1e-4,
 ) -> FixedModel:
@@ -81,8 +79,6 @@ def mend(
         shapes: Shape profiles.
         verify: Data to compare on, as for :func:`ortboost.evaluate`; synthetic inputs if not given.
         mapping: Input name to the key of its array.
-        split: The split of a data file that has several.
-        batch_size: Samples per run of the comparison.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
 
@@ -103,15 +99,14 @@ def mend(
     if verify is not None:
         loaded = load_model(model)
         specs = ModelEvaluator(loaded, device="cpu").inputs
-        feeds = load_batches(specs, verify, split, batch_size, mapping, images_of(loaded))
+        feeds = load_batches(specs, verify, mapping=mapping, images=images_of(loaded))
     return fix_for_tensorrt(
         model,
         out,
         parse_release(target),
         profiles=read_shapes(shapes) or None,
         feeds=feeds,
-        rtol=rtol,
-        atol=atol,
+        tolerance=Tolerance(rtol, atol),
     )
 
 
@@ -203,4 +198,4 @@ def read_shapes(shapes: Sequence[str]) -> list[Profile]:
     Raises:
         UsageError: One is malformed.
     """
-    return [parse_shape(text) for text in shapes]
+    return [parse_profile(text) for text in shapes]

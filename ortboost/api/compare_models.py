@@ -18,7 +18,7 @@ from ortboost.api.image_settings import as_images
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
-from ortboost.deploy.bisect import InnerDifference, first_difference
+from ortboost.deploy.bisect import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
 from ortboost.deploy.tolerance import tolerance_for
 from ortboost.deploy.verify import Parity
@@ -38,7 +38,7 @@ class Comparison(Shown):
 
     Args:
         parity: The comparison of each output.
-        made_up: Whether the inputs were synthetic.
+        synthetic: Whether the inputs were synthetic.
         metrics: Metric name to its values in both models, if the data have labels.
         first: The first intermediate tensor that differs, if requested and found.
         searched: Whether it was requested.
@@ -46,9 +46,9 @@ class Comparison(Shown):
     """
 
     parity: Parity
-    made_up: bool
+    synthetic: bool
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    first: InnerDifference | None = None
+    first: IntermediateDifference | None = None
     searched: bool = False
     notes: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ class Comparison(Shown):
         found = (f"{name} {a:.4g} and {b:.4g}" for name, (a, b) in self.metrics.items())
         return {
             "alike": self.parity.ok,
-            "compared": self.parity.summary + (" (synthetic inputs)" if self.made_up else ""),
+            "compared": self.parity.summary + (" (synthetic inputs)" if self.synthetic else ""),
             "metrics": "; ".join(found),
             "first difference": self.first_text() if self.searched else None,
             "notes": "; ".join(self.notes),
@@ -66,7 +66,7 @@ class Comparison(Shown):
         """Plain JSON data."""
         return {
             **self.parity.to_dict(),
-            "compared_on": "synthetic inputs" if self.made_up else "data",
+            "compared_on": "synthetic inputs" if self.synthetic else "data",
             "metrics": {name: list(values) for name, values in self.metrics.items()},
             "notes": list(self.notes),
             **({"first": self.first.to_dict() if self.first else None} if self.searched else {}),
@@ -196,6 +196,7 @@ def compare(
 
 
 def _batch_of(sample: int, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int:
+    """The batch that contains a sample, which is counted over all of them."""
     for number, batch in enumerate(feeds):
         first = np.asarray(next(iter(batch.values()), 0))  # a model may take nothing
         sample -= len(first) if first.ndim else 1

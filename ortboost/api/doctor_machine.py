@@ -22,19 +22,19 @@ from ortboost.runtime.session import (
     runtime_packages,
 )
 
-__all__ = ["Finding", "doctor"]
+__all__ = ["HealthCheck", "doctor"]
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "protobuf")
 _OPTIONAL = {
     "matplotlib": "curves of a training run as a picture: pip install 'ortboost[plot]'",
     "torch": "DataLoaders as training data, and the export tools",
 }
-_RUNTIMES = "onnxruntime"
+_RUNTIME = "onnxruntime"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line of the diagnosis.
+class HealthCheck:
+    """One thing that :func:`doctor` checked.
 
     Args:
         name: What was checked.
@@ -49,61 +49,61 @@ class Finding:
     fix: str = ""
 
 
-def doctor() -> list[Finding]:
+def doctor() -> list[HealthCheck]:
     """Check everything that training and exporting need.
 
     Example:
         >>> doctor()[0].name
         'ortboost'
     """
-    findings = [Finding("ortboost", "ok", __version__), _python()]
-    findings += [_package(name, "fail", f"pip install {name}") for name in _PACKAGES]
-    findings += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
-    return [*findings, *(_package(name, "note", use) for name, use in _OPTIONAL.items())]
+    checks = [HealthCheck("ortboost", "ok", __version__), _python()]
+    checks += [_package(name, "fail", f"pip install {name}") for name in _PACKAGES]
+    checks += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
+    return [*checks, *(_package(name, "note", use) for name, use in _OPTIONAL.items())]
 
 
-def _python() -> Finding:
+def _python() -> HealthCheck:
     detail = f"{platform.python_version()} on {platform.machine()} {platform.system()}"
     if sys.version_info >= (3, 13):
-        return Finding(
+        return HealthCheck(
             "python",
             "note",
             detail,
             "Training runs on the portable engine: onnxruntime-training, which the native engine "
             "needs, has wheels up to Python 3.12 (3.11 with CUDA).",
         )
-    return Finding("python", "ok", detail)
+    return HealthCheck("python", "ok", detail)
 
 
-def _runtime() -> Finding:
+def _runtime() -> HealthCheck:
     owners = runtime_packages()
     try:
         module = runtime()
     except OrtBoostError as error:
-        return Finding(_RUNTIMES, "fail", error.where or error.what, error.fix)
+        return HealthCheck(_RUNTIME, "fail", error.where or error.what, error.fix)
     detail = f"{module.__version__} from {', '.join(owners) or 'an unknown package'}"
     if len(owners) > 1:
         what, fix = broken_packages(owners)
         fixes = (found.fix for found in _engines() if "pip uninstall" in found.fix)
-        return Finding(_RUNTIMES, "fail", f"{detail}: {what}", next(fixes, fix))
-    return Finding(_RUNTIMES, "ok", detail)
+        return HealthCheck(_RUNTIME, "fail", f"{detail}: {what}", next(fixes, fix))
+    return HealthCheck(_RUNTIME, "ok", detail)
 
 
-def _engines() -> list[Finding]:
+def _engines() -> list[HealthCheck]:
     """The engines, in the order of ``auto``; one that works is enough."""
-    findings: list[Finding] = []
+    checks: list[HealthCheck] = []
     missing: list[tuple[str, OrtBoostError]] = []
     for name in engine_names():
         try:
             engine = get_engine(name)
             detail = f"opset {engine.opsets[0]} to {engine.opsets[-1]}, IR {engine.ir_version}"
-            chosen = "" if findings else ", chosen by --engine auto"
-            findings.append(Finding(f"engine {name}", "ok", detail + chosen))
+            chosen = "" if checks else ", chosen by --engine auto"
+            checks.append(HealthCheck(f"engine {name}", "ok", detail + chosen))
         except OrtBoostError as error:
             missing.append((name, error))
-    status: Literal["note", "fail"] = "note" if findings else "fail"
-    return findings + [
-        Finding(f"engine {name}", status, error.what, error.fix) for name, error in missing
+    status: Literal["note", "fail"] = "note" if checks else "fail"
+    return checks + [
+        HealthCheck(f"engine {name}", status, error.what, error.fix) for name, error in missing
     ]
 
 
@@ -112,15 +112,15 @@ def _extra(device: str) -> str:
     return "cuda" if device == "cuda" and sys.version_info < (3, 12) else "gpu"
 
 
-def _devices() -> list[Finding]:
+def _devices() -> list[HealthCheck]:
     try:
         devices = available_devices()
     except OrtBoostError:
         return []
     return [
-        Finding(f"device {name}", "ok", "offered by this onnxruntime")
+        HealthCheck(f"device {name}", "ok", "offered by this onnxruntime")
         if reason is None
-        else Finding(
+        else HealthCheck(
             f"device {name}",
             "note",
             reason,
@@ -130,20 +130,20 @@ def _devices() -> list[Finding]:
     ]
 
 
-def _formats() -> list[Finding]:
+def _formats() -> list[HealthCheck]:
     """Whether the available devices support the 16-bit formats."""
     try:
         devices = [name for name, reason in available_devices().items() if reason is None]
     except OrtBoostError:
         return []
-    findings = []
+    checks = []
     for device in (name for name in devices if name in TRAINING_DEVICES):
         for name in FORMATS:
             support = probe_format(name, device)
-            findings.append(
-                Finding(f"{name} on {device}", "ok", support.text)
+            checks.append(
+                HealthCheck(f"{name} on {device}", "ok", support.text)
                 if support.rounds
-                else Finding(
+                else HealthCheck(
                     f"{name} on {device}",
                     "note",
                     support.text,
@@ -152,13 +152,13 @@ def _formats() -> list[Finding]:
                     else "Train in another format, or convert with --emulate.",
                 )
             )
-    return findings
+    return checks
 
 
-def _gpu() -> Finding:
+def _gpu() -> HealthCheck:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return Finding("nvidia gpu", "note", "no driver found (nvidia-smi is missing)")
+        return HealthCheck("nvidia gpu", "note", "no driver found (nvidia-smi is missing)")
     try:
         answer = subprocess.run(
             [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
@@ -168,13 +168,13 @@ def _gpu() -> Finding:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("nvidia gpu", "note", f"nvidia-smi failed: {error}", "Check the driver.")
-    return Finding("nvidia gpu", "ok", "; ".join(answer.stdout.strip().splitlines()))
+        return HealthCheck("nvidia gpu", "note", f"nvidia-smi failed: {error}", "Check the driver.")
+    return HealthCheck("nvidia gpu", "ok", "; ".join(answer.stdout.strip().splitlines()))
 
 
-def _package(name: str, status: Literal["note", "fail"], fix: str) -> Finding:
+def _package(name: str, status: Literal["note", "fail"], fix: str) -> HealthCheck:
     """Whether a package is installed; if not, the status and the fix."""
     try:
-        return Finding(name, "ok", importlib.metadata.version(name))
+        return HealthCheck(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, status, "not installed", fix)
+        return HealthCheck(name, status, "not installed", fix)

@@ -25,7 +25,7 @@ from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
 from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.deploy.precise import Precise
+from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.tolerance import tolerance_for
@@ -47,7 +47,7 @@ class ExportResult(Shown):
         path: The file.
         bytes: Its size, including external data.
         parity: The comparison with the trained program, or with the original model.
-        made_up: Whether the comparison used synthetic inputs because no data were given.
+        synthetic: Whether the comparison used synthetic inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
         classes: Whether the model was trained on class indices, so that it has an accuracy.
@@ -59,7 +59,7 @@ class ExportResult(Shown):
     path: Path
     bytes: int
     parity: Parity
-    made_up: bool
+    synthetic: bool
     exported: Exported = field(repr=False)
     step: int | None
     classes: bool = True
@@ -74,7 +74,7 @@ class ExportResult(Shown):
             "bytes": f"{self.bytes:,}",
             "target": self.exported.target.name,
             "precision": self.exported.precision,
-            "compared": self.parity.summary + (" (synthetic inputs)" if self.made_up else ""),
+            "compared": self.parity.summary + (" (synthetic inputs)" if self.synthetic else ""),
             "metrics": "; ".join(found),
             "notes": "; ".join(self.notes),
         }
@@ -89,7 +89,7 @@ class ExportResult(Shown):
             "precision": self.exported.precision,
             "opset": self.exported.model.opset_imports.get(""),
             "parity": self.parity.to_dict(),
-            "verified_on": "synthetic inputs" if self.made_up else "data",
+            "verified_on": "synthetic inputs" if self.synthetic else "data",
             "metrics": {
                 name: {"before": before, "after": after}
                 for name, (before, after) in self.metrics.items()
@@ -221,18 +221,18 @@ def export(
         )
         feeds, lengths, unused = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
-        precise = None
+        low_precision = None
         if precision != "fp32":
             batches: list[Mapping[str, NDArray[Any]]] = []
             ranges: dict[str, float] = {}
             if calibration is not None:
                 batches = collect(subject, calibration, "train", batch_size, mapping).feeds
                 ranges = subject.ranges(batches) if precision != "int8" else {}
-            precise = Precise(precision, keep_io_types, ranges, batches, int8)
+            low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
         # The reference session is no longer needed; for a large model it takes gigabytes.
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
-            optimize=optimize, opset=opset, target=wanted, precise=precise, slim=slim
+            optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
         )
         scores = subject.accuracies(verify, feeds, expected, lengths)
 

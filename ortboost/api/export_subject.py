@@ -18,8 +18,8 @@ from ortboost.api.run_folder import load_run
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
-from ortboost.deploy.inner import measure_ranges
-from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds
+from ortboost.deploy.intermediates import measure_ranges
+from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synthetic_feeds
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
@@ -88,7 +88,7 @@ class Subject:
         """How labels are compared with scores."""
         return LabelRule.of(self.inputs, self.labels or _LABELS)
 
-    def made_up(self) -> Feeds:
+    def synthetic_batch(self) -> Feeds:
         """Make a batch of synthetic inputs; see :mod:`ortboost.deploy.synthetic_inputs`."""
         graph = self.export(optimize=False).model
         ranges = input_ranges(graph)
@@ -98,6 +98,7 @@ class Subject:
         for spec in labels:
             if spec.classes is not None:
                 ranges[spec.name] = spec.classes
+            # The data then fix the size of the labels, which are drawn with them.
             if all(isinstance(dim, int) or dim in named for dim in spec.shape):
                 data.append(spec)
         if len(data) == len(self.evaluator.inputs):
@@ -110,7 +111,7 @@ class Subject:
             if spec.class_axis is not None:
                 del shape[spec.class_axis]
             sized = dataclasses.replace(spec, shape=tuple(shape))
-            feeds |= made_up_feeds([sized], ranges=ranges, seed=self.seed)
+            feeds |= synthetic_feeds([sized], ranges=ranges, seed=self.seed)
         return feeds
 
     def accuracies(
@@ -228,7 +229,6 @@ def plain_subject(
     reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
-
     images = images_of(loaded, images)
 
     def export(**settings: Any) -> Exported:
@@ -283,6 +283,7 @@ def score_output(model: ir.Model, output: str | None = None) -> str:
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     scores = [name for name, v in outputs.items() if v.dtype in FLOAT_TYPES]
+    # Else one of unknown type.
     scores = scores or [name for name, v in outputs.items() if v.dtype is None and not is_map(v)]
     if output is None and scores:
         return scores[0]
@@ -364,7 +365,7 @@ def collect(
         mapping: Input name to the key of its array.
     """
     if data is None:
-        return Collected([subject.made_up()], [None])
+        return Collected([subject.synthetic_batch()], [None])
     fixed = static_batch(subject.evaluator.inputs)
     if isinstance(data, Iterator):  # it may be read twice, with and without labels
         data = list(data)

@@ -289,8 +289,7 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
     described = [tuple(map(ValueDescription.of, side)) for side in (inputs, model.graph.outputs)]
     parameters = _parameters(model, listed)
     infer_shapes(model)
-    # Gradient kernels are not counted, so a step is not.
-    cost = None if step else count_cost(model)
+    cost = None if step else count_cost(model)  # no rule counts gradient kernels
     return ModelDescription(
         kind="step" if step else "model",
         path=str(path),
@@ -336,15 +335,15 @@ def _parameters(
 ) -> tuple[ParameterDescription, ...]:
     """How a conversion treats the float tensors; of constants only those stored in the file."""
     named = {value.name for value, _ in all_tensors(model)}
-    work = model.clone()
+    normal = model.clone()
     try:
-        normalize(work, opsets=_ANY_OPSET, ir_version=model.ir_version)
-        store_weights(work)
+        normalize(normal, opsets=_ANY_OPSET, ir_version=model.ir_version)
+        store_weights(normal)
     except ModelError:  # it cannot be trained; describe it unchanged
-        work = model.clone()
-    found = find_parameters(work)
+        normal = model.clone()
+    found = find_parameters(normal)
     if listed is not None:
-        refuse_unknown(work, found, listed)
+        refuse_unknown(normal, found, listed)
     shown = []
     for name, parameter in found.items():
         data = parameter.to_dict()

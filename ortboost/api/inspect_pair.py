@@ -234,13 +234,9 @@ def _describe(
 
 def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Change]:
     """Changes by key, sorted by the size of the change, then by the count before."""
-
-    def place(key: str) -> tuple[int, int, str]:
-        one, two = before.get(key, 0), after.get(key, 0)
-        return -abs(two - one), -one, key
-
-    keys = sorted({**before, **after}, key=place)
-    return {key: Change.of(before.get(key, 0), after.get(key, 0)) for key in keys}
+    pairs = {key: (before.get(key, 0), after.get(key, 0)) for key in {**before, **after}}
+    keys = sorted(pairs, key=lambda key: (-abs(pairs[key][1] - pairs[key][0]), -pairs[key][0], key))
+    return {key: Change.of(*pairs[key]) for key in keys}
 
 
 def _interface(
@@ -255,8 +251,7 @@ def _interface(
             one, two = (getattr(side[name], key) for side in (old, new))
             if one != two:
                 found.append(f"{kind} '{name}': {key} {_shown(one)} -> {_shown(two)}")
-    kept = [name for name in old if name in new]
-    if kept != [name for name in new if name in old]:
+    if [name for name in old if name in new] != [name for name in new if name in old]:
         found.append(f"the {kind}s have another order")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections import Counter
@@ -179,8 +180,9 @@ def follow(
         if events or restarted or not begun:
             yield history, events
         begun = True
+        # A run that had ended before may have been resumed by a process that has not logged yet.
         if history.step + history.sessions and (not trained or (under_way and history.reason)):
-            if history.reason is None:
+            if history.reason is None:  # killed: it could not log its end
                 stopped = {"event": "end", "step": history.step, "reason": _STOPPED}
                 history.add(stopped)
                 yield history, [stopped]
@@ -274,18 +276,17 @@ def _info(
     if history is None:
         return found
     step, best = history.best(metric) or (None, None)
-    data = {
-        **vars(found),
-        "status": history.reason or (found.status if found.status == "running" else "stopped"),
-        "epochs": history.epoch,
-        "planned": history.epochs,
-        "steps": history.step,
-        "skipped": history.skips,
-        "metric": metric if best is not None else None,
-        "best": best,
-        "best_step": step,
-        "seconds": history.seconds,
-        "sessions": history.sessions,
-        "about": history.about,
-    }
-    return RunInfo(**data)
+    return dataclasses.replace(
+        found,
+        status=history.reason or (found.status if found.status == "running" else "stopped"),
+        epochs=history.epoch,
+        planned=history.epochs,
+        steps=history.step,
+        skipped=history.skips,
+        metric=metric if best is not None else None,
+        best=best,
+        best_step=step,
+        seconds=history.seconds,
+        sessions=history.sessions,
+        about=history.about,
+    )

@@ -63,9 +63,7 @@ def alone_in(folder: Path) -> Iterator[None]:
             holder = _holder(note)
             if holder is not None and _may_live(holder):
                 raise _taken(folder, holder) from error
-        with contextlib.suppress(
-            FileError
-        ):  # a read-only folder fails elsewhere, with its own error
+        with contextlib.suppress(FileError):  # a read-only folder fails later, with a better error
             write_json(note, {"pid": os.getpid(), "host": socket.gethostname()})
         try:
             yield
@@ -125,7 +123,7 @@ def _may_live(holder: Mapping[str, Any]) -> bool:
         os.kill(int(holder["pid"]), 0)  # signal 0 only checks for existence
     except (ProcessLookupError, ValueError):
         return False
-    except OSError:
+    except OSError:  # not permitted: the process of another user
         return True
     return True
 

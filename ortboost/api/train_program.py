@@ -130,8 +130,7 @@ def train(
 
     Raises:
         UsageError: Another process is training this folder or replacing its program, a metric does
-            not apply to the loss, or
-            ``early_stop`` is given without validation data.
+            not apply to the loss, or ``early_stop`` is given without validation data.
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
 
     Example:
@@ -158,7 +157,7 @@ def train(
             where="validation and val_split",
             fix="Give either --val or --val-split.",
         )
-    for name in settings:
+    for name in settings:  # here, because the trainer's configuration lacks the arguments above
         require_known(name, _ARGUMENTS, f"Unknown argument '{name}'.", "train", ConfigError)
     base = (config or TrainConfig()).with_settings(settings)
     if resume and base.overwrite:
@@ -241,7 +240,7 @@ def train(
             if first:
                 require_same(folder, program)
             store = CheckpointStore(folder / CHECKPOINTS, keep=keep, writes=first)
-            if group is not None:
+            if group is not None:  # different processes would not end: each would wait for another
                 facts = {
                     "the training data": source.fingerprint(),
                     "the validation data": None if held_out is None else held_out.fingerprint(),
@@ -320,6 +319,7 @@ def _class_counts(program: Program, source: Source) -> tuple[int, ...]:
 def _notes(program: Program, summary: TrainSummary, validation: Source | None) -> tuple[str, ...]:
     """A note if the running statistics used in validation lag behind the weights."""
     updates = summary.steps - summary.skipped_steps
+    # running = momentum running + (1 - momentum) batch, so momentum^n of the first value is left
     left = max((m**updates for m in momenta(program).values()), default=0.0)
     if validation is None or left < _LAG:
         return ()

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["interrupt_once", "leave_if_interrupted", "main"]
+__all__ = ["interrupt_once", "leave_if_interrupted", "main", "print_error"]
 
 _INTERRUPTED = 130
 _FILE = 8
@@ -68,29 +68,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error.in_options()}", file=sys.stderr)
             return error.exit_status
         if isinstance(error, OSError) and error.errno is not None:  # permissions, a full disk
-            what, where = f"File system error: {error.strerror}.", error.filename
-            return _say(
-                what,
-                words,
-                "Check the permissions of the folder and the free disk space.",
-                _FILE,
-                where,
-            )
+            what = f"File system error: {error.strerror}."
+            fix = "Check the permissions of the folder and the free disk space."
+            return print_error(what, words, fix, _FILE, error.filename)
         if hasattr(error, "format_message"):  # raised by the argument parser
             fix = "See 'ortboost --help', or --help after the verb."
-            return _say(error.format_message(), words, fix, 2)
+            return print_error(error.format_message(), words, fix, 2)
         what = f"Unexpected {type(error).__name__}: {error}"
-        return _say(
-            what, words, "This is a bug in ortboost; please report it with the output of -vv.", 1
-        )
+        fix = "This is a bug in ortboost; please report it with the output of -vv."
+        return print_error(what, words, fix, 1)
 
 
 def _interrupted(words: Sequence[str]) -> int:
     fix = "Run it again; files are written whole or not at all."
-    return _say("Interrupted.", words, fix, _INTERRUPTED)
+    return print_error("Interrupted.", words, fix, _INTERRUPTED)
 
 
-def _say(what: str, words: Sequence[str], fix: str, status: int, where: str | None = None) -> int:
+def print_error(
+    what: str, words: Sequence[str], fix: str, status: int, where: str | None = None
+) -> int:
+    """Print an error in three lines and return its exit status.
+
+    Args:
+        what: What went wrong.
+        words: The command-line arguments.
+        fix: What the user can do about it.
+        status: The exit status.
+        where: Where it happened; default: the command.
+    """
     from ortboost.core.printable import one_line
 
     print(f"error: {one_line(what)}", file=sys.stderr)

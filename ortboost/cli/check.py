@@ -75,6 +75,7 @@ def check(
     if report.blockers:
         printer.line(f"{count_of(len(report.blockers), 'problem')} found for training.")
         raise typer.Exit(4)
+    # The next command names the loss, also if it was left to the default.
     options = given(loss=settled.loss.name) + options.replace(given(loss=loss.loss), "", 1)
     printer.line(
         "This model can be trained."

@@ -61,11 +61,13 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
         printer.result(report.to_dict())
         _table(printer, report)
         printer.line(_verdict(report))
-        _next(printer, model, options, report)
+        if report.fixable:
+            again = f"ortboost check {quote(str(model))} --for {options.target}"
+            printer.line(f"next: {again} --fix -o fixed.onnx")
         return 4 if report.errors else 0
-    fixed = targets.mend(
+    fixed = targets.fix_for(
         model,
-        options.out or model,
+        options.out or model,  # never the model: --fix needs --out
         options.target,
         shapes=options.shape or (),
         verify=options.verify,
@@ -118,10 +120,3 @@ def _verdict(report: Any) -> str:
     return f"No problems found for {report.target}" + (
         f", according to {report.source}." if report.source else "."
     )
-
-
-def _next(printer: Output, model: Path, options: TargetOptions, report: Any) -> None:
-    if report.fixable:
-        printer.line(
-            f"next: ortboost check {quote(str(model))} --for {options.target} --fix -o fixed.onnx"
-        )

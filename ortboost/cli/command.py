@@ -103,7 +103,7 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
         or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
     for parameter in flat:
-        for declared in getattr(parameter.annotation, "__metadata__", ()):
+        for declared in getattr(parameter.annotation, "__metadata__", ()):  # typer's Option
             declared.readable = False  # an unreadable file is a file error, not a usage error
 
     def command(ctx: typer.Context, **given: Any) -> Any:
@@ -118,6 +118,7 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
             arguments[_CONFIG] = base
         return function(**arguments)
 
+    # Typer reads the options from the signature, and their types from the annotations.
     command.__doc__, command.__name__ = function.__doc__, function.__name__
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *flat])  # type: ignore[attr-defined]

@@ -68,12 +68,12 @@ class Output:
         for name, value in shown:
             self.line(f"{name:<{width}}  {value}")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Print a table; rows wrap on a terminal and are one line each otherwise."""
         if not self.people:
             return
         terminal = sys.stdout.isatty()
-        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=not terminal)
         for row in rows:
@@ -107,6 +107,6 @@ def shape_text(shape: Sequence[Any] | None) -> str:
         >>> shape_text(["batch", 3, None])
         '[batch, 3, ?]'
     """
-    if shape is None:
-        return "?"
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
+    from ortboost.graph.query import format_shape  # slow to import: not for --help
+
+    return "?" if shape is None else format_shape(shape)

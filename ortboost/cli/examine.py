@@ -260,17 +260,14 @@ Example:
 \b
 Exit status 7 if a requirement for training is missing.""",
 )
-def doctor(
-    *,
-    console: Console,
-) -> None:
+def doctor(*, console: Console) -> None:
     """Check this machine and environment, and suggest fixes for what is missing."""
     from ortboost.api import doctor as diagnose
 
     printer = console.printer()
     findings = diagnose()
     bad = [finding for finding in findings if finding.status == "fail"]
-    printer.result({"ok": not bad, "findings": [finding.__dict__ for finding in findings]})
+    printer.result({"ok": not bad, "findings": [vars(finding) for finding in findings]})
     printer.table(
         ["", "what", "found", "fix"],
         [

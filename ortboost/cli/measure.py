@@ -15,6 +15,7 @@ from ortboost.core.errors import UsageError
 __all__ = ["bench"]
 
 _REST = ("load", "size", "memory", "the model's part")
+_REST_KEYS = ("load_seconds", "bytes", "peak_memory", "model_memory")
 
 
 @verb(
@@ -94,9 +95,8 @@ def bench(
     result = bench_to_dict(found, config)
     printer.result(result)
     names = _short([str(path) for path in files])
-    rows = list(
-        zip(result["results"], [names[i % len(names)] for i in range(len(found))], strict=True)
-    )
+    # Results are in groups of all files, one group for each batch size and number of threads.
+    rows = [(row, names[index % len(names)]) for index, row in enumerate(result["results"])]
     where = result["machine"]
     printer.line(
         f"onnxruntime {where['onnxruntime']}, Python {where['python']}, {where['processor']}, "
@@ -125,7 +125,7 @@ def _figures(row: dict[str, Any], name: str) -> list[Any]:
         latency["runs"],
         f"{row['throughput']:,.0f}" if row["throughput"] >= 10 else f"{row['throughput']:.2g}",
         f"{1000 * row['load_seconds']:.3g} ms",
-        *(human_bytes(row[key]) for key in ("bytes", "peak_memory", "model_memory")),
+        *(human_bytes(row[key]) for key in _REST_KEYS[1:]),
     ]
 
 
@@ -136,10 +136,7 @@ def _ratios(row: dict[str, Any], name: str) -> list[Any]:
         row["batch"],
         row["threads"] or "all",
         f"{ratio['median']:.3g} ({ratio['low']:.3g}-{ratio['high']:.3g})",
-        *(
-            "?" if over[key] is None else f"{over[key]:.3g}"
-            for key in ("load_seconds", "bytes", "peak_memory", "model_memory")
-        ),
+        *("?" if over[key] is None else f"{over[key]:.3g}" for key in _REST_KEYS),
     ]
 
 

@@ -48,9 +48,9 @@ def show_pair(
     for key, (title, shown) in titles.items():
         d = data["difference"][key]
         cells = ["-" if d[side] is None else shown(d[side]) for side in ("before", "after")]
-        off = d["difference"]
-        sign = "" if not off else "+" if off > 0 else "-"
-        cells.append("-" if off is None else sign + shown(abs(off)))
+        change = d["difference"]
+        sign = "" if not change else "+" if change > 0 else "-"
+        cells.append("-" if change is None else sign + shown(abs(change)))
         rows.append([title, *cells, "-" if d["ratio"] is None else f"{d['ratio']:.3g}"])
     rows.append(["opset", one["opset"], two["opset"], "", ""])
     printer.pairs([("before", one["path"]), ("after", two["path"])])

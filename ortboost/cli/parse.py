@@ -63,7 +63,7 @@ def parse_value(text: str) -> Any:
             value = read(text)
         except ValueError:
             continue
-        return value if isinstance(value, int | float | list) else text
+        return value if isinstance(value, int | float | list) else text  # else a JSON object
     return text
 
 

@@ -17,6 +17,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from ortboost.cli import print_error
+
 __all__ = ["CRASHED", "supervised"]
 
 CRASHED = 10
@@ -46,15 +48,15 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
     if not sys.platform.startswith("linux") or os.environ.get("ORTBOOST_ONE_PROCESS"):
         return run()
     parent = os.getpid()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # if ignored, neither the signal nor the exit status would arrive
+    # If it were ignored, neither the signal nor the exit status would arrive.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     waited = {*_FORWARDED, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)  # before the fork: none is lost
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # The parent may have died before prctl.
         return run() if os.getppid() == parent else 128 + signal.SIGKILL
     interrupted = False
     while True:
@@ -92,7 +94,4 @@ def _exit_status(status: int, words: Sequence[str], *, interrupted: bool) -> int
         if number == signal.SIGKILL:
             fix = f"Unless someone killed it, it ran out of memory. {fix}"
         status = 128 + number
-    print(f"error: {what}", file=sys.stderr)
-    print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
-    print(f"  fix:   {fix}", file=sys.stderr)
-    return status
+    return print_error(what, words, fix, status)

@@ -156,7 +156,7 @@ def train(
 
     if sharing.processes is not None and not in_torchrun():
         command = torchrun(sharing.processes, sys.argv[1:], restarts=sharing.max_restarts)
-        os.execv(command[0], command)
+        os.execv(command[0], command)  # does not return: torchrun starts this command again
     summary = api.train(
         run,
         data,
@@ -176,7 +176,7 @@ def train(
         **settings.arguments(),
         **sharing.arguments(),
     )
-    if int(os.environ.get("RANK", 0)):
+    if int(os.environ.get("RANK", 0)):  # only the first process prints
         return
     printer = console.printer()
     printer.result(summary.to_dict())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["sparkline", "watch"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDE = 30  # bars per line
+_WIDTH = 30  # bars per line
 _WARNINGS = 3  # number of warnings shown
 
 
@@ -94,7 +94,9 @@ def _print_events(lines: Any, history: RunHistory, events: Sequence[Mapping[str,
         if kind == "epoch":
             at = {n: c.values[c.steps.index(step)] for n, c in _means(history) if step in c.steps}
             means = "  ".join(f"{name} {value:.4g}" for name, value in at.items())
-            lines.result(f"step {step}  epoch {_whole(event) + 1}/{history.epochs}  {means}")
+            epoch = event.get("epoch")
+            number = epoch + 1 if isinstance(epoch, int) else 1
+            lines.result(f"step {step}  epoch {number}/{history.epochs}  {means}")
         elif kind == "warning":
             lines.message(f"warning: {event.get('text')}")
         elif kind == "end":
@@ -106,16 +108,11 @@ def _print_events(lines: Any, history: RunHistory, events: Sequence[Mapping[str,
         lines.step(StepInfo(history.step, history.epoch, history.epochs, loss, rate, scale, skips))
 
 
-def _whole(event: Mapping[str, Any]) -> int:
-    epoch = event.get("epoch")
-    return epoch if isinstance(epoch, int) else 0
-
-
 def _means(history: RunHistory) -> list[tuple[str, Any]]:
     return [(n, c) for n, c in history.curves.items() if n.startswith(("val_", "train_"))]
 
 
-def sparkline(values: Sequence[float], width: int = _WIDE) -> str:
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     """Draw values as bars: means if there are more than ``width``, blanks where none is finite.
 
     Example:
@@ -182,7 +179,7 @@ def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
         values = history.curves[name].values
         shown = f"{values[-1]:.4g}"
         course = values.tolist()
-        if name == "loss_scale":
+        if name == "loss_scale":  # it changes by powers of 2
             shown = scale_text(values[-1]) if math.isfinite(values[-1]) else shown
             course = [math.log2(v) if v > 0 else math.nan for v in course]
         best = history.best(name) if name == history.monitored != "loss" else None

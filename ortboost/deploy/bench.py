@@ -14,13 +14,12 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.deploy.bench_feeds import Bind, batch_index, make_feeds, open_batch, settle_shapes
@@ -38,7 +37,7 @@ __all__ = [
     "take_turns",
 ]
 
-_GUESSES = 3
+_ROUGH = 3  # runs for a first estimate of the latency
 _LEAST_ROUNDS = 3  # quartiles of fewer ratios are meaningless
 
 
@@ -144,7 +143,7 @@ def bench_files(
     sizes = [model_bytes(path) for path in paths]
     found = []
     for threads in config.threads:
-        loads = _loads(paths, config, threads)
+        loads = _load_times(paths, config, threads)
         for asked in config.batch_sizes or (None,):
             shown = "all threads" if threads is None else f"{threads} thread(s)"
             tell(f"batch {asked or 'as the model says'}, {shown} ...")
@@ -165,7 +164,9 @@ def _check(path: Path) -> None:
         )
 
 
-def _loads(paths: Sequence[Path], config: BenchConfig, threads: int | None) -> list[list[float]]:
+def _load_times(
+    paths: Sequence[Path], config: BenchConfig, threads: int | None
+) -> list[list[float]]:
     """Measure load times in fresh processes; the last load is the one of the measurement itself."""
     seconds: list[list[float]] = [[] for _ in paths]
     for turn in range(config.loads - 1):
@@ -174,17 +175,6 @@ def _loads(paths: Sequence[Path], config: BenchConfig, threads: int | None) -> l
             with Worker(paths[index], device=config.device, threads=threads) as worker:
                 seconds[index].append(worker.load_seconds)
     return seconds
-
-
-@contextlib.contextmanager
-def _workers(
-    paths: Sequence[Path], config: BenchConfig, threads: int | None
-) -> Iterator[list[Worker]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Worker(path, device=config.device, threads=threads))
-            for path in paths
-        ]
 
 
 def _cell(
@@ -197,8 +187,15 @@ def _cell(
     bind: Bind | None,
 ) -> list[Measurement]:
     """All files at one batch size and number of threads."""
-    with _workers(paths, config, threads) as workers:
-        fixed = [_fixed_inputs(worker, config) for worker in workers]
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker(path, device=config.device, threads=threads))
+            for path in paths
+        ]
+        fixed = [
+            fix_specs(with_batch_axes(worker.inputs, config.inputs), config.inputs)
+            for worker in workers
+        ]
         batch = _batches(
             [(str(w.model), inputs) for w, (inputs, _) in zip(workers, fixed, strict=True)],
             config,
@@ -208,41 +205,33 @@ def _cell(
             shapes, seed, where = config.shapes, config.seed, str(worker.model)
             feeds = make_feeds(inputs, batch, shapes, bind=bind, seed=seed, where=where)
             worker.feed({**feeds, **constants})
-        # A few extra runs give a rough estimate of the latency.
-        guesses = [
-            float(np.median(worker.run(config.warmup + _GUESSES)[-_GUESSES:])) for worker in workers
+        # The runs after the warm-up give a rough latency, to plan the measurement with.
+        rough = [
+            float(np.median(worker.run(config.warmup + _ROUGH)[-_ROUGH:])) for worker in workers
         ]
-        counts, rounds = plan_turns(config, guesses)
+        counts, rounds = plan_turns(config, rough)
         samples = take_turns([worker.run for worker in workers], counts, rounds)
         peaks = [worker.peak() for worker in workers]
-    measured = []
-    for index, worker in enumerate(workers):
-        latency = Latency.of([spent for turn in samples[index] for spent in turn])
-        measured.append(
-            Measurement(
-                str(paths[index]),
-                batch,
-                threads,
-                worker.device,
-                latency,
-                batch / latency.mean,
-                float(np.median([*loads[index], worker.load_seconds])),
-                sizes[index],
-                peaks[index],
-                max(peaks[index] - worker.baseline, 0),
-                Ratio.of(samples[index], samples[0]) if index else None,
-            )
+    latencies = [Latency.of([spent for turn in turns for spent in turn]) for turns in samples]
+    return [
+        Measurement(
+            file=str(paths[index]),
+            batch=batch,
+            threads=threads,
+            device=worker.device,
+            latency=latencies[index],
+            throughput=batch / latencies[index].mean,
+            load_seconds=float(np.median([*loads[index], worker.load_seconds])),
+            bytes=sizes[index],
+            peak_memory=peaks[index],
+            model_memory=max(peaks[index] - worker.baseline, 0),
+            ratio=Ratio.of(samples[index], samples[0]) if index else None,
         )
-    return measured
+        for index, worker in enumerate(workers)
+    ]
 
 
 _Inputs: TypeAlias = tuple[TensorSpec, ...]
-
-
-def _fixed_inputs(worker: Worker, config: BenchConfig) -> tuple[_Inputs, dict[str, NDArray[Any]]]:
-    """Split the inputs into those fed per batch and the constant values of the others."""
-    inputs = with_batch_axes(worker.inputs, config.inputs)
-    return fix_specs(inputs, config.inputs)
 
 
 def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: int | None) -> int:
@@ -268,8 +257,8 @@ def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: 
 
 
 def _fixed(file: str, inputs: _Inputs, config: BenchConfig) -> int:
-    """The length of a fixed batch dimension."""
+    """The length of a fixed batch dimension; 1 if no input has one."""
     settled = settle_shapes(inputs, 1, config.shapes, where=file)
-    found = ((spec.shape, batch_index(spec)) for spec in settled)
-    lengths = (shape[index] for shape, index in found if index is not None)
+    indices = ((spec, batch_index(spec)) for spec in settled)
+    lengths = (spec.shape[index] for spec, index in indices if index is not None)
     return next((int(length or 1) for length in lengths), 1)

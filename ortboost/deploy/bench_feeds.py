@@ -79,7 +79,7 @@ def batch_index(spec: TensorSpec) -> int | None:
 
 def open_batch(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> bool:
     """Whether a batch size has any effect: a batch axis is open, or a shape contains N."""
-    given = {
+    given = {  # dimension names that get a length from a shape, in all inputs
         dim
         for spec in inputs
         for dim, length in zip(spec.shape, shapes.get(spec.name, ()), strict=False)
@@ -133,9 +133,8 @@ def _learn(known: dict[str, int], spec: TensorSpec, shape: Shape, batch: int, wh
             where=f"{where}: --shape {spec.name}:{text}",
             fix=f"The model says {format_shape(spec.shape)}.",
         )
-    for dim, length in zip(
-        spec.shape, (batch if d == BATCH else int(d) for d in shape), strict=False
-    ):
+    lengths = (batch if dim == BATCH else int(dim) for dim in shape)
+    for dim, length in zip(spec.shape, lengths, strict=False):
         if isinstance(dim, int) and dim != length:
             raise UsageError(
                 f"The model fixes a dimension of '{spec.name}' at {dim}, {length} was requested.",

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -156,12 +155,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:  # do not wait for a running request
             self._process.kill()
         self.close()
@@ -197,7 +191,7 @@ class Worker:
 
 def serve() -> None:
     """Run as the worker: read requests from stdin and write answers to stdout until stdin ends."""
-    # Output printed by libraries must not mix with the answers.
+    # Libraries print to descriptor 1: answers keep a copy of it, and 1 becomes stderr.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     model = _Model()

@@ -10,16 +10,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import OrtBoostError
-from ortboost.deploy.inner import AT_A_TIME, inner_floats, run_inner
+from ortboost.deploy.intermediates import AT_A_TIME, intermediate_floats, run_intermediates
 from ortboost.deploy.pipeline import Step
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Difference, compare
 from ortboost.graph.shape_inference import infer_shapes
 
-__all__ = ["InnerDifference", "first_difference", "guilty_step"]
+__all__ = ["IntermediateDifference", "faulty_step", "first_difference"]
 
 
-def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
+def faulty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
     """Find the rewrite that breaks a graph, by bisection.
 
     Args:
@@ -32,7 +32,7 @@ def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Mode
         an empty string if ``base`` itself fails.
     """
 
-    def right(count: int) -> bool:
+    def passes_after(count: int) -> bool:
         model = base.clone()
         try:
             for step in steps[:count]:
@@ -41,14 +41,14 @@ def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Mode
         except OrtBoostError:  # a graph that cannot be run fails, too
             return False
 
-    if not right(0):
+    if not passes_after(0):
         return ""
-    good, bad = 0, len(steps)
-    if right(bad - 1):  # usually it is the last, the conversion to a lower precision
+    good, bad = 0, len(steps)  # invariant: passes after `good` steps, fails after `bad`
+    if passes_after(bad - 1):  # usually it is the last, the conversion to a lower precision
         good = bad - 1
     while bad - good > 1:
         middle = (good + bad) // 2
-        if right(middle):
+        if passes_after(middle):
             good = middle
         else:
             bad = middle
@@ -56,7 +56,7 @@ def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Mode
 
 
 @dataclass(frozen=True)
-class InnerDifference:
+class IntermediateDifference:
     """The first intermediate tensor that differs between two graphs.
 
     Args:
@@ -93,7 +93,7 @@ def first_difference(
     tolerance: Tolerance,
     *,
     device: str = "cpu",
-) -> InnerDifference | None:
+) -> IntermediateDifference | None:
     """Compare the intermediate float tensors that two graphs share by name, in the second's order.
 
     Args:
@@ -109,18 +109,20 @@ def first_difference(
     one, other = one.clone(), other.clone()
     for model in (one, other):
         infer_shapes(model)  # files do not always have the types of intermediate tensors
-    known = {value.name for value in inner_floats(one)}
-    shared = [value for value in inner_floats(other) if value.name in known]
+    known = {value.name for value in intermediate_floats(one)}
+    shared = [value for value in intermediate_floats(other) if value.name in known]
     for start in range(0, len(shared), AT_A_TIME):
         part = [value.name or "" for value in shared[start : start + AT_A_TIME]]
-        want, have = (run_inner(model, part, feeds, device=device) for model in (one, other))
+        want, have = (
+            run_intermediates(model, part, feeds, device=device) for model in (one, other)
+        )
         for offset, name in enumerate(part):
             found = compare([want], [have], [name], tolerance=tolerance).differences[0]
             if found.within:
                 continue
             node = shared[start + offset].producer()
             assert node is not None
-            return InnerDifference(
+            return IntermediateDifference(
                 found,
                 node.name or "",
                 node.op_type,

@@ -13,6 +13,7 @@ CUDA007 info    whether it can be captured as a CUDA graph, and what prevents it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ from ortboost.runtime.cuda.placement import Copy, Placed, place
 
 __all__ = ["check_cuda", "graph_findings"]
 
-_SMALL: Final = 16  # elements: a scalar, a shape
+_SMALL: Final = 16  # elements; a scalar or a shape has fewer
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _ARITHMETIC: Final = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Range", "Abs", "Neg"})
 
@@ -63,13 +64,13 @@ def check_cuda(
         )
     kernels = load_kernels(target)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
-        programs = Program.load(source).graphs
-        graphs = {name: for_cuda(graph, kernels) for name, graph in programs.items()}
+        steps = Program.load(source).graphs
+        graphs = {name: for_cuda(graph, kernels) for name, graph in steps.items()}
     else:
         graphs = {"": open_lazily(source)[0]}
-    several = len(graphs) > 1
+    prefix = "{}: " if len(graphs) > 1 else ""
     found = [
-        Finding(**{**vars(finding), "node": f"{name}: {finding.node}" if several else finding.node})
+        dataclasses.replace(finding, node=prefix.format(name) + finding.node)
         for name, graph in graphs.items()
         for finding in graph_findings(graph, kernels)
     ]
@@ -108,13 +109,14 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
 def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
     for row in placed:
         node, name = row.node, (label(row.node), row.node.op_type)
+        why = row.reason or "it reads only host values and inputs"
         if row.side == "none":
             yield Finding(
                 "CUDA001",
                 "error",
                 *name,
                 f"It has no kernel. {row.reason}.",
-                "Keep it in float32 (PrecisionConfig.keep), or express it with other operators.",
+                "Keep it in float32 (--keep-fp32), or express it with other operators.",
             )
         elif row.side == "cpu" and not row.shape_work and (_is_work(node) or _reads_much(node)):
             yield Finding(
@@ -124,18 +126,22 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 f"It runs on the CPU: {row.reason}.",
                 "Use operators that CUDA implements, or a type that they support.",
             )
-        elif row.side == "cpu":
-            why = row.reason or "it reads only host values and inputs"
-            heavy = row.shape_work and _is_work(node)
+        elif row.side == "cpu" and _is_work(node):  # such as an Expand to a computed shape
             yield Finding(
-                "CUDA003" if heavy else "CUDA006",
-                "warn" if heavy else "info",
-                name[0],
-                node.op_type if heavy else "shapes",
+                "CUDA003",
+                "warn",
+                *name,
                 f"It stays on the host: {why}.",
-                "Make it read a value that is computed on the device."
-                if heavy
-                else "Nothing: shapes are cheaper there.",
+                "Make it read a value that is computed on the device.",
+            )
+        elif row.side == "cpu":
+            yield Finding(
+                "CUDA006",
+                "info",
+                name[0],
+                "shapes",
+                f"It stays on the host: {why}.",
+                "Nothing: shapes are cheaper there.",
             )
         elif node.op_type in _ARITHMETIC and node.outputs[0].dtype in _INTEGERS and _is_work(node):
             yield Finding(
@@ -173,21 +179,21 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
     where they need no copy.
     """
     reasons = []
-    flow = next((node for node in model.graph if has_subgraph(node)), None)
-    if flow is not None:
+    branches = any(map(has_subgraph, model.graph))
+    if branches:
         form = for_cuda(capturable(model), kernels)
         infer_shapes(form)
         copies = place(form, kernels)[1]
-        left = next((node for node in form.graph if has_subgraph(node)), None)
-        reasons += [f"control flow ({label(left)})"] if left is not None else []
+        left = next(filter(has_subgraph, form.graph), None)
+        if left is not None:
+            reasons.append(f"control flow ({label(left)})")
+    if copies:
+        first = copies[0].value.name
+        reasons.append(f"{count_of(len(copies), 'copy', 'copies')} (the first: {first})")
     drawn = draws(model)
-    reasons += (
-        [f"{count_of(len(copies), 'copy', 'copies')} (the first: {copies[0].value.name})"]
-        if copies
-        else []
-    )
-    reasons += [f"random numbers, which each replay would repeat ({label(drawn)})"] if drawn else []
-    form_of = "" if flow is None else " in the form without branches"
+    if drawn:
+        reasons.append(f"random numbers, which each replay would repeat ({label(drawn)})")
+    form_of = " in the form without branches" if branches else ""
     return Finding(
         "CUDA007",
         "info",

@@ -16,11 +16,12 @@ from ortboost.deploy.tensorrt.rules import RULES
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding
 from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import ModelSource, load_model
+from ortboost.graph.query import all_tensors
 from ortboost.runtime.session import open_session, runtime
 
 __all__ = ["check_onnxruntime"]
 
-_PROTO_LIMIT = (1 << 31) - (1 << 20)
+_PROTO_LIMIT = (1 << 31) - (1 << 20)  # bytes of weights: 2 GiB less some room for the graph
 # Rules about the file and about training apply to every runtime.
 _SHARED = {"TRT001": "ORT003", "TRT052": "ORT004", "TRT054": "ORT005"}
 
@@ -62,12 +63,11 @@ def check_onnxruntime(
         for theirs, ours in _SHARED.items()
         for finding in RULES[theirs].check(context)
     ]
-    broken = any(finding.rule == "ORT004" for finding in shared)
-    asked = []
-    if not broken:
+    found = []
+    if not any(finding.rule == "ORT004" for finding in shared):  # else weights are missing
         model = load_model(source)
-        asked = [*_spec(model), *_saturation(model), *_session(model, path, version)]
-    return TargetReport(version, "", sorted_findings([*asked, *shared]))
+        found = [*_spec(model), *_saturation(model), *_session(model, path, version)]
+    return TargetReport(version, "", sorted_findings([*found, *shared]))
 
 
 def _session(model: ir.Model, path: object, version: str) -> Iterator[Finding]:
@@ -85,14 +85,7 @@ def _session(model: ir.Model, path: object, version: str) -> Iterator[Finding]:
 
 
 def _spec(model: ir.Model) -> Iterator[Finding]:
-    if (
-        sum(
-            tensor.const_value.nbytes
-            for tensor in model.graph.initializers.values()
-            if tensor.const_value
-        )
-        > _PROTO_LIMIT
-    ):
+    if sum(tensor.nbytes for _, tensor in all_tensors(model)) > _PROTO_LIMIT:
         return  # ONNX's checker needs a single protobuf
     try:
         onnx.checker.check_model(ir.to_proto(model), full_check=True)

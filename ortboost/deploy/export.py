@@ -20,8 +20,8 @@ from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.deploy.drop_exporter_notes import drop_exporter_notes
+from ortboost.deploy.low_precision import LowPrecision, precision_steps
 from ortboost.deploy.pipeline import Step, optimize
-from ortboost.deploy.precise import Precise, precision_step
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
 from ortboost.graph.fix_inputs import fix_inputs
@@ -66,7 +66,7 @@ def export_model(
     optimize: bool = True,
     opset: int | None = None,
     target: Target = GENERIC,
-    precise: Precise | None = None,
+    low_precision: LowPrecision | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
     provenance: Mapping[str, str] | None = None,
@@ -80,7 +80,7 @@ def export_model(
         opset: Convert to this opset; if not given, that of the program, or a newer one that the
             target prefers.
         target: The target of the graph.
-        precise: The reduced precision, if not float32.
+        low_precision: The reduced precision, if not float32.
         slim: Run onnxslim too.
         inputs: Dimensions and inputs to fix.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
@@ -98,7 +98,7 @@ def export_model(
         "config": hashlib.sha256(config.encode()).hexdigest()[:16],
         **(provenance or {}),
     }
-    return _finish(model, reports, optimize, opset, target, precise, slim, stamp)
+    return _finish(model, reports, optimize, opset, target, low_precision, slim, stamp)
 
 
 def export_network(
@@ -107,7 +107,7 @@ def export_network(
     optimize: bool = True,
     opset: int | None = None,
     target: Target = GENERIC,
-    precise: Precise | None = None,
+    low_precision: LowPrecision | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
     provenance: Mapping[str, str] | None = None,
@@ -115,17 +115,8 @@ def export_network(
     """Build an optimized inference graph of an ONNX model that needs no training.
 
     Nodes in training mode are switched to inference mode first, also in the reference that the
-    result is compared with.
-
-    Args:
-        source: The model; see :func:`ortboost.graph.io.load_model`.
-        optimize: Run the pipeline.
-        opset: Convert to this opset.
-        target: The target of the graph.
-        precise: The reduced precision, if not float32.
-        slim: Run onnxslim too.
-        inputs: Dimensions and inputs to fix.
-        provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
+    result is compared with. ``source`` is what :func:`ortboost.graph.io.load_model` accepts; the
+    other arguments are those of :func:`export_model`.
 
     Raises:
         FileError: The file is not a model.
@@ -141,7 +132,7 @@ def export_network(
     reports = [*fixed, *normalize(model, opsets=opsets, ir_version=model.ir_version)]
     reports.append(to_inference(model))
     stamp = {"source": Path(source_name(model)).name, **(provenance or {})}
-    return _finish(model, reports, optimize, opset, target, precise, slim, stamp)
+    return _finish(model, reports, optimize, opset, target, low_precision, slim, stamp)
 
 
 def _fixed(model: ir.Model, inputs: InputConfig | None) -> list[Report]:
@@ -156,15 +147,15 @@ def _fixed(model: ir.Model, inputs: InputConfig | None) -> list[Report]:
 def _finish(
     model: ir.Model,
     reports: list[Report],
-    wanted: bool,
+    optimized: bool,
     opset: int | None,
     target: Target,
-    precise: Precise | None,
+    low_precision: LowPrecision | None,
     slim: bool,
     stamp: Mapping[str, str],
 ) -> Exported:
     """The steps shared by programs and plain models."""
-    precision = precise.precision if precise is not None else "fp32"
+    precision = low_precision.precision if low_precision is not None else "fp32"
     target.require(precision, opset)
     present = model.opset_imports.get("", 0)
     if opset is not None:
@@ -180,22 +171,22 @@ def _finish(
                 fix=error.fix,
             ) from error
     _fit_ir_version(model, target)
-    base = model.clone()
+    base = model.clone()  # the faulty rewrite, if any, is found by replaying the steps on it
     steps: list[Step] = []
-    if wanted:
+    if optimized:
         found, steps = optimize(model, target, lift=opset is None)
         reports += found
     if slim:
         from ortboost.deploy.slim import slim_step
 
         _add(slim_step(), model, steps, reports)
-    if precise is not None and precision != "fp32":
-        for step in precision_step(precise, target):
+    if low_precision is not None and precision != "fp32":
+        for step in precision_steps(low_precision, target):
             _add(step, model, steps, reports)
     if not target.name.startswith("tensorrt"):
         reports.append(guard_pads(model))
-    _fit_ir_version(model, target)
-    if wanted:
+    _fit_ir_version(model, target)  # again: a step may have raised the opset
+    if optimized:
         reports.append(drop_exporter_notes(model))
     entries = {
         "version": __version__,

@@ -21,6 +21,7 @@ from onnxscript.rewriter.rules.common import (
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.query import input_at, producer_of
 
 __all__ = ["fold_bn"]
 
@@ -37,24 +38,17 @@ def fold_bn(model: ir.Model) -> Report:
         ModelError: Parameters do not have the channels of the layer.
     """
     report = Report("fold_bn")
-    wanted: dict[str, str] = {}
+    hosts: dict[str, tuple[str, str]] = {}  # output of a foldable node to its name and its host's
     for node in model.graph:
-        if node.op_type == "BatchNormalization":
-            wanted[node.name or ""] = _obstacle(node) or ""
-    if not any(obstacle == "" for obstacle in wanted.values()):
-        report.kept = wanted
+        if node.op_type != "BatchNormalization":
+            continue
+        obstacle, host = _obstacle(node), producer_of(node.inputs[0])
+        if obstacle is not None or host is None:
+            report.kept[node.name or ""] = obstacle or ""
+        else:
+            hosts[node.outputs[0].name or ""] = node.name or "", host.name or ""
+    if not hosts:
         return report
-    hosts = {
-        node.name or "": producer.name or ""
-        for node in model.graph
-        if node.op_type == "BatchNormalization"
-        and (producer := _producer(node.inputs[0])) is not None
-    }
-    makers = {
-        node.outputs[0].name: hosts[node.name or ""]
-        for node in model.graph
-        if wanted.get(node.name or "") == ""
-    }
     rules = [
         fuse_batchnorm_into_conv_rule,
         fuse_batchnorm_into_conv_transpose_rule,
@@ -68,18 +62,17 @@ def fold_bn(model: ir.Model) -> Report:
             cause = cause.__cause__
         raise ModelError(
             "A BatchNormalization does not fit the layer before it.",
-            where=f"one of {', '.join(wanted)}: {cause}",
+            where=f"one of {', '.join(name for name, _ in hosts.values())}: {cause}",
             fix="Export the model again, or check that the download or copy is complete.",
         ) from error
-    for node in model.graph:  # the new node keeps the name of the node it replaces
-        if node.op_type in _HOSTS and node.outputs[0].name in makers:
-            node.name = makers[node.outputs[0].name]
-    left = {node.name for node in model.graph if node.op_type == "BatchNormalization"}
-    for name, obstacle in wanted.items():
-        if name in left:
-            report.kept[name] = obstacle or "the pattern did not match"
-        else:
-            report.changed[name] = f"folded into {hosts[name]}"
+    for node in model.graph:
+        if node.outputs[0].name in hosts:
+            name, host_name = hosts[node.outputs[0].name]
+            if node.op_type == "BatchNormalization":
+                report.kept[name] = "the pattern did not match"
+            else:  # the new layer, which computes the old output, keeps the name of the old one
+                node.name = host_name
+                report.changed[name] = f"folded into {host_name}"
     return report
 
 
@@ -88,7 +81,7 @@ def _obstacle(node: ir.Node) -> str | None:
     if node.attributes.get_int("training_mode", 0):
         return "it is in training mode"
     value = node.inputs[0]
-    host = _producer(value)
+    host = producer_of(value)
     if host is None or host.op_type not in _HOSTS or value is None:
         return (
             f"it follows {'an input' if host is None else host.op_type}, not a convolution or Gemm"
@@ -102,15 +95,11 @@ def _obstacle(node: ir.Node) -> str | None:
             return f"'{tensor.name}' is computed, not stored"
         if tensor in host.inputs[1:] and len(tensor.uses()) > 1:
             return f"'{tensor.name}' is shared with another node"
-    bias, scale = host.inputs[2] if len(host.inputs) > 2 else None, node.inputs[1]
+    bias, scale = input_at(host, 2), node.inputs[1]
     if bias is not None and bias.const_value is not None and scale is not None:
-        wanted = 0 if scale.const_value is None else scale.const_value.size
-        if bias.const_value.size not in (1, wanted):  # an exporter's bug that runtimes accept
+        channels = 0 if scale.const_value is None else scale.const_value.size
+        if bias.const_value.size not in (1, channels):  # an exporter's bug that runtimes accept
             return (
                 f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one value per channel"
             )
     return None
-
-
-def _producer(value: ir.Value | None) -> ir.Node | None:
-    return None if value is None else value.producer()

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ortboost.boosts.full_norm_head import FoundHead, read_full_norm
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_read
+from ortboost.graph.query import is_read, is_standard
 from ortboost.graph.rewriting import remove_unused
 
 __all__ = ["fold_full_norm"]
@@ -35,9 +35,7 @@ def fold_full_norm(model: ir.Model) -> Report:
     """
     report = Report("fold_full_norm")
     for node in list(model.graph):
-        if node.op_type != "Mul" or node.domain not in ("", "ai.onnx"):
-            continue
-        head = read_full_norm(node)
+        head = read_full_norm(node) if is_standard(node, "Mul") else None
         if head is None:
             continue
         obstacle = _obstacle(head)
@@ -63,6 +61,7 @@ def _fold(graph: ir.Graph, head: FoundHead) -> str:
     old, multiplier = head.weight, head.multiplier
     if old.const_value is None or multiplier.const_value is None:
         raise TypeError("_obstacle() checks for them")
+    # In float64: the file's weights should not depend on the order of this sum.
     weight = old.const_value.numpy().astype(np.float64)
     squares = (weight * weight).sum(axis=head.axis, keepdims=True)
     normal = weight / np.sqrt(np.maximum(squares, head.epsilon))

@@ -11,7 +11,7 @@ records every step, so that a faulty one can be found by replaying them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -63,10 +63,8 @@ REWRITES: dict[str, Rewrite] = {
     "fold_bn_forward": lambda model, _: fold_bn_forward(model),
     "fold_affine": lambda model, _: fold_affine(model),
     "fuse_layer_norm": lambda model, _: fuse_layer_norm(model),
-    "lift_opset": lambda model, target: lift_opset(
-        model, limit=target.usual if target.lifts else 0
-    ),
-    "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders),
+    "lift_opset": lambda model, target: lift_opset(model, limit=target.lifts_to),
+    "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders_gelu),
     "fuse_hardswish": lambda model, _: fuse_hardswish(model),
     "fuse_pad": lambda model, _: fuse_pad(model),
     "fuse_gemm": lambda model, _: fuse_gemm(model),
@@ -117,9 +115,9 @@ before equal ones are merged, because folding needs an unshared weight. Each cle
 another. Folding and fusing run again after the clean-up, which may have created their patterns,
 such as a Gemm before a normalization.
 """
-_FUSING: Final = 2
+_FUSING: Final = 2  # index of a stage
 _CLEANING: Final = 3
-_TIMES: Final = 3
+_TIMES: Final = 3  # at most this often, these two in turns
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,7 @@ class Step:
 
 
 def optimize(
-    model: ir.Model,
-    target: Target = GENERIC,
-    *,
-    lift: bool = True,
-    without: Mapping[str, str] | None = None,
+    model: ir.Model, target: Target = GENERIC, *, lift: bool = True
 ) -> tuple[list[Report], list[Step]]:
     """Run the pipeline in place.
 
@@ -148,20 +142,16 @@ def optimize(
         model: A normalized inference graph with weights as initializers.
         target: The target of the graph.
         lift: Whether the opset may be raised; False if the user chose one.
-        without: Rewrites to skip, with reasons.
 
     Returns:
         One report per rewrite, and the applied steps in order.
     """
-    left_out = dict(without or {})
-    if not lift:
-        left_out.setdefault("lift_opset", "the opset was given")
     reports: dict[str, Report] = {}
     steps: list[Step] = []
 
     def run(name: str) -> bool:
-        if name in left_out:
-            reports.setdefault(name, Report(name)).kept["model"] = left_out[name]
+        if name == "lift_opset" and not lift:
+            reports[name] = Report(name, kept={"model": "the opset was given"})
             return False
         rewrite = REWRITES[name]
         step = Step(name, lambda changed: _applied(rewrite, changed, target))
@@ -171,6 +161,7 @@ def optimize(
         return report.modified
 
     def stage(number: int) -> bool:
+        """Repeat a stage; returns whether anything changed."""
         rounds, names = STAGES[number]
         for done in range(rounds):
             changed = [run(name) for name in names]
@@ -182,7 +173,7 @@ def optimize(
     for number in range(_FUSING):
         stage(number)
     for again in range(_TIMES):
-        if not stage(_FUSING) and again:
+        if not stage(_FUSING) and again:  # the first clean-up runs in any case
             break
         stage(_CLEANING)
     for number in range(_CLEANING + 1, len(STAGES)):

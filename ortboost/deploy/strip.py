@@ -36,7 +36,7 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
     graph = model.graph
     config = program.config.loss
     own = (config.output or graph.outputs[0].name) if config.name == "output" else None
-    if own != LOSS:  # otherwise the loss is an output of the user's model
+    if own != LOSS:  # else the user's model has an output of this name
         graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
         report.changed[LOSS] = "removed with the label input" if program.labels else "removed"
     common.RemoveUnusedNodesPass()(model)

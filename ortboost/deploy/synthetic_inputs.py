@@ -20,10 +20,10 @@ from ortboost.core.errors import OrtBoostError, UsageError
 from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["accepted_feeds", "input_ranges", "made_up_feeds", "seeded_batch", "sizes_text"]
+__all__ = ["accepted_feeds", "input_ranges", "seeded_batch", "sizes_text", "synthetic_feeds"]
 
 T = TypeVar("T")
-_BATCH, _LENGTH, _IMAGE = 4, 7, 64  # all different: a mix-up of batch and length shows
+_BATCH, _LENGTH, _IMAGE = 4, 7, 64  # all different, so that confusing two of them shows
 _SIZES: Final = (
     (_LENGTH, _IMAGE),
     (_BATCH, 32),
@@ -91,10 +91,10 @@ def accepted_feeds(
     """
     tried: set[tuple[tuple[int, ...], ...]] = set()
     first: OrtBoostError | None = None
-    poor: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but gave nothing to compare
+    incomparable: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but its outputs say little
     for length, image in _SIZES:
         for batch in (_BATCH, 1):
-            feeds = made_up_feeds(
+            feeds = synthetic_feeds(
                 inputs, ranges=ranges, seed=seed, batch=batch, length=length, image=image
             )
             shapes = tuple(array.shape for array in feeds.values())
@@ -108,12 +108,12 @@ def accepted_feeds(
                 continue
             if _is_comparable(answer):
                 return feeds, answer
-            poor.append((feeds, answer))
+            incomparable.append((feeds, answer))
             break
-        if len(poor) > _MORE:
+        if len(incomparable) > _MORE:
             break
-    if poor:
-        return poor[0]
+    if incomparable:
+        return incomparable[0]
     assert first is not None
     count = len(tried)
     raise UsageError(
@@ -128,10 +128,8 @@ def accepted_feeds(
 def _is_comparable(answer: object) -> bool:
     """Whether every output has elements, and finite values among them."""
     outputs = answer.values() if isinstance(answer, Mapping) else ()
-    arrays = [np.asarray(output) for output in outputs if not isinstance(output, (list, dict))]
-    return all(
-        array.size and (array.dtype.kind != "f" or np.isfinite(array).any()) for array in arrays
-    )
+    arrays = (np.asarray(output) for output in outputs if not isinstance(output, (list, dict)))
+    return all(a.size and (a.dtype.kind != "f" or np.isfinite(a).any()) for a in arrays)
 
 
 def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
@@ -144,18 +142,17 @@ def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
 
 
-def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
+def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0) -> dict[str, Any]:
     """Make synthetic inputs: normal floats, integers of zeros and ones, words for strings.
 
     Args:
-        inputs: The inputs of the graph; unknown dimensions are set to ``batch``.
+        inputs: The inputs of the graph; unknown dimensions have length 4.
         seed: Seed of the random generator.
-        batch: Length of unknown dimensions.
     """
     generator = np.random.default_rng(seed)
     made = {}
     for spec in inputs:
-        shape = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
+        shape = tuple(dim if isinstance(dim, int) else _BATCH for dim in spec.shape)
         if spec.dtype.kind == "f":
             made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
         elif spec.dtype.kind == "O":  # strings
@@ -165,7 +162,7 @@ def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4)
     return made
 
 
-def made_up_feeds(
+def synthetic_feeds(
     inputs: Sequence[TensorSpec],
     *,
     ranges: Mapping[str, int] | None = None,
@@ -195,20 +192,20 @@ def made_up_feeds(
         if isinstance(dim, str):
             named.setdefault(dim, batch)
 
-    def settled(spec: TensorSpec) -> tuple[int, ...]:
-        lengths = []
-        for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, int):
-                lengths.append(dim)
-            elif isinstance(dim, str) and dim in named:
-                lengths.append(named[dim])
-            elif _is_image(spec, axis):
-                lengths.append(image)
-            else:
-                lengths.append(batch if axis == _batch_axis(spec) else length)
-        return tuple(lengths)
+    def length_of(spec: TensorSpec, axis: int) -> int:
+        dim = spec.shape[axis]
+        if isinstance(dim, int):
+            return dim
+        if isinstance(dim, str) and dim in named:
+            return named[dim]
+        if _is_image(spec, axis):
+            return image
+        return batch if axis == _batch_axis(spec) else length
 
-    specs = [dataclasses.replace(spec, shape=settled(spec)) for spec in inputs]
+    specs = [
+        dataclasses.replace(s, shape=tuple(length_of(s, axis) for axis in range(len(s.shape))))
+        for s in inputs
+    ]
     made = seeded_batch(specs, seed=seed)
     generator = np.random.default_rng(seed + 1)
     for spec in specs:

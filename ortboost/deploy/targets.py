@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
+"""Precisions of an exported file."""
 BF16_OPSET: Final = 22
 """First opset in which Conv and most other operators accept bfloat16."""
 
@@ -44,11 +45,11 @@ class Target:
     Args:
         name: Name on the command line.
         opsets: Supported versions of the standard domain.
-        usual: Newest opset that is chosen by default.
         ir_version: Newest supported IR version.
+        lifts_to: Newest opset that a model may be raised to for an operator that saves nodes; 0 to
+            keep its opset.
         refused: Precision to the reason why it is refused.
-        lifts: Whether the opset may be raised, up to ``usual``, for an operator that saves nodes.
-        orders: Whether to write patterns in the operand order that ONNX Runtime fuses.
+        orders_gelu: Whether to write Gelu in the order of operands that ONNX Runtime fuses.
         cpu: Whether it is the CPU of ONNX Runtime, which has fusions that do not pay off.
         notes: Advice shown with the export.
         int64_note: Further advice if inputs or outputs are 64-bit integers.
@@ -57,11 +58,10 @@ class Target:
 
     name: str
     opsets: range
-    usual: int
     ir_version: int
+    lifts_to: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
-    lifts: bool = False
-    orders: bool = False
+    orders_gelu: bool = False
     cpu: bool = False
     notes: tuple[str, ...] = ()
     int64_note: str = ""
@@ -106,12 +106,11 @@ class Target:
 _CPU_INT8: Final = {"reduce_range": True}
 _GPU_INT8: Final = {"reduce_range": False}
 _TENSORRT: Final[dict[str, Any]] = {
-    "lifts": True,
     "int64_note": "TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.",
     "int8": {**_GPU_INT8, "residual": True},
 }
 
-GENERIC: Final = Target("generic", range(7, 26), usual=21, ir_version=13, int8=_CPU_INT8)
+GENERIC: Final = Target("generic", range(7, 26), ir_version=13, int8=_CPU_INT8)
 
 TARGETS: Final[dict[str, Target]] = {
     target.name: target
@@ -119,28 +118,26 @@ TARGETS: Final[dict[str, Target]] = {
         Target(
             "onnxruntime",
             range(7, 26),
-            usual=20,
             ir_version=10,
+            lifts_to=20,
             refused={"bf16": "the CPU of ONNX Runtime has no bfloat16 kernels for most operators."},
-            lifts=True,
-            orders=True,
+            orders_gelu=True,
             cpu=True,
             int8={**_CPU_INT8, "symmetric": False, "outputs": True, "quantize_bias": True},
         ),
         Target(
             "onnxruntime-gpu",
             range(7, 26),
-            usual=20,
             ir_version=10,
-            lifts=True,
-            orders=True,
+            lifts_to=20,
+            orders_gelu=True,
             int8=_GPU_INT8,
         ),
         Target(
             "tensorrt=10",
             range(9, 21),
-            usual=20,
             ir_version=10,
+            lifts_to=20,
             refused={
                 "bf16": f"it needs opset {BF16_OPSET} for convolutions, and TensorRT 10 supports "
                 "up to 20.",
@@ -150,8 +147,8 @@ TARGETS: Final[dict[str, Target]] = {
         Target(
             "tensorrt=11",
             range(9, 26),
-            usual=22,
             ir_version=13,
+            lifts_to=22,
             notes=(
                 "TensorRT 11 is strongly typed: the precision is the one written into this file.",
             ),
@@ -172,6 +169,7 @@ CHECKERS: Final = {
 The arguments are the model, the name of the target and the shape profiles.
 """
 _SHORT: Final = {"ort": "onnxruntime", "trt": "tensorrt"}
+_NEWEST_TENSORRT: Final = "tensorrt=11"
 
 
 def get_target(name: str) -> Target:
@@ -185,7 +183,7 @@ def get_target(name: str) -> Target:
         'tensorrt=11'
     """
     full = _SHORT.get(name, name)
-    full = "tensorrt=11" if full == "tensorrt" else full
+    full = _NEWEST_TENSORRT if full == "tensorrt" else full
     if full not in TARGETS:
         raise UsageError(
             f"Unknown target '{name}'.", where="target", fix=nearest(full, (*TARGETS, "tensorrt"))

@@ -50,7 +50,7 @@ class Tolerance:
 
     def of(self, output: str, scale: float) -> tuple[float, float]:
         """``(rtol, atol)`` of an output with the largest expected value ``scale``."""
-        general = self.atol * max(scale, 1e-30) if self.scaled else self.atol
+        general = self.atol * max(scale, 1e-30) if self.scaled else self.atol  # above 0 for zeros
         return self.rtols.get(output, self.rtol), self.atols.get(output, general)
 
     def check(self, outputs: Sequence[str]) -> None:

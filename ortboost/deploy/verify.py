@@ -102,7 +102,7 @@ class Parity:
     def require(
         self,
         where: str,
-        guilty: str | None = None,
+        cause: str | None = None,
         *,
         what: str = "The exported graph",
         fix: str | None = None,
@@ -111,7 +111,7 @@ class Parity:
 
         Args:
             where: The file.
-            guilty: The cause of the difference, if known.
+            cause: The cause of the difference, if known.
             what: The graph whose outputs differ, as the subject of the message.
             fix: Advice that replaces the one for exports.
 
@@ -121,30 +121,25 @@ class Parity:
         if self.ok:
             return
         bad = self.worst
-        who = f" The cause is {guilty}." if guilty else ""
+        because = f" The cause is {cause}." if cause else ""
         if self.tolerance.by_noise(bad.output):
             raise ParityError(
-                f"{what} gives different outputs: {self._noise(bad)}.{who}",
+                f"{what} gives different outputs: {self._noise(bad)}.{because}",
                 where=f"{where}: output '{bad.output}', {self.samples} samples",
                 fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
                 "for the affected layers, --verify data with labels, or a lower --min-sqnr.",
             )
-        widen = "iden --rtol/--atol if this difference is acceptable"
-        help_ = (
-            f"W{widen}"
-            if guilty
-            else f"Export with --no-optimize to see whether a rewrite is the cause, or w{widen}"
-        )
+        if fix is None:
+            search = "Export with --no-optimize to see whether a rewrite is the cause, or widen"
+            fix = (
+                f"{'Widen' if cause else search} --rtol/--atol if this difference is acceptable; "
+                "'ortboost compare --bisect' finds the first intermediate tensor that differs."
+            )
         raise ParityError(
             f"{what} gives different outputs: off by {bad.max_abs:.3g} "
-            f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}.{who}",
+            f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}.{because}",
             where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
-            fix="Nothing was written. "
-            + (
-                fix
-                or f"{help_}; 'ortboost compare --bisect' finds the first intermediate tensor that "
-                "differs."
-            ),
+            fix=f"Nothing was written. {fix}",
         )
 
     def _noise(self, bad: Difference) -> str:
@@ -159,8 +154,6 @@ def compare(
     actual: Iterable[Mapping[str, NDArray[Any]]],
     outputs: Sequence[str],
     *,
-    rtol: float = 1e-3,
-    atol: float = 1e-4,
     tolerance: Tolerance | None = None,
 ) -> Parity:
     """Compare two sequences of batches of outputs.
@@ -174,11 +167,9 @@ def compare(
         expected: Batches of the reference.
         actual: Batches of the file under test.
         outputs: Names of the outputs to compare.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-        tolerance: Replaces ``rtol`` and ``atol``.
+        tolerance: The allowed difference; ``Tolerance()`` if not given.
     """
-    tolerance = tolerance or Tolerance(rtol, atol)
+    tolerance = tolerance or Tolerance()
     seen = {name: _Seen() for name in outputs}
     samples = 0
     for want, have in zip(expected, actual, strict=True):
@@ -206,14 +197,14 @@ class _Seen:
     def add(self, name: str, want: Any, have: Any, samples: int, tolerance: Tolerance) -> None:
         """Add one batch; ``samples`` is the number of samples before it."""
         pieces = _pieces(want, have)
-        if pieces is None:
+        if pieces is None:  # another structure or shape
             self.within, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
             return
         finite = (np.abs(e[np.isfinite(e)]) for e, _ in pieces)
         largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
         for e, a in pieces:
-            held, off = _held(e, a, *tolerance.of(name, largest))
-            self.within &= held
+            within, off = _within(e, a, *tolerance.of(name, largest))
+            self.within &= within
             with np.errstate(over="ignore"):  # an infinite difference
                 self.signal += float(np.square(e[np.isfinite(e)]).sum())
                 self.error += float(np.square(off).sum())
@@ -228,32 +219,32 @@ class _Seen:
 
     def difference(self, name: str, tolerance: Tolerance) -> Difference:
         """The result for this output."""
-        by_noise = tolerance.sqnr is not None and tolerance.by_noise(name)
+        by_noise = tolerance.by_noise(name)
         return Difference(
             name,
             self.max_abs,
             self.max_abs / (self.scale or 1.0),
-            self._quiet(tolerance.sqnr or 0.0) if by_noise else self.within,
+            self._is_quiet(tolerance.sqnr or 0.0) if by_noise else self.within,
             self.sample,
-            self._ratio if self.floats else None,
+            self._sqnr if self.floats else None,
         )
 
     @property
-    def _ratio(self) -> float:
+    def _sqnr(self) -> float:
         """Signal-to-noise ratio in dB."""
         if self.error == 0:
             return math.inf
         share = self.signal / self.error
         return 10 * math.log10(share) if share > 0 else -math.inf
 
-    def _quiet(self, least: float) -> bool:
+    def _is_quiet(self, least: float) -> bool:
         """Whether the signal-to-noise ratio is at least ``least`` dB."""
         if self.floats:
-            return self._ratio >= least
+            return self._sqnr >= least
         return self.error == 0 or self.equal >= AGREEMENT * self.count
 
 
-def _held(
+def _within(
     e: NDArray[np.float64], a: NDArray[np.float64], rtol: float, atol: float
 ) -> tuple[bool, NDArray[np.float64]]:
     """Whether all of ``a`` is within the tolerance, and the absolute differences."""
@@ -261,8 +252,8 @@ def _held(
     with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
         off = np.where(same, 0.0, np.nan_to_num(np.abs(a - e), nan=np.inf))
         # An expected infinity matches only itself, although its tolerance would be infinite.
-        held = same | (np.isfinite(e) & (off <= atol + rtol * np.abs(e)))
-    return bool(np.all(held)), off
+        within = same | (np.isfinite(e) & (off <= atol + rtol * np.abs(e)))
+    return bool(np.all(within)), off
 
 
 def _length(answer: Any) -> int:
@@ -272,10 +263,8 @@ def _length(answer: Any) -> int:
 
 def _is_float(answer: Any) -> bool:
     """Whether all values of an output are floats."""
-    if isinstance(answer, dict):
-        return all(_is_float(value) for value in answer.values())
-    if isinstance(answer, list):
-        return all(_is_float(value) for value in answer)
+    if isinstance(answer, (dict, list)):
+        return all(map(_is_float, answer.values() if isinstance(answer, dict) else answer))
     return np.asarray(answer).dtype.kind not in "iubOUS"
 
 
@@ -293,6 +282,6 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
     e, a = np.asarray(want), np.asarray(have)
     if e.shape != a.shape:
         return None
-    if "O" in (e.dtype.kind, a.dtype.kind) or "U" in (e.dtype.kind, a.dtype.kind):
+    if {"O", "U"} & {e.dtype.kind, a.dtype.kind}:  # strings
         return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
     return [(e.astype(np.float64), a.astype(np.float64))]

@@ -5,6 +5,7 @@ If the comparison fails, nothing is written, and the error names the rewrite tha
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import FileError, ModelError, ParityError
 from ortboost.core.files import temporary_folder
-from ortboost.deploy.bisect import guilty_step
+from ortboost.deploy.bisect import faulty_step
 from ortboost.deploy.export import Exported
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
@@ -41,8 +42,6 @@ def write_verified(
     expected: Batches,
     feeds: Batches,
     device: str = "cpu",
-    rtol: float = 1e-3,
-    atol: float = 1e-4,
     tolerance: Tolerance | None = None,
     watch: Watch | None = None,
     judge: Callable[[Parity], Parity] | None = None,
@@ -55,9 +54,7 @@ def write_verified(
         expected: Outputs of the trained program, one mapping per batch.
         feeds: The inputs they were computed from.
         device: Where to run the file.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-        tolerance: Replaces ``rtol`` and ``atol``.
+        tolerance: The allowed difference; ``Tolerance()`` if not given.
         watch: Called with the index of each batch and the outputs of the temporary file.
         judge: Called with the comparison before it decides; may accept outputs by its own
             criteria, or raise to reject the file.
@@ -77,48 +74,89 @@ def write_verified(
             where=str(target.parent),
             fix="Create it, or give another path.",
         )
-    tolerance = tolerance or Tolerance(rtol, atol)
+    tolerance = tolerance or Tolerance()
     outputs = [value.name or "" for value in exported.model.graph.outputs]
     tolerance.check(outputs)
-    batches = list(feeds)
-    with temporary_folder(target.parent) as workshop:
-        file = workshop / target.name
-        # For a GPU, int8 products follow the standard exactly: CPU kernels may saturate.
-        exact = exported.precision == "int8" and not exported.target.cpu
-        run = _runner(exported.precision, file, outputs, device, exact)
-        if exported.precision == "fp16" and device == "cpu":
-            # The comparison uses an emulation; first check that the file itself runs and is
-            # correct.
-            plain = _runner("fp32", file, outputs, device)
-            _Trial(plain, expected[:1], batches[:1], outputs, tolerance).require(exported, target)
-        trial = _Trial(run, expected, batches, outputs, tolerance)
+    with temporary_folder(target.parent) as scratch:
+        # The CPU computes 16-bit operators in float32 and does not round in between: an overflow
+        # would go unnoticed. There the graph runs with every 16-bit tensor rounded explicitly.
+        low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(exported.precision)
+        trial = _Trial(
+            scratch / target.name,
+            expected,
+            feeds,
+            outputs,
+            tolerance,
+            device,
+            emulated=low if device == "cpu" else None,
+            # For a GPU, int8 products follow the standard exactly: CPU kernels may saturate.
+            exact=exported.precision == "int8" and not exported.target.cpu,
+        )
+        if trial.emulated is ir.DataType.FLOAT16:  # first check that the file itself runs
+            plain = dataclasses.replace(
+                trial, expected=expected[:1], feeds=feeds[:1], emulated=None
+            )
+            plain.require(exported, target)
         parity = trial.require(exported, target, watch, judge)
     exported.model.metadata_props["ortboost.parity"] = parity.summary
     save_model(exported.model, target)
     return parity
 
 
-_Run: TypeAlias = Callable[[ir.Model, Batches], Iterator[Batch]]
-
-
 @dataclass(frozen=True)
 class _Trial:
-    """A way to run a graph, the input batches, and the expected outputs."""
+    """How a graph is run, on which batches, and the expected outputs.
 
-    run: _Run
+    Args:
+        path: The temporary file.
+        expected: The expected outputs, by batch.
+        feeds: The inputs, by batch.
+        outputs: Names of the outputs.
+        tolerance: The allowed difference.
+        device: Where to run.
+        emulated: Round every tensor of this type explicitly.
+        exact: Compute quantized operators as the standard defines them, without fusions.
+    """
+
+    path: Path
     expected: Batches
     feeds: Batches
     outputs: Sequence[str]
     tolerance: Tolerance
+    device: str
+    emulated: ir.DataType | None
+    exact: bool
 
     def compare(self, model: ir.Model, watch: Watch | None = None) -> Parity:
-        def answers() -> Iterator[Batch]:
-            for number, answer in enumerate(self.run(model, self.feeds)):
-                if watch is not None:
-                    watch(number, answer)
-                yield answer
+        answers = self._run(model, watch or (lambda number, answer: None))
+        return compare(self.expected, answers, self.outputs, tolerance=self.tolerance)
 
-        return compare(self.expected, answers(), self.outputs, tolerance=self.tolerance)
+    def _run(self, model: ir.Model, watch: Watch) -> Iterator[Batch]:
+        if self.emulated is not None:
+            model = model.clone()
+            emulate_precision(model, self.emulated)
+        save_model(model, self.path)  # the runtime reads the file itself, whatever its size
+        session = open_session(
+            self.path, device=self.device, fuse_quantized=not self.exact, every_fusion=True
+        )
+        inputs = {value.name: value.type for value in session.get_inputs()}
+        for number, feed in enumerate(self.feeds):
+            given = {
+                name: array.astype(np.float16) if inputs[name] == "tensor(float16)" else array
+                for name, array in feed.items()
+                if name in inputs
+            }
+            try:
+                found = session.run(list(self.outputs), given)
+            except Exception as error:  # the bindings raise bare exceptions of many kinds
+                raise ModelError(
+                    "onnxruntime cannot run the exported graph.",
+                    where=str(error).strip().splitlines()[0],
+                    fix="Export with --no-optimize to see whether a rewrite is the cause.",
+                ) from error
+            answer = dict(zip(self.outputs, found, strict=True))
+            watch(number, answer)
+            yield answer
 
     def require(
         self,
@@ -138,11 +176,11 @@ class _Trial:
         except TooNewError:
             raise
         except ModelError as error:
-            guilty = self.guilty(exported)
-            if guilty is None or guilty == _BASE:
+            cause = self.cause(exported)
+            if cause is None or cause == _BASE:
                 raise
             raise ParityError(
-                f"The exported graph cannot be run. The cause is {guilty}.",
+                f"The exported graph cannot be run. The cause is {cause}.",
                 where=f"{path}: {error.where}",
                 fix="Nothing was written. Export with --no-optimize, and report it.",
             ) from error
@@ -155,60 +193,12 @@ class _Trial:
         if judge is not None:
             parity = judge(parity)
         if not parity.ok:
-            parity.require(str(path), self.guilty(exported))
+            parity.require(str(path), self.cause(exported))
         return parity
 
-    def guilty(self, exported: Exported) -> str | None:
+    def cause(self, exported: Exported) -> str | None:
         """The cause of the difference, as text; ``None`` if unknown."""
         if exported.base is None or not exported.steps:
             return None
-        right = guilty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
-        return f"the rewrite '{right}'" if right else _BASE
-
-
-def _runner(
-    precision: str, path: Path, outputs: Sequence[str], device: str, exact: bool = False
-) -> _Run:
-    """Return the function that runs a graph for the comparison.
-
-    The CPU computes 16-bit operators in float32 and does not round in between: an overflow would go
-    unnoticed. There the graph runs with every 16-bit tensor rounded explicitly.
-    """
-    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
-
-    def run(model: ir.Model, feeds: Batches) -> Iterator[Batch]:
-        if low is not None and device == "cpu":
-            model = model.clone()
-            emulate_precision(model, low)
-        return _answers(model, path, feeds, outputs, device, exact)
-
-    return run
-
-
-def _answers(
-    model: ir.Model,
-    path: Path,
-    feeds: Batches,
-    outputs: Sequence[str],
-    device: str,
-    exact: bool,
-) -> Iterator[Batch]:
-    """Save a graph and run it; the runtime reads the file itself, whatever its size."""
-    save_model(model, path)
-    session = open_session(path, device=device, fuse_quantized=not exact, every_fusion=True)
-    inputs = {value.name: value.type for value in session.get_inputs()}
-    for feed in feeds:
-        given = {
-            name: array.astype(np.float16) if inputs[name] == "tensor(float16)" else array
-            for name, array in feed.items()
-            if name in inputs
-        }
-        try:
-            answers = session.run(list(outputs), given)
-        except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise ModelError(
-                "onnxruntime cannot run the exported graph.",
-                where=str(error).strip().splitlines()[0],
-                fix="Export with --no-optimize to see whether a rewrite is the cause.",
-            ) from error
-        yield dict(zip(outputs, answers, strict=True))
+        name = faulty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
+        return f"the rewrite '{name}'" if name else _BASE

@@ -118,7 +118,7 @@ def draw_parts(
     """
     path = Path(source)
     opened = _open(path, graph)
-    whole = _whole(path, graph, before, opened, missed=False)
+    whole = _whole(path, graph, before, opened, missed=False)  # collapse() counts them itself
     changed: dict[str, list[str]] = {}
     for report in opened.reports if before is None else ():
         if report.rewrite not in BOOKKEEPING:
@@ -151,10 +151,10 @@ def _whole(
         marks, gone = marks_against(other, opened.model)
         notes.append(f"compared with {Path(before).name}: {len(marks)} new or different")
         if gone:
-            counts = Counter(gone.values()).most_common()
-            few = len(gone) <= _LISTED
-            items = [f"{name} ({op})" for name, op in gone.items()] if few else []
-            notes.append(_listing("removed", items or [f"{count} {op}" for op, count in counts]))
+            items = [f"{name} ({op})" for name, op in gone.items()]
+            if len(items) > _LISTED:  # then by operator
+                items = [f"{count} {op}" for op, count in Counter(gone.values()).most_common()]
+            notes.append(_listing("removed", items))
     elif opened.reports:
         marks, missing = marks_of_reports(opened.model, opened.reports)
         if missing and missed:

@@ -45,13 +45,10 @@ def settings(node: ir.Node) -> str:
         if not isinstance(attribute, ir.Attr) or attribute.value is None:
             continue
         value = attribute.value
-        if attribute.type in (
-            ir.AttributeType.FLOAT,
-            ir.AttributeType.INT,
-            ir.AttributeType.STRING,
-        ):
+        kinds = ir.AttributeType
+        if attribute.type in (kinds.FLOAT, kinds.INT, kinds.STRING):
             shown[attribute.name] = f"{value:g}" if isinstance(value, float) else str(value)
-        elif attribute.type == ir.AttributeType.INTS:
+        elif attribute.type == kinds.INTS:
             shown[attribute.name] = ",".join(str(item) for item in value)
         if attribute.name in _USUAL and _USUAL[attribute.name] in (None, value):
             shown.pop(attribute.name, None)
@@ -66,9 +63,8 @@ def settings(node: ir.Node) -> str:
     ):
         items = set(shown.pop(name, usual).split(","))
         if items != {usual}:
-            whole = next(a for a in node.attributes.values() if a.name == name)
-            text = items.pop() if len(items) == 1 else ",".join(str(i) for i in whole.as_ints())
-            words.append(short + text)
+            given = ",".join(map(str, node.attributes[name].as_ints()))
+            words.append(short + (items.pop() if len(items) == 1 else given))
     return ", ".join([*words, *(f"{name} {value}" for name, value in shown.items())])
 
 

@@ -29,18 +29,18 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.drawing.captions import cut, times
-from ortboost.drawing.picture import Box, Picture, part_of
+from ortboost.drawing.picture import Box, Picture, bodies, part_of
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
 
 __all__ = ["Part", "collapse"]
 
 _MOST = 16  # maximum number of layers
-_MADE = re.compile(r"ortboost/([a-z_]+?)(?:_\d+)?/")
+_MADE = re.compile(r"ortboost/([a-z_]+?)(?:_\d+)?/")  # name of a node that a rewrite made
 _KINDS = ("input", "loss", "gradients", "metrics", "update")
 _NEXT = "ortboost/next/"
-_OF_UPDATE = (_NEXT, "loss_scale", "overflow")
-_NO_REWRITE = ("grad", "update", "const", "gate", "zeros", "metric", "loss")
+_OF_UPDATE = (_NEXT, "loss_scale", "overflow")  # outputs of the update
+_NO_REWRITE = ("grad", "update", "const", "gate", "zeros", "metric", "loss")  # every step has them
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,11 @@ def _parts(
     needed = {name: _ancestors([value]) for name, value in gradients.items()}
     backward = set().union(*needed.values()) - forward
 
-    layer: dict[ir.Node, int] = {}
-    names: list[list[str]] = []
-    home: dict[str, int] = {}
+    layer: dict[ir.Node, int] = {}  # the layer of a node; -1 before the first
+    names: list[list[str]] = []  # weights that a layer is the first to read
+    home: dict[str, int] = {}  # the first layer that reads a weight
     behind: set[ir.Node] = set()  # nodes that depend on the labels
-    # nodes that depend on weights alone, to the weights that they read
-    made_of: dict[ir.Node, list[ir.Value]] = {}
+    made_of: dict[ir.Node, list[ir.Value]] = {}  # nodes that depend on weights alone, to these
     for node in (node for node in model.graph if node in forward):
         sources = _sources(node)
         producers = [p for p in (v.producer() for v in sources) if p is not None]
@@ -217,7 +216,7 @@ def _titles(names: Sequence[Sequence[str]]) -> list[str]:
 def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str | None) -> Box:
     operators = Counter(n.op_type for n in nodes if n.op_type != "Constant")
     listed = ", ".join(f"{n} {op}" if n > 1 else op for op, n in operators.most_common())
-    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in _bodies(n))
+    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in bodies(n).values())
     shapes = {
         v.name: known_shape(v) for n in nodes for v in n.inputs if v and _is_weight(v, weights)
     }
@@ -231,14 +230,6 @@ def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str
     family = {"update": "norm", "loss": "activation", "metrics": "activation"}.get(key, "dense")
     family = "layout" if key.startswith("gradients") else family
     return Box(key, key, tuple(line for line in lines if line), family=family, mark=mark)
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    return [
-        a.as_graph()
-        for a in node.attributes.values()
-        if isinstance(a, ir.Attr) and a.type == ir.AttributeType.GRAPH
-    ]
 
 
 def _marks(

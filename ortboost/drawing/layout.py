@@ -23,9 +23,10 @@ __all__ = ["Layout", "Point", "arrange", "crossings", "spread"]
 
 Point = tuple[float, float]
 
-_SWEEPS = 12
-_ROUNDS = 12
+_SWEEPS = 12  # of sorting
+_ROUNDS = 12  # of moving, for each of two kinds
 _BEND = 12.0  # width of a passing arrow
+_GAP, _LAYER_GAP = 28.0, 40.0  # between boxes of a layer, and between layers
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,12 @@ class Layout:
     height: float
 
 
-def arrange(
-    sizes: Sequence[Point],
-    arrows: Sequence[tuple[int, int]],
-    *,
-    gap: float = 28.0,
-    layer_gap: float = 40.0,
-) -> Layout:
+def arrange(sizes: Sequence[Point], arrows: Sequence[tuple[int, int]]) -> Layout:
     """Lay out a directed acyclic graph.
 
     Args:
         sizes: Width and height of each box.
         arrows: Pairs of source and target; duplicates are allowed.
-        gap: Minimum horizontal distance between boxes.
-        layer_gap: Vertical distance between layers.
 
     Raises:
         ValueError: The arrows form a cycle.
@@ -88,11 +81,11 @@ def arrange(
     for node, row in enumerate(layer):
         rows[row].append(node)
     rows = _order(rows, links, len(layer))
-    x = _places(rows, links, widths, boxes, gap)
+    x = _places(rows, links, widths, boxes)
     left = min(x[n] - widths[n] / 2 for n in range(len(x)))
     x = [place - left for place in x]
     heights = [max((sizes[n][1] for n in row if n < boxes), default=0.0) for row in rows]
-    tops = [sum(heights[:row]) + row * layer_gap for row in range(len(rows))]
+    tops = [sum(heights[:row]) + row * _LAYER_GAP for row in range(len(rows))]
     middle = [top + height / 2 for top, height in zip(tops, heights, strict=True)]
     centers = [(x[n], middle[layer[n]]) for n in range(boxes)]
     ends = _ports(chains, x, sizes)
@@ -130,7 +123,7 @@ def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
                 ready.append(target)
     if done < count:
         raise ValueError("The arrows form a cycle.")
-    for node in range(count):
+    for node in range(count):  # boxes without inputs: down to their first reader
         if not above[node] and below[node]:
             layer[node] = min(layer[target] for target in below[node]) - 1
     return layer
@@ -230,7 +223,6 @@ def _places(
     links: Sequence[tuple[int, int]],
     widths: Sequence[float],
     boxes: int,
-    gap: float,
 ) -> list[float]:
     near: list[list[tuple[int, float, bool]]] = [[] for _ in widths]
     for source, target in links:
@@ -241,7 +233,7 @@ def _places(
 
     def distance(one: int, two: int) -> float:
         tight = one >= boxes or two >= boxes
-        return (widths[one] + widths[two]) / 2 + (gap / 2 if tight else gap)
+        return (widths[one] + widths[two]) / 2 + (_GAP / 2 if tight else _GAP)
 
     x = [0.0] * len(widths)
     apart = [[distance(a, b) for a, b in itertools.pairwise(row)] for row in rows]
@@ -252,7 +244,7 @@ def _places(
             x[node] = place
     for turn in range(2 * _ROUNDS):
         order = range(len(rows)) if turn % 2 == 0 else range(len(rows) - 1, -1, -1)
-        both = turn >= _ROUNDS
+        both = turn >= _ROUNDS  # first toward one side at a time, then toward both
         for number in order:
             row = rows[number]
             wanted, weights = [], []
@@ -272,16 +264,16 @@ def _toward(place: float, pulls: Sequence[tuple[float, float]]) -> float:
     it is vertical except in one place.
     """
     half = sum(weight for _, weight in pulls) / 2
-    low = high = place
     ordered = sorted(pulls)
-    for points, side in ((ordered, 0), (ordered[::-1], 1)):
+    ends = [place, place]  # all positions between the lower and the upper median are equally good
+    for side, points in enumerate((ordered, ordered[::-1])):
         seen = 0.0
         for point, weight in points:
             seen += weight
             if seen >= half:
-                low, high = (point, high) if side == 0 else (low, point)
+                ends[side] = point
                 break
-    return min(max(place, low), high)
+    return min(max(place, ends[0]), ends[1])
 
 
 def _ports(

@@ -142,6 +142,7 @@ def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | N
     names = {name for name, _ in _attributes(old) ^ _attributes(new)}
     if names and not found:
         found.append("attributes: " + ", ".join(sorted(names)))
+    # A node that only reads from another one is not different: values are not compared by name.
     other = len(old.inputs) != len(new.inputs) or _weights(old) != _weights(new)
     folded = _folded(old, lost) if other or found else []
     if folded:

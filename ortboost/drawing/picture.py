@@ -14,7 +14,7 @@ from ortboost.drawing.captions import cut, family, middle, settings, times, type
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
 
-__all__ = ["Box", "Picture", "around", "part_of", "picture_of"]
+__all__ = ["Box", "Picture", "around", "bodies", "part_of", "picture_of"]
 
 _LISTED = 3  # number of weights listed in a box
 
@@ -82,10 +82,14 @@ def picture_of(
     boxes: list[Box] = []
     makers: dict[int, int] = {}
     arrows: list[tuple[int, int]] = []
+
+    def end(value: ir.Value, kind: str) -> Box:
+        return Box(value.name or "", value.name or "", (type_text(value),), kind)
+
     for value in model.graph.inputs:
         if value.name not in inside:
             makers[id(value)] = len(boxes)
-            boxes.append(Box(value.name or "", value.name or "", (type_text(value),), "input"))
+            boxes.append(end(value, "input"))
     for node in model.graph:
         if node.op_type == "Constant" and not node.outputs[0].is_graph_output():
             continue
@@ -97,7 +101,7 @@ def picture_of(
     for value in model.graph.outputs:
         if id(value) in makers:
             arrows.append((makers[id(value)], len(boxes)))
-            boxes.append(Box(value.name or "", value.name or "", (type_text(value),), "output"))
+            boxes.append(end(value, "output"))
     return Picture(boxes, arrows, title, tuple(notes))
 
 
@@ -170,7 +174,7 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     lines += held
     lines += [
         f"{attribute}: {count_of(sum(1 for _ in graph.all_nodes()), 'node')}"
-        for attribute, graph in _named_bodies(node)
+        for attribute, graph in bodies(node).items()
     ]
     shape = known_shape(node.outputs[0]) if node.outputs else None
     if shape is not None:
@@ -185,9 +189,10 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     )
 
 
-def _named_bodies(node: ir.Node) -> list[tuple[str, ir.Graph]]:
-    return [
-        (attribute.name, attribute.as_graph())
+def bodies(node: ir.Node) -> dict[str, ir.Graph]:
+    """The subgraphs of a node, by attribute."""
+    return {
+        attribute.name: attribute.as_graph()
         for attribute in node.attributes.values()
         if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH
-    ]
+    }

@@ -69,12 +69,12 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
     layout = arrange(sizes, picture.arrows)
     notes = [line for note in picture.notes for line in _wrap(note, _NOTE_WIDE, 4)]
     head = [(picture.title, "title", _TITLE + 3), *((line, "line", _LINE + 1) for line in notes)]
+    head = [entry for entry in head if entry[0]]
+    room = max((len(text) * _ADVANCE * size for text, _, size in head), default=0.0)
     if any(box.mark for box in picture.boxes):
         head.append(("", "legend", _LINE + 1))
-    head = [entry for entry in head if entry[0] or entry[1] == "legend"]
+        room = max(room, 330.0)
     top = _MARGIN + 20 * len(head) + (12 if head else 0)
-    room = max((len(text) * _ADVANCE * size for text, _, size in head), default=0.0)
-    room = max(room, 330.0 if any(kind == "legend" for _, kind, _ in head) else 0.0)
     width = max(layout.width, room) + 2 * _MARGIN
     height = layout.height + top + _MARGIN
     left = (width - layout.width) / 2

@@ -39,7 +39,6 @@ __all__ = [
     "LossScaleManager",
     "auto_mixed_precision",
     "build_train_network",
-    "check_level",
     "custom_mixed_precision",
     "get_black_list",
     "get_white_list",
@@ -191,11 +190,9 @@ def build_train_network(
         )
     default = DynamicLossScaleManager() if level == "O2" else None
     manager = kwargs.get("loss_scale_manager", default)
-    kinds = LossScaleManager | GroupLossScaleManager | None
-    check_argument("build_train_network", "loss_scale_manager", manager, kinds)
-    cell: Cell = network
-    if loss_fn is not None:
-        cell = WithLossCell(network, loss_fn)
+    types = LossScaleManager | GroupLossScaleManager | None
+    check_argument("build_train_network", "loss_scale_manager", manager, types)
+    cell: Cell = network if loss_fn is None else WithLossCell(network, loss_fn)
     if level != "O0":
         auto_mixed_precision(
             cell,
@@ -212,8 +209,3 @@ def build_train_network(
     sens = None if manager is None else manager.get_loss_scale()
     plain = BoostTrainOneStepCell if boosted else TrainOneStepCell
     return plain(cell, optimizer, sens)
-
-
-def check_level(name: str, value: Any) -> None:
-    """Refuse an unknown mixed-precision or boost level."""
-    check_argument("amp", name, value, AmpLevel if name == "level" else BoostLevel)

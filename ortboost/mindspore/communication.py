@@ -42,6 +42,8 @@ class ParallelMode:
 
 
 class _Process:
+    """The settings of this process, which MindSpore keeps globally, too."""
+
     group: ProcessGroup | None = None
     mode: str = ParallelMode.STAND_ALONE
 
@@ -113,7 +115,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
         raise ArgumentValueError(
             f"Unknown mode {mode!r}.", where=where, fix=f"Choices: {', '.join(known)}."
         )
-    if settings or mode not in known[:2] or not mean:
+    if settings or mode not in known[:2] or not mean:  # what is left in settings is unknown
         name = next(iter(settings), f"parallel_mode={mode}" if mean else "gradients_mean=False")
         raise NotInThisVersionError(
             f"'{name}' is not in this version.",

@@ -97,21 +97,21 @@ def custom_mixed_precision(
             where="custom_mixed_precision",
             fix="Give one of the two.",
         )
-    there = sorted({node.op_type for node in backbone.model.graph})
+    present = sorted({node.op_type for node in backbone.model.graph})
     if white_list is None:
-        kept = tuple(name for name in there if name in set(black_list or ()))
+        kept = tuple(name for name in present if name in set(black_list or ()))
         backbone.precision = PrecisionConfig(
             compute, policy="all", keep_batchnorm=False, keep_fp32=kept
         )
         return network
-    low = tuple(name for name in there if name in set(white_list))
+    low = tuple(name for name in present if name in set(white_list))
     if not low:
         raise ArgumentValueError(
             "No operator of the network is in the white list.",
             where="custom_mixed_precision, white_list",
-            fix=f"The network has {', '.join(there)}.",
+            fix=f"The network has {', '.join(present)}.",
         )
-    kept = tuple(name for name in there if name not in low)
+    kept = tuple(name for name in present if name not in low)
     backbone.precision = PrecisionConfig(compute, force_low=low, keep_fp32=kept)
     return network
 

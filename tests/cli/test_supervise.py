@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ortboost.cli import supervise
 from ortboost.cli.supervise import CRASHED
 from tests.support import ROOT
 
@@ -52,6 +53,14 @@ def test_a_crash_is_an_error_of_three_lines(name):
     assert where == "  where: ortboost train net.onnx"
     assert fix.startswith("  fix:")
     assert out == ""
+
+
+def test_arguments_reach_the_terminal_without_control_characters(capsys):
+    status = supervise._exit_status(signal.SIGSEGV, ["a\x1b[31m\nb.onnx"], interrupted=False)
+    assert status == CRASHED
+    _, where, _ = capsys.readouterr().err.splitlines()
+    assert where.startswith("  where: ortboost a")
+    assert "\x1b" not in where
 
 
 def test_a_killed_child_is_told():

@@ -230,7 +230,7 @@ def test_load_times_come_from_processes_of_their_own(mlp, monkeypatch):
 
     monkeypatch.setattr(module, "Worker", Fake)
     config = dataclasses.replace(QUICK, loads=3)
-    assert module._loads([Path("a"), Path("b")], config, 1) == [[1.0, 4.0], [2.0, 3.0]]
+    assert module._load_times([Path("a"), Path("b")], config, 1) == [[1.0, 4.0], [2.0, 3.0]]
     assert opened == ["a", "b", "b", "a"]
 
 

@@ -27,6 +27,7 @@ def test_what_has_no_kernel_on_either_side_is_refused():
     assert not report.ok
     assert (found.node, found.op, found.severity) == ("y", "Greater", "error")
     assert "CUDA: its kernels of Greater do not support bfloat16; CPU: " in found.reason
+    assert "--keep-fp32" in found.fix  # an option that there is
 
 
 def test_an_opset_that_the_release_does_not_read():

@@ -12,6 +12,7 @@ from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.export import export_model, export_network
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.deploy.strip import inference_model
+from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import load_model
 from ortboost.program.build import build_program
@@ -51,7 +52,9 @@ def test_every_shipped_model(name, optimize, tmp_path):
     state, feeds, expected = trained(program)
     exported = export_model(program, state, optimize=optimize, provenance={"step": "2"})
     path = tmp_path / "out.onnx"
-    parity = write_verified(exported, path, expected=expected, feeds=feeds, rtol=1e-4, atol=1e-5)
+    parity = write_verified(
+        exported, path, expected=expected, feeds=feeds, tolerance=Tolerance(1e-4, 1e-5)
+    )
     assert parity.ok
     assert parity.samples == 6
     assert os.listdir(tmp_path) == ["out.onnx"]

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from ortboost.deploy.export import export_network
-from ortboost.deploy.precise import Precise
+from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.targets import PRECISIONS, TARGETS
 from ortboost.deploy.tolerance import tolerance_for
 from ortboost.deploy.write_verified import write_verified
@@ -24,8 +24,8 @@ NETWORKS = {"convnet": (convnet, (3, 2, 6, 6)), "transformer": (transformer, (2,
 def exported(network, opset, target="onnxruntime", precision="fp32", wanted=None, path=None):
     make, shape = NETWORKS[network]
     model, feeds = make(opset), [{"x": weights(*shape, seed=3, scale=1.0)}]
-    precise = None if precision == "fp32" else Precise(precision, calibration=feeds)
-    made = export_network(model, target=TARGETS[target], precise=precise, opset=wanted)
+    low_precision = None if precision == "fp32" else LowPrecision(precision, calibration=feeds)
+    made = export_network(model, target=TARGETS[target], low_precision=low_precision, opset=wanted)
     write_verified(
         made, path, expected=[run(model, feeds[0])], feeds=feeds, tolerance=tolerance_for(precision)
     )

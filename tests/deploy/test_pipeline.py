@@ -7,9 +7,14 @@ import pytest
 
 from ortboost.core.errors import ParityError
 from ortboost.core.report import Report
-from ortboost.deploy.bisect import first_difference, guilty_step
+from ortboost.deploy.bisect import faulty_step, first_difference
 from ortboost.deploy.export import export_network
-from ortboost.deploy.inner import AT_A_TIME, inner_floats, measure_ranges, run_inner
+from ortboost.deploy.intermediates import (
+    AT_A_TIME,
+    intermediate_floats,
+    measure_ranges,
+    run_intermediates,
+)
 from ortboost.deploy.pipeline import REWRITES, STAGES, optimize
 from ortboost.deploy.targets import TARGETS, get_target
 from ortboost.deploy.tolerance import Tolerance
@@ -172,10 +177,10 @@ def test_halving_finds_the_first_wrong_step(wrong):
         tried.append(model.metadata_props.get("done", ""))
         return str(wrong) not in tried[-1]
 
-    assert guilty_step(base, steps, passes) == str(wrong)
+    assert faulty_step(base, steps, passes) == str(wrong)
     assert len(tried) <= 5
     assert "done" not in base.metadata_props
-    assert guilty_step(base, steps, lambda _: False) == ""
+    assert faulty_step(base, steps, lambda _: False) == ""
 
 
 # ---- inner tensors -------------------------------------------------------------------------------
@@ -207,8 +212,8 @@ def test_inner_tensors_come_in_portions():
     ranges = measure_ranges(model, [{"x": x}, {"x": x * 2}])
     assert len(ranges) == length + 2
     assert ranges["h70"] == 14
-    assert run_inner(model, ["h1"], {"x": x})["h1"].tolist() == [-3, -7, -2]
-    assert [value.name for value in inner_floats(model)][:2] == ["h0", "h1"]
+    assert run_intermediates(model, ["h1"], {"x": x})["h1"].tolist() == [-3, -7, -2]
+    assert [value.name for value in intermediate_floats(model)][:2] == ["h0", "h1"]
     assert [value.name for value in model.graph.outputs] == ["y"]
 
 

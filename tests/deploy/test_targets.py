@@ -15,7 +15,7 @@ from ortboost.deploy.targets import (
     ir_version_for,
 )
 from ortboost.deploy.tensorrt.checker import check_release
-from ortboost.deploy.tensorrt.profiles import parse_shape
+from ortboost.deploy.tensorrt.profiles import parse_profile
 from tests.support import assert_three_lines, small_mlp
 
 
@@ -29,11 +29,11 @@ def test_names():
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 def test_a_target_is_consistent(target):
-    assert target.usual in target.opsets
+    assert target.lifts_to in (0, *target.opsets)
     assert "fp32" not in target.refused
     assert target.refused.keys() <= set(PRECISIONS)
-    usual = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", target.usual)])
-    assert usual <= target.ir_version
+    opset = onnx.helper.make_opsetid("", target.lifts_to or target.opsets[0])
+    assert onnx.helper.find_min_ir_version_for([opset]) <= target.ir_version
     target.require()
 
 
@@ -72,7 +72,7 @@ def test_checkers():
         get_checker("openvino")
     assert_three_lines(info.value)
     with pytest.raises(UsageError, match="shape profiles"):
-        check_onnxruntime(small_mlp(), "onnxruntime", [parse_shape("x:1x4")])
+        check_onnxruntime(small_mlp(), "onnxruntime", [parse_profile("x:1x4")])
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -29,7 +29,8 @@ def test_equal_batches():
 )
 def test_the_tolerance_is_absolute_plus_relative(off, ok):
     # At 2.0 it is 1e-4 + 1e-3 * 2.
-    parity = compare(batches([2.0]), batches([2.0 + off]), ["y"], rtol=1e-3, atol=1e-4)
+    tolerance = Tolerance(1e-3, 1e-4)
+    parity = compare(batches([2.0]), batches([2.0 + off]), ["y"], tolerance=tolerance)
     assert parity.ok == ok
 
 
@@ -69,7 +70,7 @@ def test_the_worst_output_is_named():
     assert not parity.to_dict()["ok"]
 
 
-def test_made_up_inputs_fit_and_repeat():
+def test_synthetic_inputs_fit_and_repeat():
     specs = [
         TensorSpec("x", np.dtype(np.float32), ("batch", 3)),
         TensorSpec("ids", np.dtype(np.int64), (2, None)),

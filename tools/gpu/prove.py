@@ -45,7 +45,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.api.run_folder import load_run
-from ortboost.deploy.synthetic_inputs import made_up_feeds
+from ortboost.deploy.synthetic_inputs import synthetic_feeds
 from ortboost.graph.cost import count_cost
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
@@ -317,7 +317,7 @@ class Proof:
                 )
             return found
         subject = ModelEvaluator(out, device=device)
-        feeds = made_up_feeds(reference.inputs, batch=8)
+        feeds = synthetic_feeds(reference.inputs, batch=8)
         answers = [evaluator.evaluate(feeds) for evaluator in (reference, subject)]
         off = max(_distance(answers[0][key], answers[1][key]) for key in answers[0])
         found["provider"] = {"device": device, "distance": off}

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.inner import inner_evaluator
+from ortboost.deploy.intermediates import intermediate_evaluator
 
 __all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "select_evenly"]
 
@@ -89,7 +89,8 @@ def calibrate(
         return {}
     made = {out.name for node in model.graph for out in node.outputs}
     inner = [name for name in wanted if name in made]  # the others are inputs
-    with inner_evaluator(model, inner or [next(iter(made)) or ""]) as evaluator:
+    # A session needs an output, also if only inputs are measured.
+    with intermediate_evaluator(model, inner or [next(iter(made)) or ""]) as evaluator:
 
         def answers() -> Iterable[dict[str, NDArray[Any]]]:
             for batch in feeds:
@@ -105,18 +106,18 @@ def calibrate(
         ranges = {name: Range(low[name], high[name]) for name in wanted}
         if method == "minmax":
             return ranges
-        finite = {name: r.magnitude for name, r in ranges.items() if r.finite and r.magnitude > 0}
-        counts = {name: np.zeros(_BINS) for name in finite}
+        largest = {name: r.magnitude for name, r in ranges.items() if r.finite and r.magnitude > 0}
+        counts = {name: np.zeros(_BINS) for name in largest}
         for found in answers():
             for name, histogram in counts.items():
-                histogram += _histogram(found[name], finite[name])
+                histogram += _histogram(found[name], largest[name])
     for name, histogram in counts.items():
         bins = (
             percentile_threshold(histogram, percentile)
             if method == "percentile"
             else entropy_threshold(histogram)
         )
-        most = bins * finite[name] / _BINS
+        most = bins * largest[name] / _BINS
         ranges[name] = Range(max(ranges[name].low, -most), min(ranges[name].high, most))
     return ranges
 
@@ -126,7 +127,7 @@ def _histogram(values: NDArray[Any], largest: float) -> NDArray[np.int64]:
 
     Five times faster than numpy's histogram.
     """
-    places = np.abs(values).ravel()
+    places = np.abs(values).ravel()  # a copy: the next lines work in place
     places /= np.float32(largest)
     places *= _BINS
     return np.bincount(np.minimum(places, _BINS - 1).astype(np.intp), minlength=_BINS)
@@ -186,15 +187,16 @@ def _divergence(counts: NDArray[np.float64], bins: int) -> float:
         return float("inf")
     clipped = inside.copy()
     clipped[-1] += counts[bins:].sum()
+    # Q: each level spreads its values evenly over those of its bins that are not empty.
     starts = (np.arange(_LEVELS) * bins) // _LEVELS
-    seen = inside > 0
+    filled = inside > 0
     totals = np.add.reduceat(inside, starts)
-    filled = np.add.reduceat(seen.astype(np.float64), starts)
+    counted = np.add.reduceat(filled.astype(np.float64), starts)
     sizes = np.diff(np.append(starts, bins))
-    means = np.divide(totals, filled, out=np.zeros_like(totals), where=filled > 0)
-    expanded = np.where(seen, np.repeat(means, sizes), 0.0)
+    means = np.divide(totals, counted, out=np.zeros_like(totals), where=counted > 0)
+    expanded = np.where(filled, np.repeat(means, sizes), 0.0)
     p, q = clipped / clipped.sum(), expanded / expanded.sum()
-    alive = p > 0
-    if np.any(alive & (q <= 0)):  # clipped values fell into a bin that Q leaves empty
-        q = np.where(alive & (q <= 0), 1e-9, q)
-    return float(np.sum(p[alive] * np.log(p[alive] / q[alive])))
+    support = p > 0
+    # Values beyond the threshold may fall into a last bin that Q leaves empty.
+    q = np.where(support & (q <= 0), 1e-9, q)
+    return float(np.sum(p[support] * np.log(p[support] / q[support])))

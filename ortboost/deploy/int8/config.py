@@ -80,14 +80,8 @@ class Int8Config:
     ) -> Int8Config:
         """The form that runs fastest on a target with equal results on all of its processors.
 
-        Args:
-            target: See :data:`ortboost.deploy.targets.TARGETS`.
-            calibration: See the class.
-            percentile: See the class.
-            skip: See the class.
-            samples: See the class.
-            full_range: Weights of 8 bits where they would have 7: for processors that are known to
-                have VNNI, or are not x86. A GPU always gets 8.
+        ``full_range`` gives weights of 8 bits where they would have 7: for processors that are
+        known to have VNNI, or are not x86. A GPU always gets 8.
 
         Raises:
             UsageError: Unknown target.

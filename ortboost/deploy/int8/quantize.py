@@ -42,7 +42,7 @@ from ortboost.graph.shape_inference import infer_shapes
 __all__ = ["quantize_int8"]
 
 _PER_CHANNEL_OPSET: Final = 13
-_SMALLEST: Final = float(np.finfo(np.float32).tiny)
+_SMALLEST: Final = float(np.finfo(np.float32).tiny)  # a smaller scale would be subnormal or 0
 
 
 def quantize_int8(
@@ -138,17 +138,19 @@ class _Writer:
         self.report = report
         self.builder = Builder(model.graph, "ortboost/int8")
         self.pairs: dict[int, tuple[ir.Value, float]] = {}
+        """By activation: the output of its pair, and the scale."""
         self.weights: dict[tuple[int, int | None], tuple[ir.Value, NDArray[np.float32]]] = {}
+        """By weight and axis of the channels, as layers may share one: likewise."""
 
     def write(self, hosts: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
         """Quantize the hosts, and the activations that they and the joining operators read."""
         for value in wanted:
             self.pair(value)
-        residual = {id(value): value for value in wanted if id(value) in self.pairs}
         for node in hosts:
             self.host(node)
-        for key, value in residual.items():
-            self.redirect(value, self.pairs[key][0])
+        for value in wanted:
+            if id(value) in self.pairs:
+                self.redirect(value, self.pairs[id(value)][0])
 
     def pair(self, value: ir.Value) -> None:
         """Make the pair of an activation, right after its producer."""
@@ -201,8 +203,8 @@ class _Writer:
                 if axis is None
                 else scales.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
             )
-            numbers = np.clip(np.rint(array / shaped), -most, most).astype(np.int8)
-            back = self.store(f"{weight.name}/int8", numbers, scales, weight, axis)
+            integers = np.clip(np.rint(array / shaped), -most, most).astype(np.int8)
+            back = self.store(f"{weight.name}/int8", integers, scales, weight, axis)
             self.weights[key] = (back, scales)
         return self.weights[key]
 
@@ -216,12 +218,13 @@ class _Writer:
         joint = (np.float64(scale) * scales.astype(np.float64)).astype(np.float32)
         if array.ndim != 1 or joint.size not in (1, array.size):
             return
-        numbers = np.rint(array / joint)
-        if np.abs(numbers).max(initial=0) >= 2**31 - 1:
+        with np.errstate(divide="ignore", invalid="ignore"):  # two tiny scales: their product is 0
+            integers = np.rint(array / joint)
+        if not np.abs(integers).max(initial=0) < 2**31 - 1:  # also if it is NaN
             self.report.notes.append(f"{node.name}: its bias does not fit in int32 and stays FLOAT")
             return
         back = self.store(
-            f"{bias.name}/int32", numbers.astype(np.int32), joint, bias, 0 if joint.ndim else None
+            f"{bias.name}/int32", integers.astype(np.int32), joint, bias, 0 if joint.ndim else None
         )
         self._place(None, node)
         node.replace_input_with(2, back)
@@ -229,22 +232,22 @@ class _Writer:
     def store(
         self,
         name: str,
-        numbers: NDArray[Any],
+        integers: NDArray[Any],
         scales: NDArray[np.float32],
         like: ir.Value,
         axis: int | None,
     ) -> ir.Value:
         """Store integers and dequantize them; the result has the shape of ``like``."""
-        tensor = ir.tensor(numbers, name=self.builder.unique(name))
-        whole = ir.Value(
+        tensor = ir.tensor(integers, name=self.builder.unique(name))
+        stored_value = ir.Value(
             name=tensor.name,
             type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(numbers.shape),
+            shape=ir.Shape(integers.shape),
             const_value=tensor,
         )
-        self.graph.register_initializer(whole)
+        self.graph.register_initializer(stored_value)
         inputs = (
-            whole,
+            stored_value,
             self.builder.const(scales),
             self.builder.const(np.zeros(scales.shape), tensor.dtype),
         )
@@ -257,8 +260,8 @@ class _Writer:
         for use in list(value.uses()):
             if use.node.op_type == "QuantizeLinear" or use.node.graph is not self.graph:
                 continue
-            joined = self.config.outputs and takes_pairs(use.node)
-            if joined or (self.config.residual and is_residual(use.node, value)):
+            quantized = self.config.outputs and takes_pairs(use.node)
+            if quantized or (self.config.residual and is_residual(use.node, value)):
                 use.node.replace_input_with(use.idx, back)
 
     def _place(self, value: ir.Value | None, before: ir.Node | None = None) -> None:
@@ -288,11 +291,10 @@ def _activation(found: Range, symmetric: bool) -> tuple[float, int, ir.DataType]
 
 def _axis(node: ir.Node, weight: ir.Value) -> int | None:
     """The axis of the output channels of a weight; ``None`` if only one scale is possible."""
-    rank = len(known_shape(weight) or ())
-    if node.op_type == "Conv":
+    if node.op_type == "Conv":  # [M, C/G, k...]
         return 0
-    if node.op_type == "ConvTranspose":
+    if node.op_type == "ConvTranspose":  # [C, M/G, k...]: with groups no axis has all M channels
         return 1 if node.attributes.get_int("group", 1) == 1 else None
     if node.op_type == "Gemm":
         return 0 if node.attributes.get_int("transB", 0) else 1
-    return rank - 1 if rank == 2 else None
+    return 1 if len(known_shape(weight) or ()) == 2 else None

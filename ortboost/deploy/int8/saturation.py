@@ -29,7 +29,7 @@ __all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
 SAFE_WEIGHT: Final = 64
 """Largest magnitude with which two weights never saturate: 2 * 64 * 255 = 32640."""
 
-_SUM: Final = 128
+_SUM: Final = 128  # the largest sum of two weights: 128 * 255 = 32640 fits in 16 bits
 # Operator to the index of its weight input, and the axis of the output channels.
 _PRODUCTS: Final = {
     "Conv": (1, 0),
@@ -58,7 +58,7 @@ def can_saturate(weights: NDArray[Any], axis: int) -> bool:
         return False
     channels = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1).astype(np.int32)
     ordered = np.sort(channels, axis=1)
-    above = np.maximum(ordered[:, -2:], 0).sum(1)
+    above = np.maximum(ordered[:, -2:], 0).sum(1)  # the two largest of each channel
     below = np.minimum(ordered[:, :2], 0).sum(1)
     return bool(above.max() > _SUM or below.min() < -_SUM)
 

@@ -34,23 +34,18 @@ def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.N
     Raises:
         UsageError: A pattern of ``skip`` matches no node that could be quantized, and no weight.
     """
-    found = []
-    names = [
-        name
-        for node in model.graph.all_nodes()
-        if node.op_type in config.ops and is_standard(node)
-        for name in _names(node)
-    ]
-    _, idle = match_names(names, config.skip)
-    if idle:
+    standard = filter(is_standard, model.graph.all_nodes())
+    candidates = [node for node in standard if node.op_type in config.ops]
+    names = [name for node in candidates for name in _names(node)]
+    _, unmatched = match_names(names, config.skip)
+    if unmatched:
         raise UsageError(
-            f"The pattern '{idle[0]}' matches no layer that could be quantized.",
+            f"The pattern '{unmatched[0]}' matches no layer that could be quantized.",
             where=f"skip, {source_name(model)}",
-            fix=nearest(idle[0], names),
+            fix=nearest(unmatched[0], names),
         )
-    for node in model.graph.all_nodes():
-        if node.op_type not in config.ops or not is_standard(node):
-            continue
+    found = []
+    for node in candidates:
         obstacle = _obstacle(node, model, config)
         if obstacle is None:
             found.append(node)
@@ -73,16 +68,10 @@ def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
     value, weight = node.inputs[0], node.inputs[1]
     if value is None or weight is None:
         return "an input is missing"
+    if not stored(weight) and node.op_type == "MatMul":
+        return "its weight is on the left" if stored(value) else "it multiplies two activations"
     if not stored(weight):
-        return (
-            f"'{weight.name}' is computed, not stored"
-            if node.op_type != "MatMul"
-            else (
-                "it multiplies two activations"
-                if not stored(value)
-                else "its weight is on the left"
-            )
-        )
+        return f"'{weight.name}' is computed, not stored"
     if stored(value):
         return "it multiplies two constants"
     if weight.dtype != ir.DataType.FLOAT:
@@ -102,7 +91,7 @@ def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int
 
     for node in hosts:
         want(node.inputs[0])
-    for node in hosts:
+    for node in hosts:  # results, the operators that join them, and shortcuts of residual sums
         result = _result(node)
         if config.outputs and any(takes_pairs(use.node) for use in result.uses()):
             want(result)

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import RANDOM_OPERATORS, is_standard, label
+from ortboost.graph.query import RANDOM_OPERATORS, input_at, is_standard, label
 from ortboost.graph.rewriting import replace_value
 
 __all__ = ["common_subexpressions"]
@@ -41,16 +41,12 @@ def _merge(graph: ir.Graph, report: Report) -> None:
         if first is node:
             continue
         pairs = list(zip(node.outputs, first.outputs, strict=True))
-        if any(old.is_graph_output() and not _may_pass(new) for old, new in pairs):
+        if any(old.is_graph_output() and new.is_graph_output() for old, new in pairs):
             report.kept[label(node)] = f"equals '{label(first)}', but both are outputs of the model"
             continue
         if all(replace_value(old, new) for old, new in pairs):
             report.changed[label(node)] = f"is '{label(first)}'"
             graph.remove(node, safe=True)
-
-
-def _may_pass(value: ir.Value) -> bool:
-    return not value.is_graph_output()
 
 
 def _tensors(graph: ir.Graph, report: Report) -> None:
@@ -80,7 +76,7 @@ def _key(node: ir.Node) -> Hashable | None:
     """A key of the computation of a node; ``None`` if it must not be merged."""
     if not is_standard(node) or is_standard(node, *RANDOM_OPERATORS):
         return None
-    if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
+    if is_standard(node, "Dropout") and input_at(node, 2) is not None:
         return None
     attributes = []
     for name, attribute in sorted(node.attributes.items()):
@@ -98,7 +94,8 @@ def _key(node: ir.Node) -> Hashable | None:
     inputs = [id(value) if value is not None else None for value in node.inputs]
     if is_standard(node, *_COMMUTATIVE):
         inputs.sort(key=lambda i: i or 0)
-    key: Hashable = (node.op_type, len(node.outputs), tuple(inputs), tuple(attributes))
+    given = tuple(bool(output.name) for output in node.outputs)  # an omitted one cannot be read
+    key: Hashable = (node.op_type, given, tuple(inputs), tuple(attributes))
     try:
         hash(key)
     except TypeError:

@@ -19,7 +19,7 @@ __all__ = ["Key", "as_reshape", "dimensions", "elements", "remainder", "same_sha
 
 Key: TypeAlias = Hashable
 _LARGEST = 64  # elements of a tensor that could be a shape
-_DEPTH = 24
+_DEPTH = 24  # nodes between a shape and what it is computed from
 
 
 def _key(value: ir.Value, axis: int) -> Key:
@@ -103,14 +103,14 @@ def as_reshape(
             left.remove(key)
         else:
             shape.append(-1)
-    if -1 not in shape:
+    if -1 not in shape:  # then the numbers must be the product of the dimensions that are left
         numbers = [key for key in left if isinstance(key, int)]
         size = math.prod(length for length in shape if length)
         if len(numbers) < len(left) or math.prod(numbers) != size:
             if shape.count(0) != 1:
                 return None
             shape[shape.index(0)] = -1  # the remainder, whatever its name
-    elif claimed and 0 in shape:
+    elif claimed and 0 in shape:  # the -1 would hide a wrong name
         return None
     return shape if shape.count(-1) <= 1 else None
 
@@ -199,22 +199,22 @@ def _slice(node: ir.Node, depth: int) -> list[Key] | None:
     if data is None or any(bound is None or bound.size != 1 for bound in bounds):
         return None
     begin, end, *rest = (int(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
-    step = rest[1] if len(rest) > 1 else 1
+    step = rest[1] if len(rest) > 1 else 1  # rest[0] is the axis, and there is only one
     return data[begin:end:step] if step > 0 else None
 
 
 def _through(node: ir.Node, depth: int) -> list[Key] | None:
     """The same elements, with or without a dimension around them."""
-    shape = None if node.outputs[0].shape is None else node.outputs[0].shape
+    shape = node.outputs[0].shape
     if shape is None or len(shape) > 1:
         return None
     return _elements(node.inputs[0], depth)
 
 
 def _cast(node: ir.Node, depth: int) -> list[Key] | None:
-    wide = (ir.DataType.INT64, ir.DataType.INT32)
-    source = node.inputs[0]
-    if node.attributes.get_int("to", 0) not in wide or source is None or source.dtype not in wide:
+    integers = (ir.DataType.INT64, ir.DataType.INT32)
+    source, to = node.inputs[0], node.attributes.get_int("to", 0)
+    if to not in integers or source is None or source.dtype not in integers:
         return None
     return _elements(source, depth)
 
@@ -235,7 +235,7 @@ def _result(op: str, a: Key, b: Key) -> Key:
         if op == "Div" and b == 0:
             return (op, a, b)
         if op == "Div":  # integer division truncates toward zero
-            return int(np.trunc(a / b)) if abs(a) < 1 << 50 else (op, a, b)
+            return int(np.trunc(a / b)) if abs(a) < 1 << 50 else (op, a, b)  # exact in float64
         return {"Add": a + b, "Sub": a - b, "Mul": a * b}[op]
     if op == "Mul" and 1 in (a, b):
         return b if a == 1 else a

@@ -47,10 +47,6 @@ Finder = Callable[[ir.Node], "ir.Value | None"]
 """Maps a node to the value that it forwards; ``None`` if it is not a no-op."""
 
 
-def _first(node: ir.Node) -> ir.Value | None:
-    return node.inputs[0]
-
-
 def _when(condition: Callable[[ir.Node], bool]) -> Finder:
     return lambda node: node.inputs[0] if condition(node) else None
 
@@ -130,9 +126,9 @@ def _neutral(element: float, *, commutative: bool) -> Finder:
             array, other = constant(node.inputs[index], limit=_LARGEST), node.inputs[1 - index]
             if array is None or other is None or not bool((array == element).all()):
                 continue
-            if same_shape(other, node.outputs[0]) or (
-                other.shape is not None and array.size == 1 and array.ndim <= len(other.shape)
-            ):
+            rank = -1 if other.shape is None else len(other.shape)
+            # One element cannot broadcast another operand, unless it adds dimensions.
+            if (array.size == 1 and array.ndim <= rank) or same_shape(other, node.outputs[0]):
                 return other
         return None
 
@@ -140,7 +136,7 @@ def _neutral(element: float, *, commutative: bool) -> Finder:
 
 
 _PASSED_ON: dict[str, Finder] = {
-    "Identity": _first,
+    "Identity": _when(lambda _: True),
     "Dropout": _when(_dropout),
     "Cast": _when(_cast),
     "CastLike": _when(_cast_like),

@@ -44,14 +44,7 @@ def _fold(site: Site) -> list[ir.Value | None] | None:
 def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) -> None:
     """Change weight and bias of a layer so that it also computes the node after it.
 
-    Args:
-        layer: A Conv or Gemm.
-        site: The Add, Sub, Mul or Div.
-        index: Index of its operand that the layer computes.
-        factors: The other operand.
-
-    Raises:
-        Refusal: The form of the layer or of the constant does not allow it.
+    The layer computes operand ``index`` of that node; ``factors`` is the other one.
     """
     op = site.node.op_type
     if index == 1 and op == "Div":
@@ -64,8 +57,8 @@ def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) ->
         if value is not None and (len(value.uses()) > 1 or value.is_graph_output()):
             raise Refusal(f"'{value.name}' is shared with another node")
     gemm = is_standard(layer, "Gemm")
-    transposed = gemm and layer.attributes.get_int("transB", 0) == 0
-    channels = weight.shape[1] if transposed else weight.shape[0]
+    by_column = gemm and layer.attributes.get_int("transB", 0) == 0  # [K, M], else [M, ...]
+    channels = weight.shape[1] if by_column else weight.shape[0]
     operand = _by_channel(factors, channels, 2 if gemm else weight.ndim)
     if operand is None:
         raise Refusal("its constant does not have one value per channel")
@@ -77,15 +70,15 @@ def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) ->
         b = np.broadcast_to(stored_bias.astype(np.float64), channels)
     scale, shift = _scale_and_shift(op, operand, index)
     dtype = layer.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
-    shape = (1, -1) if transposed else (-1, *(1,) * (weight.ndim - 1))
+    shape = (1, -1) if by_column else (-1, *(1,) * (weight.ndim - 1))
     new_weight, new_bias = weight.astype(np.float64) * scale.reshape(shape), b * scale + shift
-    largest = max(np.abs(new_weight).max(initial=0), np.abs(new_bias).max(initial=0))
-    if not largest < _largest(dtype):  # also if it is NaN
+    with np.errstate(over="ignore"):  # as stored: float16 ends at 65504
+        finite = all(np.isfinite(a.astype(dtype.numpy())).all() for a in (new_weight, new_bias))
+    if not finite:
         raise Refusal("the folded weights would not be finite")
     if (scale != 1).any():
         layer.replace_input_with(1, site.const(new_weight, dtype))
-    if len(layer.inputs) < 3:
-        layer.resize_inputs(3)
+    layer.resize_inputs(3)
     layer.replace_input_with(2, site.const(new_bias, dtype))
 
 
@@ -103,11 +96,6 @@ def _scale_and_shift(
     if not operand.all():
         raise Refusal("it divides by zero")
     return 1 / operand, zero
-
-
-def _largest(dtype: ir.DataType) -> float:
-    """The largest finite value of a float type."""
-    return {ir.DataType.FLOAT16: 65504.0, ir.DataType.DOUBLE: 1.7e308}.get(dtype, 3.4e38)
 
 
 def _by_channel(array: NDArray[Any], channels: int, rank: int) -> NDArray[np.float64] | None:

@@ -45,8 +45,7 @@ def _fold(site: Site) -> list[ir.Value | None] | None:
         new_bias = new_bias + _array(bias)
     dtype = layer.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
     layer.replace_input_with(1, site.const(new_weight, dtype))
-    if len(layer.inputs) < 3:
-        layer.resize_inputs(3)
+    layer.resize_inputs(3)
     layer.replace_input_with(2, site.const(new_bias, dtype))
     layer.attributes.pop("beta", None)
     site.note = f"folded into {label(layer)}, which follows it"
@@ -77,9 +76,9 @@ def _into_conv(
     if shift.any() and (automatic or any(pads)):
         raise Refusal(f"'{label(layer)}' pads, and the padding would not be normalized")
     groups = layer.attributes.get_int("group", 1)
-    by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-    factors = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
-    summed = by_group.reshape(*by_group.shape[:3], -1).sum(-1)
+    by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])  # [G, M/G, ...]
+    factors = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))  # [G, 1, C/G, 1...]
+    summed = by_group.reshape(*by_group.shape[:3], -1).sum(-1)  # over the kernel: t is constant
     gained = np.einsum("goi,gi->go", summed, shift.reshape(groups, -1)).reshape(-1)
     return (by_group * factors).reshape(weight.shape), gained
 

@@ -9,6 +9,7 @@ node reads it.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -19,14 +20,21 @@ from onnxscript import optimizer
 
 from ortboost.core.report import Report
 from ortboost.graph.normalize import quiet
-from ortboost.graph.query import RANDOM_OPERATORS, constant, count_operators, is_standard
+from ortboost.graph.query import (
+    RANDOM_OPERATORS,
+    constant,
+    count_operators,
+    input_at,
+    is_standard,
+    static_shape,
+)
 
 __all__ = ["fold_constants"]
 
-_UNKNOWN = "ortboost.out_of_sight"
+_HIDDEN_DOMAIN = "ortboost.hidden"
 _UNSATURATED = "it does not saturate, which constant folding ignores"
-_LARGE = 1 << 18  # elements; smaller copies do not matter
-_RESULT = 1 << 20
+_COPY = 1 << 18  # elements; smaller copies do not matter
+_RESULT = 1 << 20  # elements; a larger result must not be larger than what it is computed from
 _SMALL = 64
 _NO_LIMIT = 1 << 62  # size is decided here, not by the pass
 _GROWING = ("Expand", "Pad", "Range", "Tile")
@@ -49,7 +57,6 @@ def fold_constants(model: ir.Model) -> Report:
     """
     report = Report("fold_constants")
     before = count_operators(model)
-
     constants = _constant_nodes(model)
 
     def should_fold(node: ir.Node) -> bool | None:
@@ -62,7 +69,7 @@ def fold_constants(model: ir.Model) -> Report:
     hidden = {node: _UNSATURATED for node in model.graph.all_nodes() if _unsaturated(node)}
     while True:
         try:
-            with quiet("onnxscript", "onnx_ir"), _out_of_sight(hidden):
+            with quiet("onnxscript", "onnx_ir"), _hide(hidden):
                 optimizer.fold_constants_ir(
                     model,
                     onnx_shape_inference=False,
@@ -72,10 +79,10 @@ def fold_constants(model: ir.Model) -> Report:
                 )
             break
         except RuntimeError as error:  # caused by one node; the nodes folded before it are correct
-            guilty = _guilty(model, str(error))
-            if guilty is None or guilty in hidden:
+            failed = _named_in(str(error), model)
+            if failed is None or failed in hidden:
                 raise
-            hidden[guilty] = "onnxscript cannot compute it"
+            hidden[failed] = "onnxscript cannot compute it"
     report.kept.update({node.name or node.op_type: reason for node, reason in hidden.items()})
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     after = count_operators(model)
@@ -102,7 +109,10 @@ def _constant_nodes(model: ir.Model) -> set[ir.Node]:
 
 
 def _forget_branches(model: ir.Model) -> None:
-    """Remove nodes of deleted branches from the uses of their inputs."""
+    """Remove nodes of deleted branches from the uses of their inputs, which the pass leaves there.
+
+    Otherwise a value would seem to be read more than once, and nothing after it would be fused.
+    """
     nodes = set(model.graph.all_nodes())
     values = [out for node in nodes for out in node.outputs]
     for graph in model.graphs():
@@ -118,23 +128,23 @@ def _unsaturated(node: ir.Node) -> bool:
 
 
 @contextlib.contextmanager
-def _out_of_sight(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Hide nodes in an unknown domain: the folding does not ask about all operators."""
+def _hide(nodes: Iterable[ir.Node]) -> Iterator[None]:
+    """Put nodes into an unknown domain: ``should_fold`` is not asked about all operators."""
     domains = [(node, node.domain) for node in nodes]
     try:
         for node, _ in domains:
-            node.domain = _UNKNOWN
+            node.domain = _HIDDEN_DOMAIN
         yield
     finally:
         for node, domain in domains:
             node.domain = domain
 
 
-def _guilty(model: ir.Model, message: str) -> ir.Node | None:
+def _named_in(message: str, model: ir.Model) -> ir.Node | None:
     """The node named in an error message of the folding."""
     named = re.search(r"for node '(.*)' \(", message)
-    nodes = model.graph.all_nodes() if named else ()
-    return next((node for node in nodes if named and node.name == named[1]), None)
+    name = None if named is None else named[1]
+    return next((node for node in model.graph.all_nodes() if name and node.name == name), None)
 
 
 def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
@@ -145,21 +155,20 @@ def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
         shape = constant(node.inputs[0])
         if shape is None or int(np.prod(shape)) > _SMALL:
             return "a single value describes its large result"
-    if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
+    if is_standard(node, "Dropout") and input_at(node, 2) is not None:
         return "it may draw random numbers"
-    result = node.outputs[0].shape
-    known = result is not None and result.is_static()
-    made = int(np.prod(result.numpy(), dtype=np.int64)) if known and result is not None else None
-    for value in node.inputs if made is None or made > _LARGE else ():
-        if value is None or value.const_value is None or value.const_value.size <= _LARGE:
+    result = static_shape(node.outputs[0])
+    size = None if result is None else math.prod(result)
+    for value in node.inputs if size is None or size > _COPY else ():
+        if value is None or value.const_value is None or value.const_value.size <= _COPY:
             continue
         readers = {usage.node for usage in value.uses()}
         if len(readers) > 1 and not readers <= constants:
             return f"another node reads '{value.name}' too, so it would be stored twice"
-    if made is not None:
+    if size is not None:
         taken = sum(v.const_value.size for v in node.inputs if v is not None and v.const_value)
-        if made > max(_RESULT, 2 * taken):
-            return f"its result is large ({made} elements)"
+        if size > max(_RESULT, 2 * taken):
+            return f"its result is large ({size} elements)"
     elif is_standard(node, *_GROWING):
         return "the size of its result is not known"
     return None

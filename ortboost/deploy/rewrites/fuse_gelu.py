@@ -20,7 +20,7 @@ from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["count_gelus", "fuse_gelu"]
 
-_OPSET: Final = 20
+_OPSET: Final = 20  # the first with Gelu
 _ROOT: Final = math.sqrt(2)
 
 
@@ -38,6 +38,7 @@ _GELU: Final[Pattern] = (
     Op("Mul", "x", _halved(_SHIFTED, alone=True)),
     Op("Mul", _halved("x", alone=True), _SHIFTED),
 )
+# GeluFusion of onnxruntime matches only x / sqrt 2, and these two orders of the factors.
 _DIVIDED: Final = _one_plus_erf(Op("Div", "x", _ROOT))
 _FUSED_BY_ORT: Final[Pattern] = (
     Op("Mul", Op("Mul", "x", _DIVIDED), 0.5),

@@ -14,7 +14,7 @@ from ortboost.graph.query import count_operators
 
 __all__ = ["fuse_hardswish"]
 
-_OPSET = 14
+_OPSET = 14  # the first with HardSwish
 
 
 def fuse_hardswish(model: ir.Model) -> Report:

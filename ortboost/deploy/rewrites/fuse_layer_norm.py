@@ -17,7 +17,10 @@ from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 __all__ = ["fuse_layer_norm"]
 
 _OPSET = 17
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_FLOATS = (
+    ir.DataType.FLOAT,
+    ir.DataType.DOUBLE,
+)  # in 16 bits it computes in float32
 
 _DEVIATION = Op("Sub", "x", Op("ReduceMean", "x", name="mean"), name="d")
 _SQUARE = (Op("Mul", "d", "d"), Op("Pow", "d", 2.0))

@@ -7,7 +7,6 @@ for zeros around the image, not around samples or channels.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
@@ -32,7 +31,7 @@ def _fuse(site: Site) -> list[ir.Value | None] | None:
     added = _zeros(pad)
     if added is None:
         return None
-    half = len(added) // 2
+    half = len(added) // 2  # begins, then ends, of all axes; a Conv has them of spatial axes only
     own = site.integers("pads") if mode == "NOTSET" else None  # VALID ignores the attribute
     before = list(own) if own is not None else [0] * 2 * (half - 2)
     if len(before) != 2 * (half - 2):
@@ -61,4 +60,4 @@ def _zeros(pad: ir.Node) -> list[int] | None:
     half = len(pads) // 2
     if pads[:2].any() or pads[half : half + 2].any():
         return None
-    return [int(length) for length in np.asarray(pads)]
+    return [int(length) for length in pads]

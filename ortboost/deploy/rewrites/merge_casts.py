@@ -44,5 +44,5 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
         site.note = f"undoes '{label(first)}'"
         return [source]
     site.note = f"reads '{source.name}' directly"
-    site.node.replace_input_with(0, source)
+    site.node.replace_input_with(0, source)  # the inner Cast stays if another node reads it
     return list(site.node.outputs)

@@ -42,11 +42,9 @@ def _concat(site: Site) -> list[ir.Value | None] | None:
     inner = {id(v): made for v in node.inputs if (made := _merged(site, v, axis)) is not None}
     if axis is None or not inner:
         return None
-    parts = [
-        v
-        for value in node.inputs
-        for v in (inner[id(value)].inputs if id(value) in inner else (value,))
-    ]
+    parts: list[ir.Value | None] = []
+    for value in node.inputs:
+        parts += inner[id(value)].inputs if id(value) in inner else (value,)
     node.resize_inputs(len(parts))
     for place, part in enumerate(parts):
         node.replace_input_with(place, part)
@@ -76,12 +74,12 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
         return None
     if not all(is_standard(use.node, "Slice") and use.idx == 0 for use in middle.uses()):
         return None
-    bounds = [_bounds(one) for one in (first, node)]
-    if bounds[0] is None or bounds[1] is None or set(bounds[0][2]) & set(bounds[1][2]):
+    one, two = _bounds(first), _bounds(node)
+    if one is None or two is None or set(one[2]) & set(two[2]):  # an axis cut twice
         return None
     node.replace_input_with(0, first.inputs[0])
     node.resize_inputs(5)
-    for place, (a, b) in enumerate(zip(*bounds, strict=True), 1):
+    for place, (a, b) in enumerate(zip(one, two, strict=True), 1):
         node.replace_input_with(place, site.ints(*a, *b))
     site.note = f"merged with '{label(first)}'"
     return list(node.outputs)

@@ -58,14 +58,15 @@ def _detour(site: Site) -> list[ir.Value | None] | None:
     """Replace the last Reshape of a transposition done in three dimensions."""
     last, out = site.node, site.node.outputs[0]
     turn = producer_of(site.input(0), "Transpose")
-    first = (
-        None if turn is None or _perm(turn) != [0, 2, 1] else producer_of(turn.inputs[0], "Reshape")
-    )
-    if first is None or first.graph is not last.graph or turn is None:
+    if turn is None or _perm(turn) != [0, 2, 1]:
+        return None
+    first = producer_of(turn.inputs[0], "Reshape")
+    if first is None or first.graph is not last.graph:
         return None
     if sole_consumer(first.outputs[0]) is not turn or sole_consumer(turn.outputs[0]) is not last:
         return None
     source = first.inputs[0]
+    # [n, h, s, d], [n h, s, d] and [n, h, d, s]
     before, flat, after = (dimensions(v) for v in (source, first.outputs[0], out))
     if source is None or before is None or flat is None or after is None or len(before) < 4:
         return None

@@ -17,12 +17,12 @@ from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrite_nodes
 
 __all__ = ["merge_views"]
 
-VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 
 def merge_views(model: ir.Model) -> Report:
     """Merge chains of views, in place, in the main graph."""
-    rules = dict.fromkeys((*VIEWS, "Transpose"), _merge)
+    rules = dict.fromkeys((*_VIEWS, "Transpose"), _merge)
     return rewrite_nodes(model, "merge_views", rules, bypass=True)
 
 
@@ -42,7 +42,7 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
         return None  # the first view stays, so nothing would be saved
     shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
     if shape is None:
-        shape = _of_the_last(node)
+        shape = _target(node)
     if shape is None:
         raise Refusal("constants cannot express the shape")
     site.note = f"merged with '{label(first)}'"
@@ -50,7 +50,7 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
 
 
 def _is_view(node: ir.Node) -> bool:
-    return is_standard(node, *VIEWS) or _moves_ones(node)
+    return is_standard(node, *_VIEWS) or _moves_ones(node)
 
 
 def _moves_ones(node: ir.Node) -> bool:
@@ -63,11 +63,11 @@ def _moves_ones(node: ir.Node) -> bool:
     return kept == sorted(kept)
 
 
-def _of_the_last(node: ir.Node) -> list[int] | None:
+def _target(node: ir.Node) -> list[int] | None:
     """The target of a Reshape, if it means the same for any input with as many elements."""
     if node.op_type != "Reshape" or len(node.inputs) < 2:
         return None
     shape = constant(node.inputs[1])
-    if shape is None or bool(np.any(shape == 0)):
+    if shape is None or bool(np.any(shape == 0)):  # 0 copies a dimension of the first view's result
         return None
     return [int(length) for length in shape]

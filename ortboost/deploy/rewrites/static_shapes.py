@@ -23,7 +23,7 @@ __all__ = ["static_shapes"]
 
 _MOST_AXES = 64
 _PARTS = 15  # the opset from which Shape has a start and an end
-_WHOLE = (ir.DataType.INT32, ir.DataType.INT64)
+_INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 _COMPUTING = (
     *("Shape", "Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Cast", "Add", "Sub", "Mul"),
     *("Div", "Where", "Reshape", "Identity"),
@@ -49,13 +49,13 @@ def static_shapes(model: ir.Model) -> Report:
         if keys is None:
             report.kept[label(node)] = "its shape depends on more than shapes"
             continue
-        if all(isinstance(key, int) for key in keys):
+        if all(isinstance(key, int) for key in keys):  # all numbers
             lengths = [int(key) for key in keys if isinstance(key, int)]
             node.replace_input_with(place, builder.ints(*lengths))
             report.changed[label(node)] = f"shape {keys}"
             continue
         if node.op_type == "Reshape" and (shape := _reshape(node, keys)) is not None:
-            node.attributes.pop("allowzero", None)
+            node.attributes.pop("allowzero", None)  # its zeros copy a dimension
             node.replace_input_with(place, builder.ints(*shape))
             report.changed[label(node)] = f"shape {shape}"
             _correct_rank(node.outputs[0], shape, report)
@@ -64,13 +64,11 @@ def static_shapes(model: ir.Model) -> Report:
         if pieces is None or _nodes(pieces, parts) >= _cone(value):
             continue
         made = [_piece(builder, piece, parts) for piece in pieces]
-        shorter = made[0]
         if len(made) > 1:
-            shorter = builder.op(
-                "Concat", *made, dtype=ir.DataType.INT64, shape=[len(keys)], axis=0
-            )
+            int64, rank = ir.DataType.INT64, len(keys)
+            made = [builder.op("Concat", *made, dtype=int64, shape=[rank], axis=0)]
         model.graph.insert_before(node, builder.take())
-        node.replace_input_with(place, shorter)
+        node.replace_input_with(place, made[0])
         report.changed[label(node)] = "shape computed with fewer nodes"
     return report
 
@@ -133,7 +131,7 @@ def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
     """Store integers that shapes determine, whatever reads them."""
     for node in list(graph):
         out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
-        if out is None or out.shape is None or out.dtype not in _WHOLE or not out.uses():
+        if out is None or out.shape is None or out.dtype not in _INTEGERS or not out.uses():
             continue
         if out.is_graph_output() or all(_computes(use.node) for use in out.uses()):
             continue
@@ -147,7 +145,7 @@ def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
 
 def _computes(node: ir.Node) -> bool:
     """Whether a node computes integers that may be stored in its place."""
-    return is_standard(node, *_COMPUTING) and node.outputs[0].dtype in _WHOLE
+    return is_standard(node, *_COMPUTING) and node.outputs[0].dtype in _INTEGERS
 
 
 def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
@@ -155,23 +153,22 @@ def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
     source = dimensions(node.inputs[0])
     if source is None:
         return None
-    literal = node.attributes.get_int("allowzero", 0) == 1
+    copies = node.attributes.get_int("allowzero", 0) == 0  # whether 0 copies a dimension
     wanted: list[Key] = []
-    rest = 0
     for place, key in enumerate(keys):
-        if key == 0 and not literal and place < len(source):
+        if key == 0 and copies and place < len(source):
             wanted.append(source[place])
         elif key == -1:
-            rest += 1
-            wanted.append(("rest",))
+            wanted.append(("rest",))  # equals no dimension, so it becomes a -1 again
         elif isinstance(key, int) and key <= 0:
             return None
         else:
             wanted.append(key)
-    return as_reshape(wanted, source) if rest <= 1 else None
+    return as_reshape(wanted, source)  # None for more than one -1
 
 
 Piece = tuple[ir.Value, int, int] | list[int]
+"""The dimensions of a value from a start to an end, or numbers."""
 
 
 def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | None:
@@ -214,15 +211,15 @@ def _piece(builder: Builder, piece: Piece, parts: bool) -> ir.Value:
     if isinstance(piece, list):
         return builder.const(np.array(piece, np.int64), ir.DataType.INT64)
     value, start, end = piece
-    kind = ir.DataType.INT64
+    int64 = ir.DataType.INT64
     if parts:
-        return builder.op("Shape", value, dtype=kind, shape=[end - start], start=start, end=end)
+        return builder.op("Shape", value, dtype=int64, shape=[end - start], start=start, end=end)
     rank = len(dimensions(value) or ())
-    whole = builder.shared(id(value), lambda: builder.op("Shape", value, dtype=kind, shape=[rank]))
+    whole = builder.shared(id(value), lambda: builder.op("Shape", value, dtype=int64, shape=[rank]))
     if (start, end) == (0, rank):
         return whole
     return builder.op(
-        "Slice", whole, builder.ints(start), builder.ints(end), dtype=kind, shape=[end - start]
+        "Slice", whole, builder.ints(start), builder.ints(end), dtype=int64, shape=[end - start]
     )
 
 
@@ -234,14 +231,10 @@ def _cone(value: ir.Value) -> int:
         node = pending.pop().producer()
         if node is None or id(node) in gone:
             continue
-        uses = [usage.node for out in node.outputs for usage in out.uses()]
-        first = not gone
-        if not first and any(id(user) not in gone for user in uses):
+        users = [usage.node for out in node.outputs for usage in out.uses()]
+        if gone and any(id(user) not in gone for user in users):  # not asked of the first node
             continue
-        if not is_standard(node, "Shape", "Gather", "Concat", "Slice", "Squeeze", "Unsqueeze",
-                           "Cast", "Equal", "Where", "Add", "Sub", "Mul", "Div", "Reshape",
-                           "Identity"):  # fmt: skip
-            continue
-        gone.add(id(node))
-        pending.extend(v for v in node.inputs if v is not None)
+        if is_standard(node, *_COMPUTING, "Equal"):
+            gone.add(id(node))
+            pending.extend(v for v in node.inputs if v is not None)
     return len(gone)

@@ -184,9 +184,7 @@ def _import(name: str, install: str) -> Any:
 def call_cuda(answer: tuple[Any, ...], function: str) -> Any:
     """Unwrap the result of a cuda-python call, which returns (error, results...)."""
     status, *results = answer
-    if (
-        int(getattr(status, "value", status)) != 0
-    ):  # an enumeration, whose type varies between releases
+    if int(getattr(status, "value", status)) != 0:  # an enumeration in some releases only
         raise DependencyError(
             "The GPU does not answer.",
             where=f"{function}: {status}",

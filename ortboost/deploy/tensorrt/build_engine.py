@@ -6,6 +6,7 @@ both, with the hash of the ONNX file. Keep that file: an engine cannot be conver
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -27,7 +28,6 @@ from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.query import known_shape
-from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
 __all__ = ["EngineFile", "build_engine"]
@@ -135,6 +135,7 @@ def build_engine(
         "recipe": recipe(source.name, path.name, settled.values(), major=kit.major),
     }
     sidecar = path.with_name(f"{path.name}.json")
+    # Both files appear together: the engine within the block of its sidecar.
     with atomic_path(sidecar) as new_sidecar:
         new_sidecar.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
         with atomic_path(path) as new_plan:
@@ -157,9 +158,9 @@ def _compare(
     reference = ModelEvaluator(source, device="cpu")
     engine = EngineSession(kit, plan)
     if feeds is None:
+        shapes = {name: profile.optimum for name, profile in profiles.items()}
         specs = [
-            TensorSpec(s.name, s.dtype, profiles[s.name].optimum if s.name in profiles else s.shape)
-            for s in reference.inputs
+            dataclasses.replace(s, shape=shapes.get(s.name, s.shape)) for s in reference.inputs
         ]
         feeds = [seeded_batch(specs)]
     expected = [reference.evaluate(batch) for batch in feeds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ortboost.deploy.tensorrt.fixes import (
 )
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.table import Release
+from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -76,8 +78,7 @@ def fix_for_tensorrt(
     *,
     profiles: Iterable[Profile] | None = None,
     feeds: Sequence[Mapping[str, NDArray[Any]]] | None = None,
-    rtol: float = 1e-3,
-    atol: float = 1e-4,
+    tolerance: Tolerance | None = None,
 ) -> FixedModel:
     """Apply the fixes, compare with ONNX Runtime, and write.
 
@@ -87,8 +88,7 @@ def fix_for_tensorrt(
         target: The version of TensorRT.
         profiles: Shape profiles for the check; their optimum is the shape of synthetic inputs.
         feeds: Batches to compare on; synthetic inputs if not given.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
+        tolerance: The allowed difference; ``Tolerance()`` if not given.
 
     Raises:
         ParityError: The fixed model gives other results; nothing was written.
@@ -112,12 +112,12 @@ def fix_for_tensorrt(
     reports = apply_fixes(fixed, target)
     if not path.parent.is_dir():
         save_model(fixed, path)  # raises the error for a missing folder
-    with temporary_folder(path.parent) as workshop:
-        files = [workshop / name for name in ("original.onnx", path.name)]
+    with temporary_folder(path.parent) as scratch:
+        files = [scratch / name for name in ("original.onnx", path.name)]
         for model, file in zip((original.clone(), fixed.clone()), files, strict=True):
             lower_ir_version(model, _RUNNABLE_IR)
             save_model(model, file)
-        parity = _compare(files[0], files[1], feeds, given, rtol, atol)
+        parity = _compare(files[0], files[1], feeds, given, tolerance)
         fixes = ", ".join(report.rewrite for report in reports)
         fix = "Fix the findings in the model itself, or widen --rtol/--atol."
         parity.require(f"{path}; fixes: {fixes}", what="The fixed model", fix=fix)
@@ -134,8 +134,7 @@ def _compare(
     other: Path,
     feeds: Sequence[Mapping[str, NDArray[Any]]] | None,
     profiles: list[Profile] | None,
-    rtol: float,
-    atol: float,
+    tolerance: Tolerance | None,
 ) -> Parity:
     sides = [ModelEvaluator(file, device="cpu") for file in (one, other)]
     batches = feeds if feeds is not None else [_synthetic_batch(sides[0], profiles)]
@@ -147,16 +146,13 @@ def _compare(
             fix="Export the model for inference.",
         )
     answers = [[side.evaluate(batch) for batch in batches] for side in sides]
-    return compare(answers[0], answers[1], outputs, rtol=rtol, atol=atol)
+    return compare(answers[0], answers[1], outputs, tolerance=tolerance)
 
 
 def _synthetic_batch(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
     if not profiles:
         return accepted_feeds(side.inputs, side.evaluate)[0]
-    made = seeded_batch(side.inputs)
-    for profile in profiles:
-        for spec in side.inputs:
-            if spec.name == profile.name and made[spec.name].shape != profile.optimum:
-                fixed = type(spec)(spec.name, spec.dtype, profile.optimum)
-                made.update(seeded_batch([fixed]))
-    return made
+    shapes = {profile.name: profile.optimum for profile in profiles}
+    return seeded_batch(
+        [dataclasses.replace(s, shape=shapes.get(s.name, s.shape)) for s in side.inputs]
+    )

@@ -23,7 +23,7 @@ from ortboost.deploy.targets import ir_version_for
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Release
 from ortboost.graph.normalize import convert_opset, free_weights, inline_functions
-from ortboost.graph.query import FLOAT_TYPES, all_tensors, is_standard
+from ortboost.graph.query import FLOAT_TYPES, all_tensors, input_at, is_read, is_standard
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = [
@@ -67,7 +67,7 @@ def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
     )
     reports = []
     for step in steps:
-        infer_shapes(model)
+        infer_shapes(model)  # each sees the types that the one before made
         report = step(model)
         if report.changed:
             reports.append(report)
@@ -87,9 +87,9 @@ def strip_training_mode(model: ir.Model) -> Report:
         if not is_standard(node):
             continue
         name = node.name or node.op_type
-        if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
-            mode = node.inputs[2].const_value
-            if mode is None or bool(np.any(mode.numpy())):
+        if node.op_type == "Dropout" and (training_mode := input_at(node, 2)) is not None:
+            mode = training_mode.const_value
+            if mode is None or bool(np.any(mode.numpy())):  # an input may switch it on
                 node.replace_input_with(2, None)
                 report.changed[name] = "Dropout no longer drops"
         elif node.op_type == "BatchNormalization":
@@ -98,6 +98,7 @@ def strip_training_mode(model: ir.Model) -> Report:
             if any(out.uses() for out in node.outputs[1:]):
                 report.kept[name] = "its running statistics are used in the graph"
                 continue
+            # In inference mode there is only the first output.
             statistics = [out for out in node.outputs[1:] if out.is_graph_output()]
             graph.outputs[:] = [value for value in graph.outputs if value not in statistics]
             node.resize_outputs(1)
@@ -112,10 +113,10 @@ def strip_training_mode(model: ir.Model) -> Report:
             graph.outputs[:] = rest
             report.changed[name] = "removed"
     if report.changed:
-        used = {id(value) for value in graph.inputs if value.uses()}
+        used = [value for value in graph.inputs if value.uses()]
         common.RemoveUnusedNodesPass()(model)
-        for value in [v for v in graph.inputs if id(v) in used and not v.uses()]:
-            if not value.is_graph_output():
+        for value in used:  # others were unused before, and stay
+            if not is_read(value):
                 graph.inputs.remove(value)
                 report.changed[value.name or "?"] = "an input that only the loss used"
     return report
@@ -128,7 +129,7 @@ def doubles_to_floats(model: ir.Model) -> Report:
     """
     report = Report("doubles_to_floats")
     double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
-    limit = np.finfo(np.float32).max
+    limit = np.finfo(np.float32).max  # infinities stay: clamp_infinite decides about them
     for value, tensor in list(all_tensors(model)):
         if tensor.dtype != double:
             continue

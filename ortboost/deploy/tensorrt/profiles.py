@@ -15,7 +15,7 @@ from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape
 
-__all__ = ["Profile", "parse_shape", "settle_profiles", "suggestion"]
+__all__ = ["Profile", "parse_profile", "settle_profiles", "suggestion"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Profile:
         return f"{self.name}:{'x'.join(parts)}"
 
 
-def parse_shape(text: str) -> Profile:
+def parse_profile(text: str) -> Profile:
     """Parse one ``--shape``.
 
     Raises:
         UsageError: The text is malformed, has a zero, or is not in the order min, opt, max.
 
     Example:
-        >>> parse_shape("x:1,8,32x3x4").maximum
+        >>> parse_profile("x:1,8,32x3x4").maximum
         (32, 3, 4)
     """
     name, colon, dims = text.rpartition(":")
@@ -78,8 +78,7 @@ def parse_shape(text: str) -> Profile:
                 fix="Sort the three numbers.",
             )
         columns.append((low, best, high))
-    low, best, high = (tuple(column[i] for column in columns) for i in range(3))  # type: ignore[assignment]
-    return Profile(name, low, best, high)  # type: ignore[arg-type]
+    return Profile(name, *zip(*columns, strict=True))
 
 
 def settle_profiles(
@@ -171,11 +170,8 @@ def _symbols_agree(inputs: Mapping[str, Dims | None], profiles: Mapping[str, Pro
         for position, dim in enumerate(inputs[name] or ()):
             if not isinstance(dim, str):
                 continue
-            triple = (
-                profile.minimum[position],
-                profile.optimum[position],
-                profile.maximum[position],
-            )
+            low, high = profile.minimum[position], profile.maximum[position]
+            triple = (low, profile.optimum[position], high)
             other, expected = seen.setdefault(dim, (name, triple))
             if triple != expected:
                 raise UsageError(

@@ -39,14 +39,9 @@ def recipe(
     """
     words = ["trtexec", f"--onnx={model}", f"--saveEngine={engine}"]
     given = list(profiles)
-    for option, shapes in (
-        ("minShapes", [(p.name, p.minimum) for p in given]),
-        ("optShapes", [(p.name, p.optimum) for p in given]),
-        ("maxShapes", [(p.name, p.maximum) for p in given]),
-    ):
-        if shapes:
-            text = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in shapes)
-            words.append(f"--{option}={text}")
+    for which in ("minimum", "optimum", "maximum") if given else ():  # --minShapes, --optShapes...
+        shapes = (f"{p.name}:{'x'.join(map(str, getattr(p, which)))}" for p in given)
+        words.append(f"--{which[:3]}Shapes={','.join(shapes)}")
     if workspace is not None:
         words.append(f"--memPoolSize=workspace:{max(workspace >> 20, 1)}M")
     if timing_cache is not None:

@@ -111,14 +111,15 @@ class EngineSession:
         self._copy(address, array.ctypes.data, array.nbytes, "cudaMemcpyHostToDevice")
 
     def _allocate(self, name: str, nbytes: int, buffers: list[int]) -> int:
+        # An empty tensor needs an address too.
         address = call_cuda(self._cuda.cudaMalloc(max(nbytes, 1)), "cudaMalloc")
         buffers.append(address)
         self._context.set_tensor_address(name, int(address))
         return int(address)
 
-    def _copy(self, to: int, source: int, nbytes: int, kind: str) -> None:
-        direction = getattr(self._cuda.cudaMemcpyKind, kind)
-        call_cuda(self._cuda.cudaMemcpy(to, source, nbytes, direction), "cudaMemcpy")
+    def _copy(self, to: int, source: int, nbytes: int, direction: str) -> None:
+        kind = getattr(self._cuda.cudaMemcpyKind, direction)
+        call_cuda(self._cuda.cudaMemcpy(to, source, nbytes, kind), "cudaMemcpy")
 
     def _dtype(self, name: str) -> np.dtype[Any]:
         kind = self._engine.get_tensor_dtype(name).name

@@ -83,7 +83,7 @@ class Release:
     def operator(self, op: str) -> Operator | None:
         """The table entry of a standard operator, or ``None``."""
         found = None
-        for entry in _data()["operators"].get(op, ()):
+        for entry in _data()["operators"].get(op, ()):  # one for each change, the oldest first
             if _key(entry["since"]) <= _key(self.release):
                 found = entry
         if found is None:

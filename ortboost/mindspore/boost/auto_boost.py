@@ -102,7 +102,8 @@ class AutoBoost:
         """Boost a network and its optimizer for training.
 
         With LessBN the network is a new one with its own weights: train, call and save the returned
-        one. Parameters keep their learning rates and weight decays, by name.
+        one. Parameters keep their learning rates and weight decays, by name. With fewer layers than
+        groups of gradient freeze nothing is frozen, and a warning is issued.
 
         Args:
             network: A network, or one with its loss.
@@ -110,8 +111,6 @@ class AutoBoost:
 
         Returns:
             The network (of the same kind as the argument), and the optimizer for a training cell.
-
-        With fewer layers than groups nothing is frozen, and a warning is issued.
 
         Raises:
             NotInThisVersionError: An enabled boost is not in this version.
@@ -125,17 +124,18 @@ class AutoBoost:
         reports: list[Report] = []
         result: Optimizer | OptimizerWrapper = optimizer
         if on.dim_reduce:  # alone, as in MindSpore
-            others = [name for name in self.boost_config if getattr(on, name)]
-            others.remove("dim_reduce")
+            enabled = (name for name, value in self.boost_config.items() if value)
+            others = [name for name in enabled if name != "dim_reduce"]
             report.kept.update(dict.fromkeys(others, "dim_reduce replaces the whole step"))
             report.kept.update(self.config.idle)
             report.changed["dim_reduce"] = f"{self.config.dim_reduce.n_components} components"
             self.reports = (report,)
             return network, self._reduced(backbone, optimizer)
         if on.less_bn:
+            # First: the groups of gradient freeze follow from the layers that are left.
             less = LessBN(backbone, fn_flag=self.config.less_bn.fn_flag)
-            optimizer = result = self._remade(backbone, less, optimizer)
-            network = _around(less, network)
+            optimizer = result = self._optimizer_for(less, backbone, optimizer)
+            network = _wrapped(less, network)
             self._boosted[backbone] = less
             reports += less.reports
             report.changed["less_bn"] = "a new network and optimizer"
@@ -174,14 +174,12 @@ class AutoBoost:
             backbone = network.backbone_network
         else:
             backbone = network_of("AutoBoost.network_auto_process_eval", network)
-        return _around(self._evaluated(backbone), network)
+        evaluated = self._boosted.get(backbone, backbone)
+        if not isinstance(evaluated, LessBN):
+            evaluated = LessBN(evaluated, fn_flag=self.config.less_bn.fn_flag)
+        return _wrapped(evaluated, network)
 
-    def _evaluated(self, network: Network) -> Network:
-        if network in self._boosted or isinstance(network, LessBN):
-            return self._boosted.get(network, network)
-        return LessBN(network, fn_flag=self.config.less_bn.fn_flag)
-
-    def _remade(self, old: Network, new: Network, optimizer: Optimizer) -> Optimizer:
+    def _optimizer_for(self, new: Network, old: Network, optimizer: Optimizer) -> Optimizer:
         """Make the optimizer of a new network: for the parameters trained before, and new ones."""
         less = self.config.less_bn
         trained, known = {p.name for p in optimizer.parameters}, old.parameters_dict()
@@ -240,7 +238,7 @@ def warn_of_unused(cell: str) -> None:
         )
 
 
-def _around(network: Network, like: Cell) -> Cell:
+def _wrapped(network: Network, like: Cell) -> Cell:
     """Wrap a network in the same kind of cell as another one."""
     if isinstance(like, WithEvalCell):
         return WithEvalCell(network, like.loss_fn, like.add_cast_fp32)

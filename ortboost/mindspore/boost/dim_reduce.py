@@ -109,6 +109,7 @@ class DimReduce(OptimizerWrapper):
                 where="DimReduce, pca_mat_local",
                 fix="Give all components of these weights: ortboost pca makes them.",
             )
+        # The columns follow `weight`; the boost needs them in the order of the step graph.
         columns = np.split(pca_mat_local, np.cumsum(sizes)[:-1], axis=1)
         by_name = {p.name: part for p, part in zip(weight, columns, strict=True)}
         # The boost reads a file and copies it into the program; the file exists as long as this
@@ -168,7 +169,7 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
             "checkpoints.",
         )
     folder = Path(section.weight_load_dir)
-    files = sorted(file for file in folder.glob("*") if file.suffix == ".safetensors")
+    files = sorted(folder.glob("*.safetensors"))
     trained = network.trainable_params()
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "components.npy"
@@ -202,10 +203,10 @@ def _in_order(network: Network, weight: Sequence[Parameter]) -> list[Parameter]:
 
 
 def _check_processes(rank: int, size: int) -> None:
-    there = (0, 1) if shared_group() is None else (get_rank(), get_group_size())
-    if (rank, size) != there:
+    own = (0, 1) if shared_group() is None else (get_rank(), get_group_size())
+    if (rank, size) != own:
         raise ArgumentValueError(
             f"Process {rank} of {size} is not this one.",
-            where=f"DimReduce, process {there[0]} of {there[1]}",
-            fix=f"Give rank={there[0]}, rank_size={there[1]}.",
+            where=f"DimReduce, process {own[0]} of {own[1]}",
+            fix=f"Give rank={own[0]}, rank_size={own[1]}.",
         )

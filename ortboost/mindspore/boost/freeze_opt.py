@@ -96,6 +96,7 @@ class FreezeOpt(OptimizerWrapper):
 
     def _of_group(self, number: int) -> Optimizer:
         chosen = {id(p) for p in self.train_parameter_groups[number]}
+        # This optimizer counts only the updates of its group, but rates follow all updates.
         places = [place for place, group in enumerate(self._sequence()) if group == number]
 
         def part(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
             if not isinstance(item, Mapping):
                 members.append(item)
             elif "order_params" not in item:
-                _same_settings(opt, item, where)
+                _refuse_settings(opt, item, where)
                 members += item["params"]
         for member in members:
             check_argument(where, "params", member, Parameter)
@@ -166,7 +167,7 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
     return tuple(found)
 
 
-def _same_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
+def _refuse_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
     """Refuse settings in groups: rates and decays are those of the optimizer."""
     if not (opt.is_group or set(item) <= {"params"}):
         raise ArgumentValueError(
@@ -181,19 +182,19 @@ def _read_strategy(strategy: Any, number: int) -> list[int] | None:
         return None
     check_argument("FreezeOpt", "train_strategy", strategy, tuple | list | np.ndarray)
     if isinstance(strategy, np.ndarray):
-        whole = strategy.ndim == 1 and strategy.dtype.kind in "iu"
+        integers = strategy.ndim == 1 and strategy.dtype.kind in "iu"
     else:
-        whole = all(isinstance(n, int | np.integer) and n is not True for n in strategy)
-    if not whole or not len(strategy):
+        integers = all(isinstance(n, int | np.integer) and n is not True for n in strategy)
+    if not integers or not len(strategy):
         raise ArgumentValueError(
             "'train_strategy' is not a list of integers.",
             where="FreezeOpt, train_strategy",
             fix="Give the index of a group for each update: [0, 1, 0, 2].",
         )
-    stray = [int(index) for index in strategy if not 0 <= index < number]
-    if stray:
+    unknown = [int(index) for index in strategy if not 0 <= index < number]
+    if unknown:
         raise ArgumentValueError(
-            f"'train_strategy' contains group {stray[0]}, but there are {number} groups.",
+            f"'train_strategy' contains group {unknown[0]}, but there are {number} groups.",
             where="FreezeOpt, train_strategy",
             fix=f"Use 0 to {number - 1}.",
         )

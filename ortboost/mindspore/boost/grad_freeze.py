@@ -75,7 +75,7 @@ class GradientFreeze:
     @classmethod
     def of_config(cls, config: FreezeConfig) -> GradientFreeze:
         """Make it from a configuration, which has more settings."""
-        freeze = cls(1, 0, 0.0, 1)
+        freeze = cls(1, 0, 0.0, 1)  # any valid settings, replaced as a whole
         freeze.config = config
         return freeze
 
@@ -101,7 +101,7 @@ class GradientFreeze:
         owner, number = "GradientFreeze.split_parameters_groups", freeze_para_groups_number
         with as_argument_error(owner):
             config = FreezeConfig(number, self.config.freeze_type)
-            groups, _ = _divided(owner, net, config)
+            groups, _ = _groups_of(owner, net, config)
         return groups if len(groups) == number else [list(groups[0]) for _ in range(number)]
 
     def generate_freeze_index_sequence(
@@ -145,7 +145,7 @@ class GradientFreeze:
         known = {id(p) for p in optimizer.parameters}
         with as_argument_error(owner):
             if config.groups is None:
-                groups, notes = _divided(owner, network, config)
+                groups, notes = _groups_of(owner, network, config)
             else:
                 groups = _by_config(owner, network, config.groups)
             sequence = [0] if notes else freeze_schedule(config).tolist()
@@ -201,7 +201,7 @@ def freeze_cell(
     )
 
 
-def _divided(
+def _groups_of(
     owner: str, cell: Cell, config: FreezeConfig
 ) -> tuple[list[list[Parameter]], list[str]]:
     """The groups; and if there is only one for lack of layers or parts, a note."""
@@ -238,10 +238,10 @@ def _by_names(
             "The network has nothing to train.", where=owner, fix="Is everything frozen?"
         )
     if len(parts) < number:
-        few = (
+        note = (
             f"nothing is frozen: {number} groups are requested, but there are {len(parts)} parts "
             "to train"
         )
-        return [list(parameters)], [few]
+        return [list(parameters)], [note]
     stride = len(parts) // number
     return [[p for part in parts[index * stride :] for p in part] for index in range(number)], []

@@ -84,6 +84,7 @@ class GroupLossScaleManager(GroupedScaleCell):
         self._marked: weakref.ref[Network] | None = None
         self._state = LiveState()
         self._followed = False
+        """Whether the scales are those of a training cell, which fixes their number."""
 
     # ---- marks --------------------------------------------------------------------------------
 
@@ -114,11 +115,8 @@ class GroupLossScaleManager(GroupedScaleCell):
         if len(args) == 3:
             check_argument(_OWNER, "layer1", args[1], CountOrZero)
             check_argument(_OWNER, "layer2", args[2], CountOrZero)
-            return (
-                args[0]
-                if isinstance(args[0], Traced)
-                else Tensor(given_array(_OWNER, "x", args[0]))
-            )
+            traced = isinstance(args[0], Traced)
+            return args[0] if traced else Tensor(given_array(_OWNER, "x", args[0]))
         if len(args) != 4:
             raise ArgumentTypeError(
                 f"A mark needs 3 or 4 arguments, but {len(args)} were given.",
@@ -210,7 +208,7 @@ class GroupLossScaleManager(GroupedScaleCell):
     @property
     def dynamic_loss_scale(self) -> tuple[Tensor, ...]:
         """Copies of the current scales, with 1 for both outsides: group `i` has index `i`."""
-        one = Tensor(np.float32(1))
+        one = Tensor(np.float32(1))  # the scale outside: of the loss, and before the inputs
         return (one, *(Tensor(scale) for scale in self._scales()), one)
 
     @checked

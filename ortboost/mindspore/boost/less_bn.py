@@ -53,8 +53,6 @@ class LessBN(Network):
         )
         self.reports = tuple(reports)
         self.training = network.training
-        trained = {
-            parameter.name: parameter.requires_grad for parameter in network.get_parameters()
-        }
+        trained = {p.name: p.requires_grad for p in network.get_parameters()}
         for parameter in self.get_parameters():
             parameter.requires_grad = trained.get(parameter.name, parameter.requires_grad)

@@ -94,12 +94,13 @@ class OptimizerProcess:
                 groups.append(dict(group))
                 continue
             keys = {key: value for key, value in group.items() if key != "params"}
-            suited = [p for p in group["params"] if params_dict.get(id(p), "not known") is None]
-            rest = [p for p in group["params"] if params_dict.get(id(p), "not known") is not None]
-            if suited:
-                groups.append({"params": suited, **keys, "grad_centralization": True})
-            if rest:
-                groups.append({"params": rest, **keys})
+            parts: dict[bool, list[Parameter]] = {True: [], False: []}
+            for p in group["params"]:
+                parts[params_dict.get(id(p), "not known") is None].append(p)
+            if parts[True]:
+                groups.append({"params": parts[True], **keys, "grad_centralization": True})
+            if parts[False]:
+                groups.append({"params": parts[False], **keys})
         return groups
 
     @checked
@@ -138,23 +139,23 @@ class OptimizerProcess:
         parameters = listed(owner, self.origin_params)
         split = isinstance(parameters[0], Mapping) and not self._opt.is_group
         if split and not self.is_lars:  # the filter of LARS decides which parameters decay
-            parameters = [part for group in parameters for part in _spared(group)]
+            parameters = [part for group in parameters for part in _with_exempt(group)]
         fresh = self._opt.renewed(parameters)
         fresh.learning_rate = self.learning_rate
         fresh.gc_multiple_of = self._multiple_of
         return fresh
 
 
-def _spared(group: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _with_exempt(group: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Split a group into parameters that decay and those exempt in a plain list."""
     if "order_params" in group or "weight_decay" in group:
         return [dict(group)]
-    spared = [p for p in group["params"] if _no_decay(p)]
-    rest = [p for p in group["params"] if not _no_decay(p)]
+    exempt = [p for p in group["params"] if _is_exempt(p)]
+    rest = [p for p in group["params"] if not _is_exempt(p)]
     parts = [{**group, "params": rest}] if rest else []
-    return [*parts, {**group, "params": spared, "weight_decay": 0.0}] if spared else parts
+    return [*parts, {**group, "params": exempt, "weight_decay": 0.0}] if exempt else parts
 
 
-def _no_decay(parameter: Parameter) -> bool:
+def _is_exempt(parameter: Parameter) -> bool:
     named = "beta" in parameter.name or "gamma" in parameter.name
     return named or parameter.role in ("norm_scale", "norm_shift")

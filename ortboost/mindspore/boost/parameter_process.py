@@ -96,6 +96,6 @@ class ParameterProcess:
         check_argument(owner, "split_point", split_point, Sequence[int] | None)
         points = split_point or [len(parameters) // 2]
         for index, parameter in enumerate(parameters):
-            self._parameter_indices += index in points
+            self._parameter_indices += index in points  # a new number starts here
             parameter.comm_fusion = self._parameter_indices
         return parameters

@@ -26,6 +26,7 @@ __all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]
 class _Boosts:
     """Common base of both cells: the boosts, and MindSpore's methods for each."""
 
+    # of the other base class of each cell
     optimizer: Any
     construct: Any
     _steps: CompiledSteps
@@ -117,7 +118,11 @@ class _Boosts:
         Raises:
             NotInThisVersionError: Always.
         """
-        self._missing("AdaSum", "adasum_process")
+        raise NotInThisVersionError(
+            "AdaSum is not in this version of training cells.",
+            where=f"{type(self).__name__}.adasum_process",
+            fix="Call the cell itself; boost.AdaSum combines updates in a loop of your own.",
+        )
 
     def flush(self) -> bool:
         """Update with an incomplete window of accumulation, as the mean of its steps.
@@ -137,13 +142,6 @@ class _Boosts:
                 where=f"{type(self).__name__}.{method}",
                 fix=f"Make the cell with a {kind}.",
             )
-
-    def _missing(self, boost: str, method: str) -> NoReturn:
-        raise NotInThisVersionError(
-            f"{boost} is not in this version.",
-            where=f"{type(self).__name__}.{method}",
-            fix="Call the cell itself.",
-        )
 
 
 class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):

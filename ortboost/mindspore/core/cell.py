@@ -48,11 +48,7 @@ class Cell:
 
     def cells(self) -> Iterator[Cell]:
         """Iterate over the cells among the attributes, each once."""
-        seen = set()
-        for value in vars(self).values():
-            if isinstance(value, Cell) and id(value) not in seen:
-                seen.add(id(value))
-                yield value
+        yield from {id(v): v for v in vars(self).values() if isinstance(v, Cell)}.values()
 
     def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
         """Iterate over all parameters, including running statistics, each once.
@@ -60,12 +56,8 @@ class Cell:
         Args:
             expand: Whether to include those of inner cells.
         """
-        seen = set()
-        for cell in self.cells() if expand else ():
-            for parameter in cell.get_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield parameter
+        cells = self.cells() if expand else ()
+        yield from {id(p): p for cell in cells for p in cell.get_parameters()}.values()
 
     def trainable_params(self, recurse: bool = True) -> list[Parameter]:
         """The parameters with ``requires_grad``, as a list for an optimizer."""

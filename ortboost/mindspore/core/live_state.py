@@ -43,8 +43,8 @@ class LiveState:
     def __init__(self, values: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._values: dict[str, NDArray[Any]] = dict(values or {})
         self._holder: Holder | None = None
-        self._held: frozenset[str] = frozenset()
-        self._stale = False
+        self._held: frozenset[str] = frozenset()  # names that the holder has
+        self._stale = False  # whether the holder has newer values of these
         self.version = 0
         """Incremented whenever a value may have changed."""
 

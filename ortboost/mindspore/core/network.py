@@ -73,23 +73,22 @@ class Network(Shown, Cell):
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
         store_weights(self.model)
-        # To training form and back: gives shared running statistics the names of the training form.
+        # To training form and back: training splits running statistics that layers share, and the
+        # forward pass must know them by the same names.
         self._forward_model = self.model.clone()
         to_training(self._forward_model)
         to_inference(self._forward_model)
         self._session: Any = None
-        self._device_values: dict[str, Any] = {}
-        self._device_version = -1
+        self._device_values: dict[str, Any] = {}  # the weights, as OrtValues for the session
+        self._device_version = -1  # version of the state that they were copied from
         found = find_parameters(self._forward_model)
         kept = {n: p for n, p in found.items() if p.trainable or p.role.startswith("running_")}
         self.state = LiveState(
             {n: np.array(_initial(self._forward_model, n), copy=True) for n in kept}
         )
         self._parameters = {
-            name: Parameter.of_state(
-                self.state, name, requires_grad=parameter.trainable, role=parameter.role
-            )
-            for name, parameter in kept.items()
+            n: Parameter.of_state(self.state, n, requires_grad=p.trainable, role=p.role)
+            for n, p in kept.items()
         }
         inputs = self._forward_model.graph.inputs
         self.inputs: Sequence[TensorSpec] = [TensorSpec.of(value) for value in inputs]
@@ -148,11 +147,8 @@ class Network(Shown, Cell):
 
     def _run(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         if self._session is None:
-            self._session = open_session(
-                _lifted(self._forward_model, self._parameters),
-                device=self.device,
-                threads=self.threads,
-            )
+            model = _with_weight_inputs(self._forward_model, self._parameters)
+            self._session = open_session(model, device=self.device, threads=self.threads)
         if self._device_version != self.state.version:
             cuda = "CUDAExecutionProvider" in self._session.get_providers()
             place = runtime().OrtValue.ortvalue_from_numpy
@@ -250,10 +246,10 @@ def _initial(model: ir.Model, name: str) -> NDArray[Any]:
     return tensor.numpy()
 
 
-def _lifted(model: ir.Model, names: Mapping[str, Parameter]) -> ir.Model:
+def _with_weight_inputs(model: ir.Model, parameters: Mapping[str, Parameter]) -> ir.Model:
     """Copy a model, with its parameters as graph inputs."""
     copy = model.clone()
-    for name, parameter in names.items():
+    for name, parameter in parameters.items():
         value = copy.graph.initializers.pop(name, None)
         if value is not None:
             value.const_value = None

@@ -40,9 +40,8 @@ def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Pa
     """
     if isinstance(save_obj, Cell):
         save_obj = save_obj.parameters_dict()
-    if not isinstance(save_obj, Mapping) or not all(
-        isinstance(value, Parameter) for value in save_obj.values()
-    ):
+    parameters = save_obj.values() if isinstance(save_obj, Mapping) else [None]
+    if not all(isinstance(parameter, Parameter) for parameter in parameters):
         raise ArgumentTypeError(
             f"'save_obj' is {type(save_obj).__name__}.",
             where="save_checkpoint",

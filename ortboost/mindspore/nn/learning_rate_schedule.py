@@ -71,7 +71,7 @@ class _Decay(LearningRateSchedule):
     def construct(self, global_step: int) -> float:
         """The learning rate of one step."""
         settings = self.learning_rate, self.decay_rate, self.decay_steps, self.is_stair
-        return type(self)._formula(global_step, *settings)
+        return self._formula(global_step, *settings)
 
 
 class ExponentialDecayLR(_Decay):

@@ -97,13 +97,7 @@ class GroupedScaleCell(Cell):
     def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """Get the policy for a network and its trained parameters.
-
-        Args:
-            owner: Name of the training cell, for errors.
-            network: The network.
-            parameters: The parameters of the optimizer.
-        """
+        """Get the policy for a network and its trained parameters."""
         raise NotImplementedError
 
     def follow(self, state: LiveState) -> None:

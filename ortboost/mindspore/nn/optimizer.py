@@ -68,13 +68,17 @@ class Optimizer(Cell):
         self._learning_rate = check_rate(owner, learning_rate)
         self.weight_decay = check_decay(owner, weight_decay)
         self.loss_scale = float(loss_scale)
-        read = read_parameters(owner, parameters)
+        self._start(parameters)
+        self.gc_multiple_of = 16
+        """Only weights of layers with a multiple of this many inputs are centralized."""
+
+    def _start(self, parameters: Any) -> None:
+        """Take over parameters, with a new state."""
+        read = read_parameters(type(self).__name__, parameters)
         self.is_group, self._groups, self.parameters, self._ordered = read
         self.state = LiveState()
         self.applied_steps = 0
         """Number of applied updates; skipped steps do not count."""
-        self.gc_multiple_of = 16
-        """Only weights of layers with a multiple of this many inputs are centralized."""
 
     # ---- for training steps -------------------------------------------------------------------
 
@@ -108,6 +112,7 @@ class Optimizer(Cell):
                 )
                 for index, group in enumerate(self._groups)
             )
+        # By name, as in MindSpore; the program itself exempts normalizations by their use.
         spared = [p.name for p in self.parameters if "beta" in p.name or "gamma" in p.name]
         if not spared or not self.weight_decay:
             return ()
@@ -157,10 +162,7 @@ class Optimizer(Cell):
             parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
         """
         fresh = copy.copy(self)
-        owner = type(self).__name__
-        read = read_parameters(owner, parameters)
-        fresh.is_group, fresh._groups, fresh.parameters, fresh._ordered = read
-        fresh.state, fresh.applied_steps = LiveState(), 0
+        fresh._start(parameters)
         return fresh
 
     @property

@@ -211,6 +211,7 @@ class LARS(Optimizer):
             raise ArgumentTypeError(
                 "LARS cannot wrap LARS.", where="LARS, optimizer", fix="Give its optimizer."
             )
+        # Parameters, groups and decay are those of the inner optimizer, not new ones of this one.
         super().__init__(0.0, optimizer.parameters, loss_scale=optimizer.loss_scale)
         self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
         self.use_clip, self.lars_filter = use_clip, lars_filter

@@ -117,8 +117,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
         _check_parameters(where, params)
         centralize = item.get("grad_centralization", False)
         check_argument(where, "grad_centralization", centralize, bool)
-        rate = item.get("lr")
-        decay = item.get("weight_decay")
+        rate, decay = item.get("lr"), item.get("weight_decay")
         groups.append(
             Group(
                 params,

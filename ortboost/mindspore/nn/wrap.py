@@ -100,18 +100,18 @@ class WithEvalCell(_WithLoss):
     def construct(self, *inputs: Any) -> tuple[Any, ...]:
         """Compute ``(loss, outputs, labels)`` from the data of each input, then the label."""
         data, label = self._split(inputs)
-        outputs = self._network(*data)
+        outputs, returned = self._network(*data), label
         if self.add_cast_fp32:
             outputs = (
                 tuple(Tensor(part, np.float32) for part in outputs)
                 if isinstance(outputs, tuple)
                 else Tensor(outputs, np.float32)
             )
-            label = Tensor(label, np.float32)
+            returned = Tensor(label, np.float32)
         if self._loss_fn is None:
-            return outputs, label
-        loss_label = inputs[-1]
-        return self._loss_fn(_prediction(outputs), loss_label), outputs, label
+            return outputs, returned
+        # The loss needs the label as given: class indices are integers.
+        return self._loss_fn(_prediction(outputs), label), outputs, returned
 
 
 def network_of(owner: str, value: Any) -> Network:
@@ -160,6 +160,7 @@ def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
     loss = result.cell if isinstance(result, Traced) else None
     if not isinstance(loss, LossBase | Network):
         raise not_one_network_and_loss(owner, f"it returns {type(result).__name__}")
+    # A network alone computes its own loss, from all its inputs.
     scores, used = (
         (result, ()) if isinstance(loss, Network) else (result.inputs[0], result.inputs[1:])
     )

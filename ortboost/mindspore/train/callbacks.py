@@ -129,7 +129,7 @@ class EarlyStopping(Callback):
 
     def _fresh(self) -> Patience:
         goal = Goal(self.monitor, self._mode, self._min_delta)
-        return Patience(goal, max(self.patience, 1), self.baseline)
+        return Patience(goal, max(self.patience, 1), self.baseline)  # 0 stops like 1, as there
 
     def to_trainer(self) -> training.EarlyStopping:
         """Convert to the callback of :func:`ortboost.train`, where ``loss`` is the epoch mean.

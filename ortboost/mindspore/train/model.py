@@ -107,12 +107,11 @@ class Model:
         self._metrics = get_metrics(metrics)
         self._eval_indexes = check_indexes(eval_indexes)
         self._backbone = backbone_of(network)
-        given = ("loss_scale_manager", "keep_batchnorm_fp32")
-        precision = {key: kwargs[key] for key in given if key in kwargs}
+        passed = {key: value for key, value in kwargs.items() if key != "boost_config_dict"}
         self._train_network: Any = network
         if optimizer is not None:
             self._train_network = build_train_network(
-                network, optimizer, loss_fn, amp_level, boost_level, **precision
+                network, optimizer, loss_fn, amp_level, boost_level, **passed
             )
         elif loss_fn is not None and isinstance(network, Network):
             self._train_network = WithLossCell(network, loss_fn)

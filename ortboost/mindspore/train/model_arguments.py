@@ -97,7 +97,7 @@ def check_indexes(value: Any) -> tuple[int, int, int] | None:
     return value[0], value[1], value[2]
 
 
-def check_sink(owner: str, mode: Any, size: Any) -> None:
+def check_sink(owner: str, mode: object, size: Any) -> None:
     """Check the sink mode, which has no effect, and refuse a sink size."""
     check_argument(owner, "dataset_sink_mode", mode, bool)
     check_argument(owner, "sink_size", size, int)

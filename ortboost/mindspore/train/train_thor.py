@@ -28,15 +28,7 @@ class ConvertModelUtils:
     ) -> Model:
         """Make a new model of these parts if the optimizer is THOR; otherwise return ``model``.
 
-        Args:
-            model: A model.
-            network: The network, or a training cell.
-            loss_fn: The loss.
-            optimizer: The optimizer.
-            metrics: See :class:`Model`.
-            amp_level: See :class:`Model`.
-            loss_scale_manager: See :class:`Model`; dynamic ones are supported.
-            keep_batchnorm_fp32: See :class:`Model`.
+        The parts are arguments of :class:`Model`; the network may be a training cell.
 
         Raises:
             ArgumentTypeError, ArgumentValueError: As for :class:`Model`.

@@ -451,3 +451,18 @@ def test_an_activation_between_convolutions_keeps_them_in_int8(tmp_path):
     found = optimized_ops(checked(model), tmp_path)
     assert found["QLinearConv"] == 2
     assert not found["Conv"]
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_bias_whose_scale_would_be_zero_stays_float(bias):
+    """The product of two tiny scales is 0 in float32, and 0 / 0 is no integer."""
+    text = (
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,4] x, float[4,3] w, float[3] b) '
+        "=> (float[n,3] y) { [fc] y = Gemm(x, w, b) }"
+    )
+    w, b = np.full((4, 3), 1e-30, np.float32), np.full(3, bias, np.float32)
+    model = text_model(text, w=w, b=b)
+    report = quantize_int8(model, [{"x": np.full((2, 4), 1e-30, np.float32)}], RUNTIME)
+    assert any("fc: its bias does not fit in int32" in note for note in report.notes)
+    assert by_name(model, "fc").inputs[2].name == "b"
+    checked(model)

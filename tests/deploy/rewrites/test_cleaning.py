@@ -497,6 +497,24 @@ def test_what_is_not_the_same(body):
 def test_two_outputs_that_are_equal_keep_their_names():
     model = net("y = Relu(x) [second] z = Relu(x)", outputs="float[n,3,4] y, float[n,3,4] z")
     assert "outputs of the model" in check(common_subexpressions, model, X).kept["second"]
+
+
+def test_equal_nodes_with_other_omitted_outputs_are_not_merged():
+    """The first has no name for its last state, so no node can read that from it."""
+    shapes = "float[2,3,4] x, float[1,5,4] w, float[1,5,5] r"
+    model = model_of(
+        "y = RNN<hidden_size = 5>(x, w, r) s, h = RNN<hidden_size = 5>(x, w, r) z = Neg(h)",
+        shapes,
+        "float[2,1,3,5] y, float[1,3,5] z",
+        w=weights(1, 5, 4),
+        r=weights(1, 5, 5),
+    )
+    first, second, _ = model.graph
+    first.resize_outputs(2)
+    first.outputs[1].name = ""
+    second.outputs[0].name = ""
+    assert common_subexpressions(model).changed == {}
+    run(model, {"x": weights(2, 3, 4)})
     model = net("h = Relu(x) z = Relu(x) y = Abs(h)", outputs="float[n,3,4] y, float[n,3,4] z")
     check(common_subexpressions, model, X)
     assert ops(model) == {"Relu": 1, "Abs": 1}

@@ -11,7 +11,7 @@ from ortboost.core.errors import DependencyError, FileError, ModelError, ParityE
 from ortboost.deploy.tensorrt import session
 from ortboost.deploy.tensorrt.api import load_toolkit
 from ortboost.deploy.tensorrt.build_engine import build_engine
-from ortboost.deploy.tensorrt.profiles import parse_shape
+from ortboost.deploy.tensorrt.profiles import parse_profile
 from ortboost.deploy.tensorrt.recipe import recipe
 from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.graph.io import save_model
@@ -19,7 +19,7 @@ from tests.deploy.tensorrt.cases import one
 from tests.deploy.tensorrt.fake import DataType, FakeCuda, FakeTensorRT, toolkit
 from tests.support import assert_three_lines, run, small_convnet, small_mlp, text_model, weights
 
-SHAPES = [parse_shape("x:1,2,4x4")]
+SHAPES = [parse_profile("x:1,2,4x4")]
 
 
 @pytest.fixture
@@ -117,9 +117,9 @@ def test_what_goes_wrong_is_said_clearly(settings, error, words, model):
     "shapes",
     [
         [],
-        [parse_shape("y:1x4")],
-        [parse_shape("x:1x5")],
-        [parse_shape("x:1,2x4".replace("1,2", "2"))] * 2,
+        [parse_profile("y:1x4")],
+        [parse_profile("x:1x5")],
+        [parse_profile("x:1,2x4".replace("1,2", "2"))] * 2,
     ],
 )
 def test_profiles_are_checked_before_anything_is_built(shapes, model):
@@ -156,7 +156,7 @@ def test_without_tensorrt_the_recipe_is_printed(model, monkeypatch):
 
 
 def test_the_recipe_joins_inputs_and_quotes():
-    shapes = [parse_shape("x:1,2,4x3"), parse_shape("y:5")]
+    shapes = [parse_profile("x:1,2,4x3"), parse_profile("y:5")]
     line = recipe("my model.onnx", "e", shapes, workspace=3 << 30, timing_cache="t")
     words = shlex.split(line)
     assert words[1] == "--onnx=my model.onnx"

@@ -14,7 +14,7 @@ from ortboost.deploy.tensorrt.fixes import (
     doubles_to_floats,
     strip_training_mode,
 )
-from ortboost.deploy.tensorrt.profiles import parse_shape
+from ortboost.deploy.tensorrt.profiles import parse_profile
 from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.query import FLOAT_TYPES
@@ -238,7 +238,7 @@ def test_data_and_shapes_reach_the_comparison(tmp_path):
     feeds = [{"x": weights(5, 4)}, {"x": weights(2, 4)}]
     fixed = fix_for_tensorrt(small_mlp(), tmp_path / "m.onnx", ELEVEN, feeds=feeds)
     assert fixed.parity.samples == 7
-    shapes = [parse_shape("x:1,3,9x4")]
+    shapes = [parse_profile("x:1,3,9x4")]
     fixed = fix_for_tensorrt(small_mlp(), tmp_path / "m.onnx", ELEVEN, profiles=shapes)
     assert fixed.parity.samples == 3
     assert not fixed.after.findings

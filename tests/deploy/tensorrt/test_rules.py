@@ -6,7 +6,7 @@ import pytest
 
 from ortboost.deploy.tensorrt import checker
 from ortboost.deploy.tensorrt.checker import check_tensorrt
-from ortboost.deploy.tensorrt.profiles import parse_shape
+from ortboost.deploy.tensorrt.profiles import parse_profile
 from ortboost.deploy.tensorrt.rules import RULES, Finding, rule
 from ortboost.deploy.tensorrt.table import parse_release
 from tests.deploy.tensorrt.cases import CASES, one
@@ -62,7 +62,7 @@ def test_a_plain_model_needs_a_profile_and_nothing_else(name, target):
     assert [f.rule for f in report.findings] == ["TRT040"]
     dims = "1x8x8" if name == "lenet5" else "64"
     assert f"--shape x:1,8,32x{dims}" in report.findings[0].fix
-    shapes = [parse_shape(f"x:1,2,4x{dims}")]
+    shapes = [parse_profile(f"x:1,2,4x{dims}")]
     assert not check_tensorrt(
         MODELS / f"{name}.onnx", parse_release(target), profiles=shapes
     ).findings
@@ -82,7 +82,7 @@ def test_profiles_that_do_not_fit_are_errors():
         ("x:1x5", "is 4 in the model"),
         ("x:1x4x2", "2 dimensions"),
     ):
-        (finding,) = [f for f in found(model, profiles=[parse_shape(text)]) if f.rule == "TRT040"]
+        (finding,) = [f for f in found(model, profiles=[parse_profile(text)]) if f.rule == "TRT040"]
         assert finding.severity == "error"
         assert words in finding.reason
     assert [f.rule for f in found(model, profiles=[])] == ["TRT040"]

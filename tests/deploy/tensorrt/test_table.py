@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt import table
-from ortboost.deploy.tensorrt.profiles import parse_shape, settle_profiles, suggestion
+from ortboost.deploy.tensorrt.profiles import parse_profile, settle_profiles, suggestion
 from ortboost.deploy.tensorrt.rules.types import TENSORRT_TYPES
 from ortboost.deploy.tensorrt.table import parse_release, releases
 from tests.support import ROOT, assert_three_lines
@@ -180,7 +180,7 @@ def test_the_tool_stops_at_a_restriction_without_a_code(tmp_path):
     ],
 )
 def test_shapes_are_read_and_written(text, shapes):
-    profile = parse_shape(text)
+    profile = parse_profile(text)
     assert (profile.minimum, profile.optimum, profile.maximum) == shapes
     assert str(profile) == text
 
@@ -203,7 +203,7 @@ def test_shapes_are_read_and_written(text, shapes):
 )
 def test_shapes_that_make_no_sense_are_refused(text):
     with pytest.raises(UsageError) as info:
-        parse_shape(text)
+        parse_profile(text)
     assert_three_lines(info.value)
 
 
@@ -211,7 +211,7 @@ INPUTS = {"x": ("batch", 3), "y": ("batch", 2), "z": (4, 4)}
 
 
 def settle(*texts):
-    return settle_profiles(INPUTS, [parse_shape(text) for text in texts])
+    return settle_profiles(INPUTS, [parse_profile(text) for text in texts])
 
 
 def test_profiles_meet_the_inputs():
@@ -219,7 +219,7 @@ def test_profiles_meet_the_inputs():
     assert list(settled) == ["x", "y"]
     assert settled["x"].maximum == (4, 3)
     assert settle_profiles({"z": (4, 4)}, []) == {}
-    assert settle_profiles({"u": None}, [parse_shape("u:1,2,3x2")])["u"].optimum == (2, 2)
+    assert settle_profiles({"u": None}, [parse_profile("u:1,2,3x2")])["u"].optimum == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_profiles_that_do_not_fit_are_refused(texts, words):
 
 
 def test_a_suggestion_can_be_read_back():
-    assert parse_shape(suggestion("x", ("batch", 3))).maximum == (32, 3)
+    assert parse_profile(suggestion("x", ("batch", 3))).maximum == (32, 3)
     assert suggestion("x", None) == "x:DIMxDIM..."
 
 

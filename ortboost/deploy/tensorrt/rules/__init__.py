@@ -4,7 +4,7 @@ A new rule is a function from a :class:`~ortboost.deploy.tensorrt.rules.registry
 findings, registered with ``@rule("TRT0xx", "what it looks for")`` in the file of its family.
 """
 
-from ortboost.deploy.tensorrt.rules import (
+from ortboost.deploy.tensorrt.rules import (  # noqa: F401  importing them fills the registry
     attributes,
     constants,
     files,
@@ -16,18 +16,4 @@ from ortboost.deploy.tensorrt.rules import (
 )
 from ortboost.deploy.tensorrt.rules.registry import RULES, Context, Finding, Rule, rule
 
-__all__ = [
-    "RULES",
-    "Context",
-    "Finding",
-    "Rule",
-    "attributes",
-    "constants",
-    "files",
-    "numbers",
-    "operators",
-    "quantization",
-    "rule",
-    "shapes",
-    "types",
-]
+__all__ = ["RULES", "Context", "Finding", "Rule", "rule"]

@@ -41,19 +41,15 @@ def training_leftovers(context: Context) -> Iterator[Finding]:
         return
     for node in context.nodes:
         problem = ""
-        if node.op_type in _LOSSES and is_standard(node):
+        if is_standard(node, *_LOSSES):
             problem = "A loss belongs to training."
         elif node.domain in _TRAINING_DOMAINS:
             problem = f"An operator of {node.domain} belongs to training."
         elif not is_standard(node) and node.op_type.endswith("Grad"):
             problem = "A gradient belongs to training."
-        elif node.op_type == "Dropout" and is_standard(node) and _drops(context, node):
+        elif is_standard(node, "Dropout") and _drops(context, node):
             problem = "Dropout is in training mode: it drops at random."
-        elif (
-            node.op_type == "BatchNormalization"
-            and is_standard(node)
-            and normalizes_batch(node, context.opset)
-        ):
+        elif is_standard(node, "BatchNormalization") and normalizes_batch(node, context.opset):
             problem = "BatchNormalization is in training mode: it uses the statistics of the batch."
         if problem:
             yield error(

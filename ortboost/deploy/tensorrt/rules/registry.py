@@ -109,7 +109,7 @@ class Context:
     profiles: dict[str, Profile] | None = None
     path: Path | None = None
     raw: ir.Model | None = None
-    _constant: dict[int, str] = field(default_factory=dict, repr=False)
+    _verdicts: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def original(self) -> ir.Model:
@@ -159,27 +159,27 @@ class Context:
         """
         if value is None:
             return "stored"
-        pending = [(value, False)]
+        pending = [(value, False)]  # depth first without recursion; True: its inputs are done
         while pending:
             current, visited = pending.pop()
-            if id(current) in self._constant:
+            if id(current) in self._verdicts:
                 continue
-            verdict = self._at_once(current)
+            verdict = self._own_verdict(current)
             node = current.producer()
             if verdict is None and node is not None:
                 parents = [parent for parent in node.inputs if parent is not None]
-                unknown = [p for p in parents if id(p) not in self._constant]
+                unknown = [p for p in parents if id(p) not in self._verdicts]
                 if unknown and not visited:
                     pending.append((current, True))
                     pending += [(parent, False) for parent in unknown]
                     continue
-                dynamic = any(self._constant.get(id(p), "computed") == "computed" for p in parents)
+                dynamic = any(self._verdicts.get(id(p), "computed") == "computed" for p in parents)
                 verdict = "computed" if dynamic else "folds"
-            self._constant[id(current)] = verdict or "computed"
-        return self._constant[id(value)]
+            self._verdicts[id(current)] = verdict or "computed"
+        return self._verdicts[id(value)]
 
     @staticmethod
-    def _at_once(value: ir.Value) -> str | None:
+    def _own_verdict(value: ir.Value) -> str | None:
         """The verdict if it does not depend on the inputs of the producer."""
         if value.is_initializer():
             return "stored"
@@ -216,6 +216,9 @@ class Context:
         return found.astype(np.float32)
 
 
+Check: TypeAlias = Callable[[Context], Iterator[Finding]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule and its id.
@@ -228,13 +231,11 @@ class Rule:
 
     id: str
     title: str
-    check: Callable[[Context], Iterator[Finding]]
+    check: Check
 
 
 RULES: dict[str, Rule] = {}
 """All rules by id, in the order in which they run."""
-
-Check: TypeAlias = Callable[[Context], Iterator[Finding]]
 
 
 def rule(identifier: str, title: str) -> Callable[[Check], Check]:

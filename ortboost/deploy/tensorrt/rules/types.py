@@ -28,6 +28,7 @@ TENSORRT_TYPES: Final = {
 """ONNX element types to TensorRT's names; DOUBLE is cast, all others are rejected."""
 
 _CASTED: Final = ir.DataType.DOUBLE
+# Operators that really lack integer kernels.
 _EXACT: Final = (
     *("Conv", "ConvTranspose", "DequantizeLinear", "Einsum", "Gemm", "MatMul", "QuantizeLinear"),
 )
@@ -80,9 +81,7 @@ def foreign_types(context: Context) -> Iterator[Finding]:
             kind = "a sequence"
         elif isinstance(value.type, ir.OptionalType):
             kind = "an optional"
-        elif (
-            value.dtype is not None and value.dtype != _CASTED and value.dtype not in TENSORRT_TYPES
-        ):
+        elif value.dtype not in (None, _CASTED, *TENSORRT_TYPES):
             kind = str(value.dtype)
         if kind and name not in seen:
             seen.add(name)

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.deploy.rewrites.part_transposes import part_transposes
+from ortboost.deploy.rewrites.separate_transposes import separate_transposes
 from ortboost.runtime.session import open_session
 from tests.deploy.rewrites.support import model_of, ops
 from tests.support import text_model, weights
@@ -52,11 +52,11 @@ def test_they_are_parted(perm, matrix, left, dims, moved, tmp_path):
     model = product(perm, matrix, left=left, dims=dims)
     shape = [3 if d == "n" else int(d) for d in dims.split(",")]
     x, w = half(*shape, seed=1), model.graph.initializers["w"].const_value.numpy()
-    assert len(part_transposes(model).changed) == 1
+    assert len(separate_transposes(model).changed) == 1
     assert ops(model) == {"Transpose": 1, "MatMul": 1}
     assert (model.graph[0].op_type == "MatMul") is moved
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    assert not part_transposes(model).changed
+    assert not separate_transposes(model).changed
     turned = x.transpose(perm).astype(np.float64)
     expected = w.astype(np.float64) @ turned if left else turned @ w.astype(np.float64)
     ir.save(model, tmp_path / "m.onnx")
@@ -80,7 +80,7 @@ def test_they_are_parted(perm, matrix, left, dims, moved, tmp_path):
 )
 def test_what_is_left_alone(model):
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    assert not part_transposes(model).changed
+    assert not separate_transposes(model).changed
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
@@ -91,7 +91,7 @@ def test_what_others_read_stays():
         "float16[3,n,5] y, float16[3,n,4] z, float16[4,5] u",
         w=half(4, 5),
     )
-    assert part_transposes(model).changed
+    assert separate_transposes(model).changed
     assert ops(model) == {"Transpose": 2, "MatMul": 1, "Mul": 1, "Add": 1}
     assert "w" in model.graph.initializers
 

@@ -19,23 +19,23 @@ from ortboost.core.report import Report
 from ortboost.graph.query import label, producer_of
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
-__all__ = ["part_transposes"]
+__all__ = ["separate_transposes"]
 
 
-def part_transposes(model: ir.Model) -> Report:
+def separate_transposes(model: ir.Model) -> Report:
     """Separate float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
-    return rewrite_nodes(model, "part_transposes", {"MatMul": _part})
+    return rewrite_nodes(model, "separate_transposes", {"MatMul": _separate})
 
 
-def _part(site: Site) -> list[ir.Value | None] | None:
+def _separate(site: Site) -> list[ir.Value | None] | None:
     for place in (0, 1):
-        turn, stored = producer_of(site.input(place), "Transpose"), site.input(1 - place)
-        perm = [] if turn is None else list(turn.attributes.get_ints("perm", ()))
-        if turn is None or not _turns_batch(perm) or not _is_half_matrix(stored):
+        transpose, stored = producer_of(site.input(place), "Transpose"), site.input(1 - place)
+        perm = [] if transpose is None else list(transpose.attributes.get_ints("perm", ()))
+        if transpose is None or not _is_fused(perm) or not _is_half_matrix(stored):
             continue
-        out, source = site.node.outputs[0], turn.inputs[0]
+        out, source = site.node.outputs[0], transpose.inputs[0]
         if place == 0 and perm[-1] == len(perm) - 1:
-            site.note = f"computed before '{label(turn)}'"
+            site.note = f"computed before '{label(transpose)}'"
             shape = None
             if source is not None and source.shape is not None and out.shape is not None:
                 shape = ir.Shape([*source.shape[:-1], out.shape[-1]])
@@ -43,16 +43,16 @@ def _part(site: Site) -> list[ir.Value | None] | None:
             return [site.op("Transpose", product, dtype=out.dtype, shape=out.shape, perm=perm)]
         site.note = "its matrix has as many axes as the other input"
         array = np.asarray(site.array(1 - place))
-        wide = site.const(array.reshape((1,) * (len(perm) - 2) + array.shape), stored.dtype)
-        site.node.replace_input_with(1 - place, wide)
+        batched = site.const(array.reshape((1,) * (len(perm) - 2) + array.shape), stored.dtype)
+        site.node.replace_input_with(1 - place, batched)
         return list(site.node.outputs)
     return None
 
 
-def _turns_batch(perm: list[int]) -> bool:
+def _is_fused(perm: list[int]) -> bool:
+    """Whether a Transpose moves the first axis to one of the last two places."""
     rank = len(perm)
-    kept, moved = [*range(1, rank - 1), 0, rank - 1], [*range(1, rank), 0]
-    return rank > 2 and perm in (kept, moved)
+    return rank > 2 and perm in ([*range(1, rank - 1), 0, rank - 1], [*range(1, rank), 0])
 
 
 def _is_half_matrix(value: ir.Value) -> bool:

@@ -20,19 +20,19 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.deploy.pipeline import Step
 from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
-from ortboost.deploy.rewrites.part_transposes import part_transposes
+from ortboost.deploy.rewrites.separate_transposes import separate_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
 from ortboost.graph.normalize import convert_opset
 from ortboost.transforms.precision import PrecisionConfig, place_precision
 
-__all__ = ["Precise", "precision_step"]
+__all__ = ["LowPrecision", "precision_steps"]
 
 _MARGIN = 2.0
 """Later data may exceed the ranges of the calibration data: twice the range has to fit."""
 
 
 @dataclass(frozen=True)
-class Precise:
+class LowPrecision:
     """How to convert a graph to a lower precision.
 
     Args:
@@ -52,38 +52,35 @@ class Precise:
     config: PrecisionConfig | None = None
 
 
-def precision_step(precise: Precise, target: Target) -> list[Step]:
+def precision_steps(how: LowPrecision, target: Target) -> list[Step]:
     """The steps that convert a graph to a lower precision.
 
     Raises:
         UsageError: int8 without calibration data.
     """
-    if precise.precision == "int8":
-        if not precise.calibration:
+    if how.precision == "int8":
+        if not how.calibration:
             raise UsageError(
                 "int8 needs calibration data to measure the ranges of the activations.",
                 where="--precision int8",
                 fix="Give --calib DATA: a few hundred representative samples.",
             )
-        how = precise.int8 or Int8Config.for_target(target.name)
-        feeds = precise.calibration
-        return [Step("quantize_int8", lambda model: quantize_int8(model, feeds, how))]
-    config = precise.config or PrecisionConfig(
-        compute="bf16" if precise.precision == "bf16" else "fp16",
-        keep_io_types=precise.keep_io_types,
+        int8 = how.int8 or Int8Config.for_target(target.name)
+        return [Step("quantize_int8", lambda model: quantize_int8(model, how.calibration, int8))]
+    config = how.config or PrecisionConfig(
+        compute="bf16" if how.precision == "bf16" else "fp16", keep_io_types=how.keep_io_types
     )
-    margin = {name: largest * _MARGIN for name, largest in precise.ranges.items()}
-
-    def place(model: ir.Model) -> Report:
-        return place_precision(model, config, weights="stored", ranges=margin)
-
-    placed = Step("place_precision", place)
-    if precise.precision == "bf16":
-        return [Step("bf16_opset", _lift_for_bf16), placed]
+    ranges = {name: largest * _MARGIN for name, largest in how.ranges.items()}
+    place = Step(
+        "place_precision",
+        lambda model: place_precision(model, config, weights="stored", ranges=ranges),
+    )
+    if how.precision == "bf16":
+        return [Step("bf16_opset", _lift_for_bf16), place]
     return [
-        placed,
-        Step("clamp_infinite", clamp_infinite),
-        Step("part_transposes", part_transposes),
+        place,
+        Step("clamp_infinite", clamp_infinite),  # made by casting constants to float16
+        Step("separate_transposes", separate_transposes),
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from ortboost import api
 from ortboost.core.errors import ParityError, UsageError
 from ortboost.deploy.export import export_network
-from ortboost.deploy.precise import Precise
+from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.tolerance import tolerance_for
@@ -46,7 +46,7 @@ def test_infinities_are_clamped():
 
 def test_int8_needs_data():
     with pytest.raises(UsageError, match="calibration") as info:
-        export_network(small_mlp(), precise=Precise("int8"))
+        export_network(small_mlp(), low_precision=LowPrecision("int8"))
     assert_three_lines(info.value)
 
 
@@ -70,7 +70,7 @@ def scores(lowest):
 
 @pytest.mark.parametrize("lowest", [-np.inf, -1e38, -3.4028235e38])
 def test_a_mask_in_float16(lowest, tmp_path):
-    exported = export_network(scores(lowest), precise=Precise("fp16"))
+    exported = export_network(scores(lowest), low_precision=LowPrecision("fp16"))
     stored = exported.model.graph.initializers.values()
     halves = [v for v in stored if v.dtype == ir.DataType.FLOAT16]
     assert "w" in {v.name for v in halves}
@@ -85,7 +85,7 @@ def test_a_mask_in_float16(lowest, tmp_path):
 
 
 def test_inputs_and_outputs_in_float16(tmp_path):
-    exported = export_network(small_mlp(), precise=Precise("fp16", keep_io_types=False))
+    exported = export_network(small_mlp(), low_precision=LowPrecision("fp16", keep_io_types=False))
     assert exported.model.graph.inputs[0].dtype == ir.DataType.FLOAT16
     x = {"x": weights(3, 4)}
     parity = write_verified(
@@ -114,7 +114,7 @@ def test_what_was_measured_to_be_large_stays_in_float32(tmp_path):
 
 def test_bfloat16_lifts_the_opset():
     exported = export_network(
-        small_convnet(), target=get_target("tensorrt=11"), precise=Precise("bf16")
+        small_convnet(), target=get_target("tensorrt=11"), low_precision=LowPrecision("bf16")
     )
     assert exported.model.opset_imports[""] == 22
     onnx.checker.check_model(ir.to_proto(exported.model), full_check=True)

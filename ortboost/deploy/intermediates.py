@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from ortboost.graph.io import save_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["AT_A_TIME", "inner_evaluator", "inner_floats", "measure_ranges", "run_inner"]
+__all__ = [
+    "AT_A_TIME",
+    "intermediate_evaluator",
+    "intermediate_floats",
+    "measure_ranges",
+    "run_intermediates",
+]
 
 AT_A_TIME: Final = 64
 """Number of intermediate tensors that are outputs of one session: each takes memory."""
@@ -26,7 +32,7 @@ AT_A_TIME: Final = 64
 _READABLE = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)  # as numpy arrays
 
 
-def inner_floats(model: ir.Model) -> Iterator[ir.Value]:
+def intermediate_floats(model: ir.Model) -> Iterator[ir.Value]:
     """The float outputs of the nodes of the main graph, in topological order."""
     for node in model.graph:
         for value in node.outputs:
@@ -35,14 +41,14 @@ def inner_floats(model: ir.Model) -> Iterator[ir.Value]:
 
 
 @contextlib.contextmanager
-def inner_evaluator(
+def intermediate_evaluator(
     model: ir.Model, names: Sequence[str], *, device: str = "cpu"
 ) -> Iterator[ModelEvaluator]:
     """Open an evaluator of intermediate tensors of a graph, for the duration of the context.
 
     Args:
         model: The graph; it is not modified.
-        names: Intermediate tensors; see :func:`inner_floats`.
+        names: Intermediate tensors; see :func:`intermediate_floats`.
         device: Where to run.
     """
     changed = model.clone()
@@ -54,15 +60,15 @@ def inner_evaluator(
         yield ModelEvaluator(path, device=device)
 
 
-def run_inner(
+def run_intermediates(
     model: ir.Model,
     names: Sequence[str],
     feeds: Mapping[str, NDArray[Any]],
     *,
     device: str = "cpu",
 ) -> dict[str, NDArray[np.float64]]:
-    """Compute intermediate tensors on one batch, as float64; see :func:`inner_evaluator`."""
-    with inner_evaluator(model, names, device=device) as evaluator:
+    """Compute intermediate tensors on one batch, as float64; see :func:`intermediate_evaluator`."""
+    with intermediate_evaluator(model, names, device=device) as evaluator:
         found = evaluator.evaluate(feeds)
     return {name: np.asarray(array, np.float64) for name, array in found.items()}
 
@@ -78,10 +84,12 @@ def measure_ranges(
         device: Where to run.
     """
     batches = list(feeds)
-    names = [value.name or "" for value in inner_floats(model)]
+    names = [value.name or "" for value in intermediate_floats(model)]
     ranges: dict[str, float] = {}
     for start in range(0, len(names), AT_A_TIME):
-        with inner_evaluator(model, names[start : start + AT_A_TIME], device=device) as evaluator:
+        with intermediate_evaluator(
+            model, names[start : start + AT_A_TIME], device=device
+        ) as evaluator:
             for batch in batches:
                 for name, array in evaluator.evaluate(batch).items():
                     largest = float(np.abs(array).max(initial=0.0))
