@@ -17,20 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.base import State, StepContext
 from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientGatherer
-from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import Range
 from ortboost.graph.parameters import Parameter
 
 __all__ = ["GradAccumulation", "accumulator_name"]
 
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
-_LONGEST: Final = 2**31
 
 
 def accumulator_name(parameter: str) -> str:
@@ -58,20 +57,10 @@ class GradAccumulation(GradientGatherer):
         {'name': 'grad-accumulation', 'steps': 4}
     """
 
-    steps: int
+    steps: Annotated[int, Range(1, below=2**31)]
 
     name: ClassVar[str] = "grad-accumulation"
     card: ClassVar[str] = "grad-accumulation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.steps < _LONGEST:
-            raise ConfigError(
-                f"Cannot accumulate over {self.steps} micro-batches.",
-                where=f"boost '{self.name}', steps (accumulate)",
-                fix="Give the number of micro-batches per update, 1 for no accumulation, "
-                f"below {_LONGEST}.",
-            )
 
     @property
     def enabled(self) -> bool:
@@ -91,6 +80,7 @@ class GradAccumulation(GradientGatherer):
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """Add a micro-batch to the window; the module docstring has the algebra."""
         b, done = step.b, step.states[MICRO_STEPS]
+        # `keep` clears the sums of the last window: an update does not write them.
         started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
         count = b.op("Add", done, b.const(1, _INT64))
         full = b.op("GreaterOrEqual", count, b.const(self.steps, _INT64), dtype=_BOOL, shape=())

@@ -24,7 +24,6 @@ graph makes the update after the sums of the window have been reduced.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,9 +38,9 @@ from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.graph.io import save_model
-from ortboost.graph.reach import uses_inside
+from ortboost.graph.reach import ancestors
 from ortboost.program import catalogue as names
-from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
+from ortboost.program.catalogue import TensorSpec, read_catalogue, stamp
 from ortboost.program.gradients import INCOMING, ZEROS
 from ortboost.program.program import Program
 
@@ -163,6 +162,7 @@ def split_step(
     catalogue = read_catalogue(step)
     made = {o.name: o for node in step.graph for o in node.outputs if o.name}
     gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
+    # With accumulation, what the second `If` writes is left to the flush graph.
     entries = tuple(
         dataclasses.replace(entry, next=None)
         if entry.next and gate is not None and made[entry.next].producer() is gate
@@ -196,6 +196,7 @@ def split_step(
     late = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
     second = slice_step(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
     read = {value.name for value in second.graph.inputs}
+    # The update must not depend on the batch except by the cut values.
     stray = next((spec.name for spec in catalogue.batch if spec.name in read), None)
     if stray is not None:
         raise _not_split(stray)
@@ -207,8 +208,8 @@ def split_step(
         outputs=tuple(late),
         randomness=False,
     )
-    _stamp(first, first_catalogue, GRADIENTS_GRAPH)
-    _stamp(second, second_catalogue, UPDATE_GRAPH)
+    stamp(first, GRADIENTS_GRAPH, first_catalogue)
+    stamp(second, UPDATE_GRAPH, second_catalogue)
     kept = [*gradients, *raw] if accumulates else raw
     return SplitStep(
         first,
@@ -235,14 +236,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     graph.inputs.extend(inputs)
     graph.outputs[:] = [made[name] for name in outputs]
     # The pass for unused nodes is not enough: it counts reads by branches of removed nodes.
-    needed: set[ir.Node] = set()
-    pending = [value.producer() for value in graph.outputs]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in needed:
-            needed.add(node)
-            read = [*node.inputs, *uses_inside(node)]
-            pending += [value.producer() for value in read if value is not None]
+    needed = ancestors(graph.outputs)
     unread = [node for node in graph if node not in needed]
     for node in unread:
         for inner in (node, *_inside(node)):
@@ -251,9 +245,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     graph.remove(unread)
     common.RemoveUnusedNodesPass()(model)  # and the constants
     written = {name.removeprefix(names.next_name("")) for name in outputs}
-    used = {
-        id(value) for node in graph.all_nodes() for value in node.inputs
-    }  # by the remaining nodes
+    used = {id(value) for node in graph.all_nodes() for value in node.inputs}
     graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
     return model
 
@@ -268,11 +260,6 @@ def _read(model: ir.Model, entries: Sequence[names.StateEntry]) -> tuple[names.S
     """The states that a graph reads or writes."""
     read = {value.name for value in model.graph.inputs}
     return tuple(entry for entry in entries if entry.name in read)
-
-
-def _stamp(model: ir.Model, catalogue: Catalogue, kind: str) -> None:
-    model.metadata_props["ortboost.kind"] = kind
-    model.metadata_props[names.METADATA_KEY] = json.dumps(catalogue.to_dict())
 
 
 def _not_split(name: str) -> ModelError:

@@ -72,46 +72,40 @@ class StepParts:
 
 
 def append_update(
-    model: ir.Model,
+    graph: GraphContext,
     config: ProgramConfig,
-    trained: Sequence[Parameter],
     gradients: Mapping[str, ir.Value],
     buffers_next: Mapping[str, ir.Value],
     scale: ir.Value | None,
     *,
     group: int | None = None,
-    graph: GraphContext | None = None,
 ) -> StepParts:
     """Append finite check, gate, unscaling, boosts, optimizer and scale update to a gradient graph.
 
     Args:
-        model: The gradient graph; parameters are its inputs. Changed in place.
+        graph: The context of a gradient graph, whose inputs are the parameters; it is changed in
+            place. The trained parameters of the context are updated.
         config: The configuration.
-        trained: Parameters to update.
         gradients: Parameter name to its scaled gradient.
         buffers_next: Buffer name to the raw next value that the forward pass computed.
         scale: The loss-scale input; ``None`` for no scaling.
         group: Number of the freeze group with a separate optimizer state; ``None`` if there is a
             single state.
-        graph: The boosts' view of the gradient graph.
     """
-    graph = graph or GraphContext(model, trained=trained)
     writer = _Writer(graph, config, group)
     writer.declare_step()
-    if writer.scaler is None:
-        scaled = ScaledGradients(writer.b, None, config.gradient_divisor, trained, gradients, None)
-    else:
-        scaled = ScaledGradients(
-            writer.b,
-            writer.scaler,
-            config.gradient_divisor,
-            trained,
-            gradients,
-            scale,
-            writer.scaler.groups(graph),
-            writer.scaler.incoming(graph),
-        )
-    if len(scaled.bundles) == 1:
+    scaler = writer.scaler
+    scaled = ScaledGradients(
+        writer.b,
+        scaler,
+        config.gradient_divisor,
+        graph.trained,
+        gradients,
+        scale,
+        None if scaler is None else scaler.groups(graph),
+        None if scaler is None else scaler.incoming(graph),
+    )
+    if len(scaled.bundles) == 1:  # one scale for all layers
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
     writer.take_means()
     if config.check_finite:
@@ -190,7 +184,7 @@ class _Writer:
         if name in self.inputs:  # already declared by a rewrite of the gradients
             self.inputs[name].shape = ir.Shape(shape)
             return self.inputs[name]
-        value = ir.Value(name=self.b.unique(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        value = ir.val(self.b.unique(name), dtype, shape)
         self.graph.inputs.append(value)
         self.inputs[name] = value
         return value
@@ -249,7 +243,7 @@ class _Writer:
             }
             return {**kept, **buffers, **self._skipped(scale, blamed)}
 
-        results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
+        results = choose(self.b, "ortboost/gate", finite, good, bad, self.inputs)
         results |= self._update_if_full(results)
         return self._parts(results, scale, overflow)
 
@@ -281,7 +275,7 @@ class _Writer:
             cleared = {name: self.inputs[name] for name in gatherer.cleared(self.context)}
             return {**self._unchanged(), **cleared}
 
-        results = choose(b, "ortboost/flush", some, applied, kept, names.next_name, self.inputs)
+        results = choose(b, "ortboost/flush", some, applied, kept, self.inputs)
         return self._parts(results, None, some)
 
     def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
@@ -304,19 +298,12 @@ class _Writer:
         """The update, if the window is full."""
         if self.gatherer is None:
             return {}
-        full = results.pop(_FULL)
+        full = results.pop(_FULL)  # not a state: it only passes from one If to the other
         gradients = partial(self.gatherer.gathered, self.context, results)
         observed = {name: results[name] for name in self.gathering}
         self.context.states = {**self.inputs, **observed}
-        return choose(
-            self.b,
-            "ortboost/apply",
-            full,
-            lambda: self._updated(gradients),
-            self._unchanged,
-            names.next_name,
-            self.inputs,
-        )
+        updated = partial(self._updated, gradients)
+        return choose(self.b, "ortboost/apply", full, updated, self._unchanged, self.inputs)
 
     def _passed(self, scaled: ScaledGradients, scale: ir.Value | None) -> dict[str, ir.Value]:
         """Scale and counters after a step with finite or unchecked gradients."""
@@ -386,6 +373,7 @@ class _Writer:
         b, one = self.b, self.b.const(1, _INT64)
         counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
         counts = {name: b.op("Add", self.inputs[name], one) for name in counters}
+        # With a state per freeze group, Adam's bias correction counts the updates of the group.
         step = b.op("Cast", counts[counters[-1]], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
         next_of: dict[str, ir.Value] = {}
         context = UpdateContext(**vars(self.context), step=step, next_of=next_of)

@@ -49,11 +49,11 @@ def _trial(
     """The forward pass with trial weights; its running statistics are discarded."""
     graph = model.graph
     inputs = {value.name or "": value for value in graph.inputs}
-    uses = {p.name: inputs[p.name].uses() for p in trained}
+    uses = {p.name: inputs[p.name].uses() for p in trained}  # those of the forward pass only
     first = next(iter(graph), None)
     for name in taker.trial_states():
-        inputs[name] = _input(known[name])
-    rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+        inputs[name] = known[name].value()
+    rate = ir.val(names.RATE, ir.DataType.FLOAT, ())
     b = Builder(graph, "ortboost/trial")
     weights, promised = taker.trial_weights(b, inputs, rate, trained)
     promised = b.op("Identity", promised, name=names.PROMISED, shape=())
@@ -91,8 +91,8 @@ def _accept(
     known: Mapping[str, StateEntry],
 ) -> tuple[ir.Model, Catalogue]:
     read = [p.name for p in trained] + list(taker.accept_states(trained))
-    inputs = {name: _input(known[name]) for name in read}
-    rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    inputs = {name: known[name].value() for name in read}
+    rate = ir.val(names.RATE, ir.DataType.FLOAT, ())
     graph = ir.Graph(
         [rate, *inputs.values()],
         [],
@@ -113,11 +113,3 @@ def _accept(
     )
     catalogue = Catalogue((), (TensorSpec.of(rate),), state, ())
     return ir.Model(graph, ir_version=forward.ir_version), catalogue
-
-
-def _input(entry: StateEntry) -> ir.Value:
-    return ir.Value(
-        name=entry.name,
-        type=ir.TensorType(ir.DataType.from_numpy(entry.dtype)),
-        shape=ir.Shape(entry.shape),
-    )

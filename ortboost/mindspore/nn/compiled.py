@@ -27,7 +27,8 @@ from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.runtime.stepper import Stepper, StepResult
+from ortboost.runtime.step_result import StepResult
+from ortboost.runtime.stepper import Stepper
 from ortboost.training.run_state import step_seed
 from ortboost.transforms.attach_loss import LossConfig
 

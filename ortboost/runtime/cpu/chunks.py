@@ -42,9 +42,7 @@ _OF_NUMBERS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")
 _PART = 32 * 1024  # elements per thread; about eight tensors of this size fit into 2 MiB
 _LARGE = 8  # minimum number of parts; with fewer there is little to gain
 _SLACK = 4  # factor by which a part may differ from the desired size
-_LANES = (
-    16  # of a vector register; onnxruntime 1.19 rounds square roots differently in the remainder
-)
+_LANES = 16  # of a vector register; onnxruntime 1.19 rounds square roots of a remainder otherwise
 
 _Shape = tuple[int, ...]
 
@@ -114,7 +112,7 @@ def _part(count: int, wished: int) -> int | None:
     return min(divisors, key=lambda part: abs(math.log(part / wished)), default=None)
 
 
-# ---- selection of nodes------------------------------------------------------------------------
+# ---- selection of nodes ------------------------------------------------------------------------
 
 
 def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
@@ -135,6 +133,8 @@ def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
         depths[id(node)] = depth
         if shape is None:
             continue
+        # Two nodes may share a Scan if they are connected and have the same depth: then no path
+        # between them leads through another node, which would have to run in between.
         node.outputs[0].shape = ir.Shape(shape)  # later nodes need it
         chain_of[id(node)] = [node]
         for value in node.inputs:
@@ -224,7 +224,8 @@ def _put_into_scan(
             if read is not None and read in taken:
                 member.replace_input_with(index, slices[taken.index(read)])
     body = ir.Graph(slices, results, nodes=chain.nodes, name=f"{scan[0].name}/body")
-    (node,) = {id(p): p for v in scan if (p := v.producer()) is not None}.values()
+    node = scan[0].producer()
+    assert node is not None  # the Scan
     node.attributes["body"] = ir.AttrGraph("body", body)
 
 
@@ -238,6 +239,8 @@ def _give_out(
     builder: Builder,
 ) -> None:
     """Redirect all readers of a result of the chain to the Scan."""
+    # Three kinds of readers: nodes get the original shape back by a Reshape; so do graph outputs,
+    # unless they are states, which keep the shape of the parts (the caller binds their memory).
     others = [use for use in value.uses() if use.node not in chain.nodes]
     index = graph.outputs.index(value) if value in graph.outputs else None
     shown = None if index is None else value if owner is None else owner.outputs[index]
@@ -251,7 +254,7 @@ def _give_out(
         return
     new = parts if free else back
     graph.outputs[index] = new
-    if owner is None:
+    if owner is None:  # outputs of the main graph are known by name, those of a branch by position
         value.name, new.name = builder.unique(f"{value.name}/part"), value.name
     elif free:
         _reshape_output(owner, index, chain, graph, builder)

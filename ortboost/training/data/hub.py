@@ -83,7 +83,7 @@ class DatasetTable(Table):
         """A column, whose rows are read on access."""
         feature, only = self._dataset.features[name], self._dataset.select_columns([name])
         if type(feature).__name__ == "Image":
-            plain = only.with_format(None)
+            plain = only.with_format(None)  # a format such as torch would decode to tensors
             store = ItemImages(lambda row: plain[row][name], len(plain), f"column '{name}'")
             return as_array_like(ImageArray(store, self._named(), self._augment))
         return as_array_like(_DatasetArray(only, name, self._number(name)))
@@ -104,7 +104,7 @@ class DatasetTable(Table):
     def _number(self, name: str) -> np.dtype[Any]:
         """The dtype of the numbers of a column, including those in lists."""
         feature = self._dataset.features[name]
-        inner = feature
+        inner = feature  # of lists and arrays, the feature of their elements
         while hasattr(inner, "feature"):
             inner = inner.feature
         try:

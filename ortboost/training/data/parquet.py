@@ -163,6 +163,7 @@ class ParquetTable(Table):
             key = (group, names)
             if key not in self._held:
                 self._held[key] = self._read(group, names, kind)
+                # Two windows for each set of columns: a batch may begin in one and end in the next.
                 while len(self._held) > 2 * self.blocks.window * len(self._readers):
                     self._held.popitem(last=False)
             self._held.move_to_end(key)
@@ -178,7 +179,7 @@ class ParquetTable(Table):
         for place, name in enumerate(names):
             values = table.column(name).combine_chunks()
             nulls = values.null_count
-            while hasattr(values.type, "list_size"):
+            while hasattr(values.type, "list_size"):  # nested lists of a fixed length
                 values = values.flatten()
                 nulls += values.null_count
             if nulls:

@@ -28,7 +28,7 @@ import numpy as np
 from ortboost.core.errors import FileError, UsageError
 from ortboost.training.data.images.augment import Draws, crop_box, jittered, random_crop
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
-from ortboost.training.data.images.stores import ArrayImages, Header, Store
+from ortboost.training.data.images.stores import ArrayImages, Header, Store, header_of
 from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.shapes import Wanted
 from ortboost.training.protocols import Array
@@ -135,18 +135,16 @@ class ImageArray(LazyArray):
 
     def _pixels(self, row: int) -> Array:
         image = self._store.load(row)
-        transparent = image.mode == "P" and "transparency" in image.info
-        mode = "PA" if transparent else image.mode
-        self._check(Header(*image.size, mode, self._store.name(row)))
+        self._check(header_of(image, self._store.name(row)))
         if image.mode != _MODES[self._kind]:
             image = image.convert(_MODES[self._kind])
         if self._epoch is not None and self.augment is not None:
             image = self._varied(image, Draws(*self._epoch, row), self.augment)
         else:
             image = self._centre(self._resized(image))
-        pixels = np.asarray(image)
+        pixels = np.asarray(image)  # [H, W] or [H, W, C], uint8
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-        if self._numbers is not None:  # a table of 256 values per channel
+        if self._numbers is not None:  # a table of 256 values per channel: faster than computing
             pixels = self._numbers[pixels, np.arange(pixels.shape[2])]
         return pixels.transpose(2, 0, 1) if self._layout == "nchw" else pixels
 
