@@ -37,7 +37,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Stage, State, UpdateContext
-from ortboost.boosts.roles import SCALE, StepTaker
+from ortboost.boosts.roles import SCALE, LineSearch
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
@@ -58,7 +58,7 @@ _FLAT_CURVE: Final = 1e-20  # smaller y.sk carries no information on the curvatu
 
 
 @dataclass(frozen=True)
-class DimReduce(StepTaker):
+class DimReduce(LineSearch):
     """Dimension-reduced training.
 
     Args:
@@ -111,7 +111,7 @@ class DimReduce(StepTaker):
         return (1.0, self.rho)
 
     @property
-    def travels(self) -> str | None:
+    def exchanged(self) -> str | None:
         """The name of `gk` if the residual is not trained; only it is exchanged then."""
         return None if self.alpha else PROJECTED
 

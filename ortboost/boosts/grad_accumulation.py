@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.base import State, StepContext
-from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientGatherer
+from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientAccumulator
 from ortboost.core.field_types import Range
 from ortboost.graph.parameters import Parameter
 
@@ -43,7 +43,7 @@ def accumulator_name(parameter: str) -> str:
 
 
 @dataclass(frozen=True)
-class GradAccumulation(GradientGatherer):
+class GradAccumulation(GradientAccumulator):
     """Gradient accumulation.
 
     Args:
@@ -75,7 +75,7 @@ class GradAccumulation(GradientGatherer):
         ]
         return [*means, State(MICRO_STEPS, np.zeros((), np.int64))]
 
-    def gather(
+    def accumulate(
         self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """Add a micro-batch to the window; the module docstring has the algebra."""
@@ -94,7 +94,7 @@ class GradAccumulation(GradientGatherer):
         found[MICRO_STEPS] = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
         return found, full
 
-    def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+    def accumulated(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """The mean gradients."""
         return {p.name: states[accumulator_name(p.name)] for p in step.trained}
 
@@ -106,7 +106,7 @@ class GradAccumulation(GradientGatherer):
         factor = b.op("Div", b.const(float(self.steps)), share)
 
         def means() -> dict[str, ir.Value]:
-            sums = self.gathered(step, step.states)
+            sums = self.accumulated(step, step.states)
             return {name: b.op("Mul", value, factor) for name, value in sums.items()}
 
         return some, means

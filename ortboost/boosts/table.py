@@ -47,7 +47,7 @@ from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
-from ortboost.boosts.roles import GradientGatherer, LossScaler, StepTaker, UpdateSplitter
+from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
@@ -221,7 +221,7 @@ def _exclusion(one: Boost, other: Boost) -> str | None:
 
 _ONE_OF: Final[Mapping[type[Boost], str]] = {
     LossScaler: "both scale the loss",
-    GradientGatherer: "both gather gradients",
-    StepTaker: "both replace the optimizer",
+    GradientAccumulator: "both accumulate gradients",
+    LineSearch: "both replace the optimizer",
     UpdateSplitter: "both split the update",
 }

@@ -104,7 +104,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         parameters=forward.parameters,
         trained=trained,
         fp32_operators=engine.fp32_operators,
-        window=1 if config.gatherer is None else config.gatherer.steps,
+        window=1 if config.accumulator is None else config.accumulator.steps,
     )
     # Rewrites that look at layers come before those that split a node into several.
     found = []
@@ -213,15 +213,15 @@ def _build_graphs(
         stamp(step, STEP_GRAPH, catalogue)
         catalogues.append(catalogue)
         initial = {**values, **initial}  # shared states have the same initial value in all graphs
-        if plan.config.gatherer is not None:
+        if plan.config.accumulator is not None:
             flush, catalogue = _build_flush(plan, trained, group, number, step)
             graphs[names.graph_name(FLUSH_GRAPH, number)] = flush
             stamp(flush, FLUSH_GRAPH, catalogue)
             catalogues.append(catalogue)
-        if plan.config.taker is not None:
+        if plan.config.line_search is not None:
             for name, (graph, catalogue) in build_trials(
                 plan.forward.model,
-                plan.config.taker,
+                plan.config.line_search,
                 trained,
                 catalogues[0],
                 plan.forward.loss.loss,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.loss_scale import scale_from_dict
-from ortboost.boosts.roles import GradientGatherer, LossScaler, StepTaker, UpdateSplitter
+from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_types import Range, check_kinds, read_config, write_config
@@ -179,10 +179,10 @@ class ProgramConfig:
                 where="check_finite",
                 fix="Keep check_finite on, or use a fixed scale.",
             )
-        taker = self.taker
-        if taker is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
+        search = self.line_search
+        if search is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
             raise ConfigError(
-                f"The boost '{taker.name}' requires the gradient of the mean loss.",
+                f"The boost '{search.name}' requires the gradient of the mean loss.",
                 where=f"gradient_divisor = {self.gradient_divisor}, reduction "
                 f"'{self.loss.reduction}'",
                 fix="Use a divisor of 1 and the reduction 'mean'.",
@@ -202,9 +202,9 @@ class ProgramConfig:
         return self._role(LossScaler)
 
     @property
-    def gatherer(self) -> GradientGatherer | None:
+    def accumulator(self) -> GradientAccumulator | None:
         """The boost that accumulates gradients over several steps."""
-        return self._role(GradientGatherer)  # type: ignore[type-abstract]
+        return self._role(GradientAccumulator)  # type: ignore[type-abstract]
 
     @property
     def splitter(self) -> UpdateSplitter | None:
@@ -212,9 +212,9 @@ class ProgramConfig:
         return self._role(UpdateSplitter)  # type: ignore[type-abstract]
 
     @property
-    def taker(self) -> StepTaker | None:
+    def line_search(self) -> LineSearch | None:
         """The boost that takes the step in place of the optimizer."""
-        return self._role(StepTaker)  # type: ignore[type-abstract]
+        return self._role(LineSearch)  # type: ignore[type-abstract]
 
     def with_boosts(self, *boosts: Boost) -> ProgramConfig:
         """A copy with these boosts; each replaces the one of the same name, or the loss scale.

@@ -24,7 +24,7 @@ from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale, scale_from_dict
 from ortboost.boosts.mixed_precision import MixedPrecision
-from ortboost.boosts.roles import GradientGatherer, LossScaler
+from ortboost.boosts.roles import GradientAccumulator, LossScaler
 from ortboost.boosts.table import arranged
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import check_kinds, read_config, write_config
@@ -103,7 +103,7 @@ FORMER: Final[Mapping[str, _Former]] = {
         scale_from_dict,
     ),
     "accumulate": _Former(
-        GradientGatherer, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
+        GradientAccumulator, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
     ),
     "clip": _Former(Clip, lambda b: b, lambda v: v, Clip.from_dict),
     "grad_freeze": _Former(

@@ -35,7 +35,7 @@ from onnx_ir.passes import common
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
-from ortboost.boosts.roles import StepTaker
+from ortboost.boosts.roles import LineSearch
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.graph.io import save_model
 from ortboost.graph.reach import ancestors
@@ -93,11 +93,11 @@ def split_program(program: Program) -> dict[str, SplitStep]:
         >>> split_program(program)["step"].summed[0].name  # doctest: +SKIP
         'fc1.weight_grad'
     """
-    gatherer = program.config.gatherer
+    accumulator = program.config.accumulator
     joins = any(isinstance(boost, AdaSum) for boost in program.config.enabled_boosts)
-    if gatherer is not None and not isinstance(gatherer, GradAccumulation):
+    if accumulator is not None and not isinstance(accumulator, GradAccumulation):
         raise ConfigError(
-            f"The boost '{gatherer.name}' accumulates gradients in an unsupported way.",
+            f"The boost '{accumulator.name}' accumulates gradients in an unsupported way.",
             where="several processes",
             fix="Use grad-accumulation, or train with one process.",
         )
@@ -110,7 +110,10 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             )
     return {
         name: split_step(
-            model, accumulates=gatherer is not None, joins=joins, taker=program.config.taker
+            model,
+            accumulates=accumulator is not None,
+            joins=joins,
+            search=program.config.line_search,
         )
         for name, model in program.graphs.items()
         if name.partition(".")[0] == names.STEP_GRAPH
@@ -143,7 +146,7 @@ def split_step(
     *,
     accumulates: bool = False,
     joins: bool = False,
-    taker: StepTaker | None = None,
+    search: LineSearch | None = None,
 ) -> SplitStep:
     """Split one step graph; it is not changed.
 
@@ -153,8 +156,8 @@ def split_step(
             the update.
         joins: Whether only some processes sum their gradients (AdaSum), while all skip the same
             steps: the finite check is cut, too.
-        taker: The boost that takes the step itself: the value that it exchanges instead of the
-            gradients is cut.
+        search: The boost that replaces the optimizer: the value that processes exchange for it
+            instead of the gradients is cut.
 
     Raises:
         ModelError: See :func:`split_program`.
@@ -172,10 +175,12 @@ def split_step(
     gradients = [
         gradient_name(e.name) for e in catalogue.entries("parameter") if e.next is not None
     ]
-    if taker is not None:  # the step does not change the parameters
+    if search is not None:  # the step does not change the parameters
         found = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
-        gradients = [taker.travels] if taker.travels else [name for name in found if name in made]
-        joins = joins or taker.travels is not None
+        gradients = (
+            [search.exchanged] if search.exchanged else [name for name in found if name in made]
+        )
+        joins = joins or search.exchanged is not None
     missing = next((name for name in gradients if name not in made), None)
     checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]

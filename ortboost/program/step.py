@@ -132,7 +132,7 @@ class _Writer:
     def __init__(self, graph: GraphContext, config: ProgramConfig, group: int | None) -> None:
         self.graph = graph.model.graph
         self.config = config
-        self.slots = config.optimizer.slots if config.taker is None else ()
+        self.slots = config.optimizer.slots if config.line_search is None else ()
         self.trained = graph.trained
         self.group = group
         self.b = Builder(self.graph, "ortboost/update")
@@ -141,10 +141,10 @@ class _Writer:
             self.b, self.trained, self.inputs, graph.memory, graph.number, graph.window
         )
         self.boosts = config.enabled_boosts
-        self.gatherer = config.gatherer
+        self.accumulator = config.accumulator
         self.scaler = config.scaler
         self.own: list[str] = []  # states of boosts that change with the update
-        self.gathering: list[str] = []  # states that change in every step
+        self.each_step: list[str] = []  # states that change in every step
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
@@ -165,8 +165,8 @@ class _Writer:
         for boost in self.boosts:
             for state in boost.states_of(graph):
                 self._add_state(state.name, state.kind, state.initial, state.role)
-                if boost is self.gatherer or state.moves == "step":
-                    self.gathering.append(state.name)
+                if boost is self.accumulator or state.moves == "step":
+                    self.each_step.append(state.name)
                 elif state.moves == "update":
                     self.own.append(state.name)
         if self.group is not None:
@@ -236,7 +236,7 @@ class _Writer:
             return {**moved, **buffers_next, **self._passed(scaled, scale)}
 
         def bad() -> dict[str, ir.Value]:
-            kept = self._unchanged() if self.gatherer is None else self._waiting()
+            kept = self._unchanged() if self.accumulator is None else self._waiting()
             buffers = {
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
@@ -263,16 +263,16 @@ class _Writer:
 
     def flush(self) -> StepParts:
         """Update with an incomplete window, if it is not empty."""
-        b, gatherer = self.b, self.gatherer
-        assert gatherer is not None  # there is no flush graph without one
-        some, gradients = gatherer.remainder(self.context)
+        b, accumulator = self.b, self.accumulator
+        assert accumulator is not None  # there is no flush graph without one
+        some, gradients = accumulator.remainder(self.context)
         b.flush()
 
         def applied() -> dict[str, ir.Value]:
-            return {**self._updated(gradients), **gatherer.cleared(self.context)}
+            return {**self._updated(gradients), **accumulator.cleared(self.context)}
 
         def kept() -> dict[str, ir.Value]:
-            cleared = {name: self.inputs[name] for name in gatherer.cleared(self.context)}
+            cleared = {name: self.inputs[name] for name in accumulator.cleared(self.context)}
             return {**self._unchanged(), **cleared}
 
         results = choose(b, "ortboost/flush", some, applied, kept, self.inputs)
@@ -280,9 +280,9 @@ class _Writer:
 
     def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
         """The states that a step with finite gradients changes: all, or the window."""
-        if self.gatherer is None:
+        if self.accumulator is None:
             return self._updated(scaled.unscaled)
-        states, full = self.gatherer.gather(self.context, scaled.unscaled)
+        states, full = self.accumulator.accumulate(self.context, scaled.unscaled)
         for boost in self.boosts:
             states |= boost.observe(self.context)
         return {**states, _FULL: full}
@@ -290,17 +290,17 @@ class _Writer:
     def _waiting(self) -> dict[str, ir.Value]:
         """The window unchanged."""
         return {
-            **{name: self.inputs[name] for name in self.gathering},
+            **{name: self.inputs[name] for name in self.each_step},
             _FULL: self.b.const(False, _BOOL),
         }
 
     def _update_if_full(self, results: dict[str, ir.Value]) -> dict[str, ir.Value]:
         """The update, if the window is full."""
-        if self.gatherer is None:
+        if self.accumulator is None:
             return {}
         full = results.pop(_FULL)  # not a state: it only passes from one If to the other
-        gradients = partial(self.gatherer.gathered, self.context, results)
-        observed = {name: results[name] for name in self.gathering}
+        gradients = partial(self.accumulator.accumulated, self.context, results)
+        observed = {name: results[name] for name in self.each_step}
         self.context.states = {**self.inputs, **observed}
         updated = partial(self._updated, gradients)
         return choose(self.b, "ortboost/apply", full, updated, self._unchanged, self.inputs)
@@ -380,7 +380,7 @@ class _Writer:
         gradients = means()
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)
-        for parameter in self.trained if self.config.taker is None else ():
+        for parameter in self.trained if self.config.line_search is None else ():
             rate, decay = self._group(parameter)
             slots = {s: self._slot(s, parameter) for s in self.slots}
             update = self.config.optimizer.update(

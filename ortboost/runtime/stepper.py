@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.boosts.roles import StepTaker
+from ortboost.boosts.roles import LineSearch
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError
 from ortboost.core.field_types import Range
@@ -204,7 +204,7 @@ class Stepper(Shown):
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)
         if self.shared is not None:
-            if self.program.config.gatherer is not None and self._counters[names.STEP] > before:
+            if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
                 # In several processes the step only fills the window, and resets its counter; the
                 # flush graph updates, with the mean over that many micro-batches.
                 self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
@@ -213,8 +213,8 @@ class Stepper(Shown):
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.check(self._state, self._steps)
         losses = values.pop(names.LOSS)
-        if self.program.config.taker is not None and not overflow:
-            taken = self._take_step(self.program.config.taker, ready, losses, seed)
+        if self.program.config.line_search is not None and not overflow:
+            taken = self._line_search(self.program.config.line_search, ready, losses, seed)
             values[names.RATE] = np.asarray(taken)
         scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         return StepResult(
@@ -261,15 +261,15 @@ class Stepper(Shown):
             self._graph(name).run(self._rates(hyper))
         self.shared.leave_sums(self._state)
 
-    def _take_step(
-        self, taker: StepTaker, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
+    def _line_search(
+        self, search: LineSearch, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
     ) -> float:
         """Apply and return the first accepted rate; 0 if none is, for example if a loss is NaN."""
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
         trial = self._graph(names.TRIAL_GRAPH)
         drawn = self._seed_for(catalogue, seed)  # the same dropout masks as in the step
-        for rate in taker.rates:
+        for rate in search.rates:
             given = {**batch, names.RATE: np.asarray(rate, np.float32)}
             if self.shared is None:
                 with drawing(drawn):

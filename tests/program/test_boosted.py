@@ -95,7 +95,7 @@ def test_the_section_of_dimension_reduction_arrives():
     section = {"pca_mat_path": "p.npy", "n_components": 4, "rho": 0.5, "alpha": 0.0}
     source = {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": section}
     config, _ = boosted(ProgramConfig(), resolve_boost("O0", source))
-    assert config.taker == DimReduce("p.npy", 4, rho=0.5, alpha=0.0)
+    assert config.line_search == DimReduce("p.npy", 4, rho=0.5, alpha=0.0)
 
 
 def test_groups_of_the_loss_scale_must_be_named():
