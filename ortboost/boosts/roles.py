@@ -1,4 +1,4 @@
-"""Roles of boosts: scale the loss, accumulate gradients, replace the optimizer, split the update."""
+"""Roles of boosts: loss scaling, accumulation, line search, splitting of the update."""
 
 from __future__ import annotations
 

@@ -199,34 +199,25 @@ class Thor(UpdateSplitter):
                 where="boosts 'thor' with mode=mindspore and 'grad-accumulation'",
                 fix="Use mode=paper, whose factors are averaged over the window.",
             )
-        first: Literal["update", "never"] = "never" if graph.number else "update"
+        # Only the second-order graph, number 0, writes them.
+        moves: Literal["update", "never"] = "never" if graph.number else "update"
         found = []
         for layer, side in self._sides.all(layers):
             shape = self._sides.shape(layer, side)
             # The identity, which stays where the first inverse is not accurate.
             unit = np.ones(shape) if len(shape) != 3 or side == "f" else _units(shape)
-            name = layer.weight
-            found.append(
-                State(
-                    state_name("inverse", side, name),
-                    unit.astype(np.float32),
-                    "slot",
-                    "inverse",
-                    first,
-                )
-            )
-            zeros = np.zeros(shape, np.float32)
+            start = unit.astype(np.float32)
+            name = state_name("inverse", side, layer.weight)
+            found.append(State(name, start, "slot", "inverse", moves))
             if self.factor_decay:
-                found.append(
-                    State(state_name("factor", side, name), zeros, "slot", "factor", first)
-                )
+                name = state_name("factor", side, layer.weight)
+                found.append(State(name, np.zeros_like(start), "slot", "factor", moves))
             if graph.window > 1:
-                moves: Literal["step", "never"] = "never" if graph.number else "step"
-                found.append(
-                    State(state_name("window", side, name), zeros, "slot", "factor", moves)
-                )
+                name = state_name("window", side, layer.weight)
+                often: Literal["step", "never"] = "never" if graph.number else "step"
+                found.append(State(name, np.zeros_like(start), "slot", "factor", often))
         if found:
-            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", first))
+            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", moves))
         return found
 
     # ---- the update ---------------------------------------------------------------------------

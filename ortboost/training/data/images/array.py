@@ -86,24 +86,23 @@ class ImageArray(LazyArray):
         if found._layout == "auto":
             found._layout = _layout(wanted)
         places = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2), "nhw": (None, 1, 2), "n": (None,) * 3}
+        # None where the input does not tell: greyscale has no axis of channels, "n" is flat.
         channels, height, width = (
             None if place is None else wanted[place] for place in places[found._layout]
         )
         flat = found._layout in ("nhw", "n")
         found._kind = _kind(config, 1 if flat else channels, headers[0])
         size = _size(config, height, width, headers)
-        if len(config.resize) == 1 and config.resize[0] < max(size):
+        # One number is the shorter side: the crop must fit into a square of it.
+        square = len(config.resize) == 1
+        sides = config.resize * 2 if square else config.resize
+        if any(have < want for have, want in zip(sides, size, strict=False)):
+            given = "x".join(map(str, config.resize))
             raise UsageError(
-                f"Images of {config.resize[0]} pixels do not cover a crop of {size[0]}x{size[1]}.",
-                where=f"images: resize={config.resize[0]}",
-                fix=f"Use resize={max(size)} or more (--images).",
-            )
-        if len(config.resize) == 2 and (config.resize[0] < size[0] or config.resize[1] < size[1]):
-            raise UsageError(
-                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of "
-                f"{size[0]}x{size[1]}.",
-                where="images: resize",
-                fix=f"Use resize={size[0]}x{size[1]} or more (--images).",
+                f"Images of {given} pixels do not cover a crop of {size[0]}x{size[1]}.",
+                where=f"images: resize={given}",
+                fix=f"Use resize={max(size) if square else f'{size[0]}x{size[1]}'} or more "
+                "(--images).",
             )
         found.config = dataclasses.replace(config, crop=size)
         for header in headers:
