@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
@@ -44,7 +44,6 @@ __all__ = [
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
 _TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals fit into float32
 _Decay: TypeAlias = Annotated[float, Range(0, below=_HUGE)]
-_Role = TypeVar("_Role", bound=Boost)
 
 
 @dataclass(frozen=True)
@@ -193,28 +192,25 @@ class ProgramConfig:
         """The boosts that have an effect, in the order in which they act."""
         return tuple(boost for boost in self.boosts if boost.enabled)
 
-    def _role(self, role: type[_Role]) -> _Role | None:
-        return next((boost for boost in self.enabled_boosts if isinstance(boost, role)), None)
-
     @property
     def scaler(self) -> LossScaler | None:
         """The boost that scales the loss."""
-        return self._role(LossScaler)
+        return next((b for b in self.enabled_boosts if isinstance(b, LossScaler)), None)
 
     @property
     def accumulator(self) -> GradientAccumulator | None:
         """The boost that accumulates gradients over several steps."""
-        return self._role(GradientAccumulator)  # type: ignore[type-abstract]
+        return next((b for b in self.enabled_boosts if isinstance(b, GradientAccumulator)), None)
 
     @property
     def splitter(self) -> UpdateSplitter | None:
         """The boost that splits the update into several graphs."""
-        return self._role(UpdateSplitter)  # type: ignore[type-abstract]
+        return next((b for b in self.enabled_boosts if isinstance(b, UpdateSplitter)), None)
 
     @property
     def line_search(self) -> LineSearch | None:
         """The boost that takes the step in place of the optimizer."""
-        return self._role(LineSearch)  # type: ignore[type-abstract]
+        return next((b for b in self.enabled_boosts if isinstance(b, LineSearch)), None)
 
     def with_boosts(self, *boosts: Boost) -> ProgramConfig:
         """A copy with these boosts; each replaces the one of the same name, or the loss scale.

@@ -219,7 +219,8 @@ def _readable(model: ir.Model | str | os.PathLike[str], folder: Path) -> bytes |
     if not isinstance(model, ir.Model):
         return str(model)
     if sum(tensor.nbytes for _, tensor in all_tensors(model)) < EXTERNAL_DATA_THRESHOLD:
-        return ir.to_proto(model).SerializeToString()
+        message: bytes = ir.to_proto(model).SerializeToString()
+        return message
     path = folder / "model.onnx"
     save_model(model, path)
     return str(path)
