@@ -151,7 +151,7 @@ def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():
         ("weight_decay.x", 1, "centralize"),
         ("centralize.multiple", 1, "did you mean 'multiple_of'"),
         ("centralize.multiple_of", "a", "a whole number"),
-        ("centralize.multiple_of", 0, "16"),
+        ("centralize.multiple_of", 0, "1 or more"),
         ("centralize.patterns", "fc*", "fc*"),
         ("centralize.patterns", [1], "a list of texts"),
         ("optimizer.momentun", 1, "did you mean 'momentum'"),
