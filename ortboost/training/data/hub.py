@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +19,12 @@ from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import ItemImages
+from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.tables import MemoryTable, Table
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = ["DatasetTable", "StreamBatches", "chosen_split", "is_dataset", "is_stream"]
-
-_SPLITS: Final = {
-    "train": ("train",),
-    "test": ("test", "validation", "val"),
-    "val": ("validation", "val", "test"),
-}
 
 
 def is_dataset(data: Any) -> bool:
@@ -52,11 +47,11 @@ def chosen_split(data: Any, split: str) -> Any:
         return data
     if not all(is_dataset(one) or is_stream(one) for one in data.values()):
         return data
-    for name in _SPLITS[split]:
+    for name in SPLIT_NAMES[split]:
         if name in data:
             return data[name]
     raise UsageError(
-        f"The data sets have no split '{_SPLITS[split][0]}'.",
+        f"The data sets have no split '{split}'.",
         where=f"data: {', '.join(map(str, data))}",
         fix="Pass one of them: data['NAME'].",
     )

@@ -24,6 +24,7 @@ import numpy as np
 
 from ortboost.core.errors import DependencyError, FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
+from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
 from ortboost.training.data.tables import Table
 from ortboost.training.protocols import Array
@@ -35,7 +36,6 @@ WINDOW: Final = 128 << 20
 
 _SAMPLED: Final = 64 << 20
 _INDEX: Final = re.compile(r"__index_level_\d+__")  # the index of a pandas table
-_SPLITS: Final = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
 
 
 def find_parquet(folder: Path, split: str) -> list[Path]:
@@ -48,8 +48,8 @@ def find_parquet(folder: Path, split: str) -> list[Path]:
         split: ``train``, ``test`` or ``val``.
     """
     files = sorted(folder.glob("*.parquet"))
-    known = [[file for file in files if file.name.startswith(name)] for name in _SPLITS[split]]
-    if any(file.name.startswith(("train", "test", "val")) for file in files):
+    known = [[file for file in files if file.name.startswith(name)] for name in SPLIT_NAMES[split]]
+    if any(file.name.startswith(tuple(SPLIT_NAMES)) for file in files):
         return next(filter(None, known), [])
     return files
 
