@@ -92,7 +92,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     engine, forward = chosen.engine, chosen.forward
     model, loss, trained = forward.model, forward.loss, forward.trained
     reports = list(forward.reports)
-    evaluation = model.clone()
+    evaluation = model.clone()  # before the rewrites that are for training only
     to_inference(evaluation)
 
     refuse_blockers(chosen, source, config)
@@ -137,7 +137,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     graphs, catalogue, initial = _build_graphs(plan, groups)
     stamp(evaluation, "eval")
     for made in (*graphs.values(), evaluation):
-        guard_pads(made)
+        guard_pads(made)  # onnxruntime would fuse some of them into a pool, wrongly
     return Program(
         step=graphs.pop(STEP_GRAPH),
         variants=graphs,
@@ -347,6 +347,7 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
     kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
     requested = dict.fromkeys([p.name for p in trained])
     requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
+    # An engine keeps only outputs: make what boosts want to see one, for this differentiation.
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}
     model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)

@@ -225,7 +225,7 @@ class _Writer:
         scale: ir.Value | None,
     ) -> StepParts:
         """If a gradient is not finite, change only scale and counters."""
-        scaled.pack()
+        scaled.pack()  # before the check, which then reads one vector
         finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
         blamed = scaled.blamed()
@@ -300,6 +300,7 @@ class _Writer:
             return {}
         full = results.pop(_FULL)  # not a state: it only passes from one If to the other
         gradients = partial(self.accumulator.accumulated, self.context, results)
+        # The second If reads what the first one wrote, not the values before the step.
         observed = {name: results[name] for name in self.each_step}
         self.context.states = {**self.inputs, **observed}
         updated = partial(self._updated, gradients)

@@ -205,7 +205,7 @@ class ProcessGroup:
         """The subgroup of this process; every process passes the global ranks of all subgroups."""
         found = copy.copy(self)
         found._owner = False
-        for ranks in members:
+        for ranks in members:  # a collective call: every process creates every group
             handle = self._dist.new_group(list(ranks))
             if self.rank in ranks:
                 found.rank, found.size = list(ranks).index(self.rank), len(ranks)

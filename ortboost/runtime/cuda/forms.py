@@ -138,6 +138,7 @@ def _same_in(node: ir.Node, present: int, older: int) -> bool:
         return False
     if not set(node.attributes) <= set(then.attributes) or len(node.inputs) > then.max_input:
         return False
+    # The types of its operands must have been allowed then, too.
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in then.type_constraints}
     for values, formals in ((node.inputs, then.inputs), (node.outputs, then.outputs)):
         for position, value in enumerate(values):
