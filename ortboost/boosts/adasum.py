@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import onnx_ir as ir
@@ -58,7 +57,6 @@ class AdaSum(Boost):
     name: ClassVar[str] = "adasum"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "adasum"
-    excludes: ClassVar = MappingProxyType({})
 
     def servers(self, processes: int) -> int:
         """The number of servers.
@@ -103,12 +101,14 @@ def combine_graph(number: int) -> ir.Model:
     ``c1``, ...
     """
     pairs, b = _pairs(number, "adasum")
-    dots = ir.Value(name="dots", type=ir.TensorType(_FLOAT), shape=ir.Shape((3, number)))
+    dots = ir.val("dots", _FLOAT, (3, number))
     b.graph.inputs.append(dots)
     rows = b.ops("Split", dots, names=[None] * 3, axis=0, num_outputs=3)
+    # a.b, then |a|^2 and |b|^2, each [number]
     both, *alone = (b.op("Reshape", row, b.ints(-1), shape=(number,)) for row in rows)
     factors = []
     for own in alone:
+        # An update of zero has a factor of 1, and drops out of the sum by itself.
         still = b.op("Equal", own, b.const(0.0), dtype=_BOOL)
         divisor = b.op("Where", still, b.const(1.0), own, dtype=_FLOAT)
         half = b.op("Mul", b.op("Div", both, divisor), b.const(0.5))
@@ -128,10 +128,7 @@ def _pairs(number: int, name: str) -> tuple[list[tuple[ir.Value, ir.Value]], Bui
     graph = ir.Graph([], [], nodes=[], opset_imports={"": _OPSET}, name=name)
     pairs = []
     for i in range(number):
-        a, b = (
-            ir.Value(name=f"{side}{i}", type=ir.TensorType(_FLOAT), shape=ir.Shape((f"n{i}",)))
-            for side in "ab"
-        )
+        a, b = (ir.val(f"{side}{i}", _FLOAT, (f"n{i}",)) for side in "ab")
         pairs.append((a, b))
         graph.inputs.extend((a, b))
     return pairs, Builder(graph, name)

@@ -20,8 +20,8 @@ calls its methods at the stages of a conversion, for all boosts in the order of
     ==========================  ====================================================================
 
 By default each does nothing. Some roles can be taken by one boost at most, and have their own base
-classes in :mod:`ortboost.boosts.roles`: scaling the loss, gathering gradients over several steps,
-and splitting the update into several graphs.
+classes in :mod:`ortboost.boosts.roles`: scaling the loss, accumulating gradients over several
+steps, replacing the optimizer by a line search, and splitting the update into several graphs.
 
 The design follows Composer (an algorithm is an object with settings that acts at given events) and
 optax (a gradient transformation is a pure function of gradients and a state).
@@ -253,7 +253,7 @@ class Boost:
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
-        """Transform the unscaled, finite, gathered gradients before the weight decay."""
+        """Transform the unscaled, finite, accumulated gradients before the weight decay."""
         return gradients
 
     def after_decay(

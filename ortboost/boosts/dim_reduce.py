@@ -37,7 +37,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Stage, State, UpdateContext
-from ortboost.boosts.roles import SCALE, StepTaker
+from ortboost.boosts.roles import SCALE, LineSearch
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
@@ -58,7 +58,7 @@ _FLAT_CURVE: Final = 1e-20  # smaller y.sk carries no information on the curvatu
 
 
 @dataclass(frozen=True)
-class DimReduce(StepTaker):
+class DimReduce(LineSearch):
     """Dimension-reduced training.
 
     Args:
@@ -111,7 +111,7 @@ class DimReduce(StepTaker):
         return (1.0, self.rho)
 
     @property
-    def travels(self) -> str | None:
+    def exchanged(self) -> str | None:
         """The name of `gk` if the residual is not trained; only it is exchanged then."""
         return None if self.alpha else PROJECTED
 
@@ -157,14 +157,14 @@ class DimReduce(StepTaker):
             )
         b = Builder(graph.model.graph, _OWN)
         made = values_by_name(graph.model.graph)
-        basis = _basis_input(graph.model.graph)
+        basis = ir.val(_BASIS, _FLOAT)  # the update declares its shape
+        graph.model.graph.inputs.append(basis)
         whole = _joined(b, [made[f"{p.name}_grad"] for p in graph.trained])
         number = len(
             read_basis(self.pca_mat_path, sum(p.size for p in graph.trained), self.n_components)
         )
-        b.op("MatMul", basis, whole, name=PROJECTED, shape=(number,))
+        graph.memory[self.name] = b.op("MatMul", basis, whole, name=PROJECTED, shape=(number,))
         b.flush()
-        graph.memory[self.name] = values_by_name(graph.model.graph)[PROJECTED]
 
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
@@ -191,10 +191,12 @@ class DimReduce(StepTaker):
         bent = b.op("Greater", curve, b.const(_FLAT_CURVE), dtype=_BOOL)
         started = b.op("Greater", old[_STARTED], b.const(0, _INT64), dtype=_BOOL)
         usable = b.op("And", bent, started, dtype=_BOOL)
+        # 1 / y.sk; of a 1 if it is not used, which avoids a division by 0.
         p = b.op("Reciprocal", b.op("Where", usable, curve, b.const(1.0), dtype=_FLOAT))
         column, row = b.ints(1), b.ints(0)
         outer = b.op("Mul", b.op("Unsqueeze", y, column), b.op("Unsqueeze", sk, row))
         eye = b.op("EyeLike", matrix, dtype=_FLOAT)
+        # B <- T^T B T + p sk sk^T with T = I - p y sk^T, all [k, k]
         t = b.op("Sub", eye, b.op("Mul", outer, p))
         turned = b.op("MatMul", b.op("Transpose", t, perm=[1, 0]), b.op("MatMul", matrix, t))
         square = b.op("Mul", b.op("Unsqueeze", sk, column), b.op("Unsqueeze", sk, row))
@@ -299,12 +301,6 @@ def read_basis(path: str, length: int, number: int = 0) -> NDArray[np.float32]:
 
 def _momentum(parameter: Parameter) -> str:
     return f"ortboost/slot/residual/{parameter.name}"
-
-
-def _basis_input(graph: ir.Graph) -> ir.Value:
-    value = ir.Value(name=_BASIS, type=ir.TensorType(_FLOAT))
-    graph.inputs.append(value)
-    return value
 
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:

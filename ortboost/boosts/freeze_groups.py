@@ -107,5 +107,6 @@ def _cut(index: int, number: int, shares: NDArray[np.float64], config: FreezeCon
         return 0  # trains everything, even layers of cost 0
     if config.freeze_type != COST:
         return index * (layers // number)
+    # 1e-9: a share that equals `index / number` up to rounding is affordable.
     affordable = int(np.searchsorted(shares, index / number + 1e-9, side="right")) - 1
     return min(affordable, layers - 1)

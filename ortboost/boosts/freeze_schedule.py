@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds, read_config
+from ortboost.core.field_types import Range, check_kinds, read_config
 
 __all__ = [
     "CONTINUOUS",
@@ -43,7 +43,6 @@ CONTINUOUS: Final = 0
 INTERVAL: Final = 1
 COST: Final = 2
 _TYPES = (CONTINUOUS, INTERVAL, COST)
-_SEEDS = 2**32  # seeds of numpy's legacy generator are below this
 _LONGEST = 10**7  # updates; the whole schedule is drawn at once
 
 
@@ -67,37 +66,22 @@ class FreezeConfig:
         ConfigError: A value is out of range.
     """
 
-    param_groups: int = 10
+    param_groups: Annotated[int, Range(1, below=_LONGEST)] = 10
     freeze_type: int = INTERVAL
-    freeze_p: float = 0.7
-    total_steps: int = 65536
-    seed: int = 0
+    freeze_p: Annotated[float, Range(0, 1)] = 0.7
+    total_steps: Annotated[int, Range(1, below=_LONGEST)] = 65536
+    seed: Annotated[int, Range(0, below=2**32)] = 0  # the range of numpy's legacy generator
     separate_state: bool = True
     groups: tuple[tuple[str, ...], ...] | None = None
     sequence: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self, "grad_freeze")
-        bounds = {"param_groups": (1, _LONGEST), "total_steps": (1, _LONGEST), "seed": (0, _SEEDS)}
-        for name, (least, limit) in bounds.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value < limit:
-                raise ConfigError(
-                    f"{name} = {value!r} is out of range.",
-                    where=f"grad_freeze, {name}",
-                    fix=f"Give an integer of at least {least} and below {limit}.",
-                )
-        if self.freeze_type not in _TYPES or not isinstance(self.freeze_type, int):
+        if self.freeze_type not in _TYPES:
             raise ConfigError(
                 f"Unknown freeze_type = {self.freeze_type!r}.",
                 where="grad_freeze, freeze_type",
                 fix="Give 0 (continuous), 1 (interval) or 2 (by cost).",
-            )
-        if not 0 <= self.freeze_p <= 1:
-            raise ConfigError(
-                f"freeze_p = {self.freeze_p} is out of range.",
-                where="grad_freeze, freeze_p",
-                fix="Give the share of updates that train everything, from 0 to 1.",
             )
         if self.groups is not None and not (self.groups and all(self.groups)):
             raise ConfigError(

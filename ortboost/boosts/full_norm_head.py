@@ -29,7 +29,7 @@ from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.io import source_name
-from ortboost.graph.query import ROLE_MARK, known_shape, static_shape
+from ortboost.graph.query import ROLE_MARK, is_unused, known_shape, producer_of, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.new_head import DenseLayer, find_head
 
@@ -138,7 +138,7 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
             f"full-norm-head changes nothing: {error.what[0].lower()}{error.what[1:]}"
         )
         return report
-    last, biases = _with_bias(head)
+    last, biases = _with_bias(head)  # of a MatMul with an Add, the Add
     b = Builder(model.graph, f"{head.node.name}/full_norm")
     dtype = head.weight.dtype or ir.DataType.FLOAT
     multiplier = _multiplier(b, head.weight.name or "", dtype)
@@ -153,9 +153,9 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
         product = b.op("MatMul", rows, weight, shape=shape)
     scaled = b.op("Mul", product, multiplier, shape=shape)
     head.weight.metadata_props[HEAD_MARK] = "weight"
-    replaced = [last, head.node, _transpose_of(head)]
+    transpose = producer_of(head.node.inputs[1], "Transpose")  # between the weight and a MatMul
     replace_node(last, [scaled], b)
-    _remove_unused(model.graph, replaced[1:])
+    _remove_unused(model.graph, [head.node, transpose])
     infer_shapes(model)
     name = head.node.name or ""
     report.changed[name] = "y = m <n(x), n(W)>: rows of input and weight are normalized"
@@ -194,11 +194,11 @@ def read_full_norm(node: ir.Node) -> FoundHead | None:
         node: Any node of type Mul.
     """
     multiplier = node.inputs[1]
-    product = _made(node.inputs[0], "Gemm") or _made(node.inputs[0], "MatMul")
+    product = producer_of(node.inputs[0], "Gemm", "MatMul")
     if product is None or multiplier is None or static_shape(multiplier) != ():
         return None
     normalized = product.inputs[1]
-    if (turn := _made(normalized, "Transpose")) is not None:
+    if (turn := producer_of(normalized, "Transpose")) is not None:
         normalized = turn.inputs[0]
     read = _read_normalized(normalized)
     if normalized is None or read is None or _read_normalized(product.inputs[0]) is None:
@@ -209,11 +209,11 @@ def read_full_norm(node: ir.Node) -> FoundHead | None:
 
 def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | None:
     """The normalized value, the axis, and the epsilon."""
-    quotient = _made(value, "Div")
-    root = None if quotient is None else _made(quotient.inputs[1], "Sqrt")
-    clamped = None if root is None else _made(root.inputs[0], "Max")
-    total = None if clamped is None else _made(clamped.inputs[0], "ReduceSum")
-    square = None if total is None else _made(total.inputs[0], "Mul")
+    quotient = producer_of(value, "Div")  # v / sqrt(max(sum(v v), eps)), from its end
+    root = None if quotient is None else producer_of(quotient.inputs[1], "Sqrt")
+    clamped = None if root is None else producer_of(root.inputs[0], "Max")
+    total = None if clamped is None else producer_of(clamped.inputs[0], "ReduceSum")
+    square = None if total is None else producer_of(total.inputs[0], "Mul")
     if quotient is None or clamped is None or total is None or square is None:
         return None
     source, axes, least = quotient.inputs[0], total.inputs[1], clamped.inputs[1]
@@ -222,11 +222,6 @@ def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | No
     if axes is None or least is None or axes.const_value is None or least.const_value is None:
         return None
     return source, int(axes.const_value.numpy()[0]), float(least.const_value.numpy())
-
-
-def _made(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op_type else None
 
 
 def _operands(model: ir.Model, head: DenseLayer) -> tuple[ir.Value, int]:
@@ -259,20 +254,11 @@ def _with_bias(head: DenseLayer) -> tuple[ir.Node, list[ir.Value]]:
     return uses[0].node, [*biases, added]
 
 
-def _transpose_of(head: DenseLayer) -> ir.Node | None:
-    """The Transpose between the weight and a MatMul."""
-    return _made(head.node.inputs[1], "Transpose")
-
-
 def _multiplier(b: Builder, weight: str, dtype: ir.DataType) -> ir.Value:
     stem = weight.removesuffix(".weight").removesuffix("/weight")
-    value = ir.Value(
-        name=b.unique(f"{stem}{'/' if weight.endswith('/weight') else '.'}multiplier"),
-        type=ir.TensorType(dtype),
-        shape=ir.Shape(()),
-    )
-    value.const_value = ir.tensor(np.ones((), dtype.numpy()), dtype=dtype, name=value.name)
-    value.metadata_props[ROLE_MARK] = "norm_scale"
+    name = b.unique(f"{stem}{'/' if weight.endswith('/weight') else '.'}multiplier")
+    one = ir.tensor(np.ones((), dtype.numpy()), dtype=dtype, name=name)
+    value = ir.val(name, const_value=one, metadata_props={ROLE_MARK: "norm_scale"})
     b.graph.register_initializer(value)
     return value
 
@@ -298,7 +284,5 @@ def _turned(value: ir.Value) -> tuple[int | str | None, ...] | None:
 def _remove_unused(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
     """Remove nodes that only the old layer needed."""
     for node in nodes:
-        if node is None or node.graph is None:
-            continue
-        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+        if node is not None and node.graph is not None and is_unused(node):
             graph.remove(node, safe=True)

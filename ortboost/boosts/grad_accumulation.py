@@ -17,20 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.base import State, StepContext
-from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientGatherer
-from ortboost.core.errors import ConfigError
+from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientAccumulator
+from ortboost.core.field_types import Range
 from ortboost.graph.parameters import Parameter
 
 __all__ = ["GradAccumulation", "accumulator_name"]
 
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
-_LONGEST: Final = 2**31
 
 
 def accumulator_name(parameter: str) -> str:
@@ -44,7 +43,7 @@ def accumulator_name(parameter: str) -> str:
 
 
 @dataclass(frozen=True)
-class GradAccumulation(GradientGatherer):
+class GradAccumulation(GradientAccumulator):
     """Gradient accumulation.
 
     Args:
@@ -58,20 +57,10 @@ class GradAccumulation(GradientGatherer):
         {'name': 'grad-accumulation', 'steps': 4}
     """
 
-    steps: int
+    steps: Annotated[int, Range(1, below=2**31)]
 
     name: ClassVar[str] = "grad-accumulation"
     card: ClassVar[str] = "grad-accumulation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.steps < _LONGEST:
-            raise ConfigError(
-                f"Cannot accumulate over {self.steps} micro-batches.",
-                where=f"boost '{self.name}', steps (accumulate)",
-                fix="Give the number of micro-batches per update, 1 for no accumulation, "
-                f"below {_LONGEST}.",
-            )
 
     @property
     def enabled(self) -> bool:
@@ -86,11 +75,12 @@ class GradAccumulation(GradientGatherer):
         ]
         return [*means, State(MICRO_STEPS, np.zeros((), np.int64))]
 
-    def gather(
+    def accumulate(
         self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """Add a micro-batch to the window; the module docstring has the algebra."""
         b, done = step.b, step.states[MICRO_STEPS]
+        # `keep` clears the sums of the last window: an update does not write them.
         started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
         count = b.op("Add", done, b.const(1, _INT64))
         full = b.op("GreaterOrEqual", count, b.const(self.steps, _INT64), dtype=_BOOL, shape=())
@@ -104,7 +94,7 @@ class GradAccumulation(GradientGatherer):
         found[MICRO_STEPS] = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
         return found, full
 
-    def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+    def accumulated(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """The mean gradients."""
         return {p.name: states[accumulator_name(p.name)] for p in step.trained}
 
@@ -116,7 +106,7 @@ class GradAccumulation(GradientGatherer):
         factor = b.op("Div", b.const(float(self.steps)), share)
 
         def means() -> dict[str, ir.Value]:
-            sums = self.gathered(step, step.states)
+            sums = self.accumulated(step, step.states)
             return {name: b.op("Mul", value, factor) for name, value in sums.items()}
 
         return some, means

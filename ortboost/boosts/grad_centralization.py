@@ -30,13 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage, UpdateContext
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
@@ -66,20 +66,11 @@ class GradCentralization(Boost):
     """
 
     patterns: tuple[str, ...] | None = None
-    multiple_of: int = 16
+    multiple_of: Annotated[int, Range(1)] = 16
 
     name: ClassVar[str] = "grad-centralization"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "grad-centralization"
-
-    def __post_init__(self) -> None:
-        check_kinds(self, "centralize")
-        if self.multiple_of < 1:
-            raise ConfigError(
-                f"multiple_of = {self.multiple_of!r} is out of range.",
-                where="centralize, multiple_of",
-                fix="Give 1 for every weight, or 16 for MindSpore's rule.",
-            )
 
     def rewrite_forward(self, graph: GraphContext) -> Report:
         """Select the parameters, while layers are not yet decomposed."""
@@ -159,7 +150,7 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
         axes = _input_axes(node, index, rank)
         if axes is None:
             return f"{node.op_type} '{node.name}' reads it: its output axis is unknown"
-        found[tuple(sorted(perm[axis] for axis in axes))] = node
+        found[tuple(sorted(perm[axis] for axis in axes))] = node  # as axes of the weight
     if len(found) != 1:
         nodes = " and ".join(f"'{node.name}'" for node in found.values())
         return f"its output axis differs between {nodes}" if found else "no layer reads it"
@@ -197,10 +188,11 @@ def _input_axes(node: ir.Node, index: int, rank: int) -> tuple[int, ...] | None:
     if kind == "ConvTranspose" and index == 1:
         return (0, *range(2, rank))
     if kind == "Gemm" and index < 2:
+        # The left operand is [rows, in], the right one [in, out]; either may be transposed.
         turned = node.attributes.get_int("transB" if index else "transA", 0)
         return (int(bool(index) == bool(turned)),)
     if kind == "MatMul":
-        return (rank - 2 if index else rank - 1,)
+        return (rank - 2 if index else rank - 1,)  # [..., in, out] on the right
     if kind in ("LSTM", "GRU", "RNN") and index in (1, 2):
         return (rank - 1,)
     if kind == "Gather" and index == 0:

@@ -24,7 +24,6 @@ from ortboost.boosts.freeze_schedule import (
     freeze_schedule,
 )
 from ortboost.boosts.roles import UpdateSplitter
-from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.report import Report
 
 __all__ = ["GradFreeze"]
@@ -73,12 +72,6 @@ class GradFreeze(UpdateSplitter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.by not in _TYPES:
-            raise ConfigError(
-                f"Unknown way to freeze '{self.by}'.",
-                where=f"boost '{self.name}', by",
-                fix=nearest(self.by, _TYPES),
-            )
         _ = self.config  # checks ranges
 
     @property

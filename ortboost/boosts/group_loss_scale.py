@@ -37,9 +37,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext
-from ortboost.boosts.loss_scale import multiply_loss, scale_from_dict, scale_to_dict
+from ortboost.boosts.loss_scale import multiply_loss, scale_from_dict
 from ortboost.boosts.roles import SCALE, LossScaler
 from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
@@ -110,7 +111,7 @@ class GroupLossScale(LossScaler):
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings of the policy."""
-        return {**scale_to_dict(self.policy), "name": self.name}
+        return {**write_config(self.policy), "name": self.name}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -280,7 +281,7 @@ def _node_levels(path: Reach, groups: Mapping[str, int]) -> dict[int, int]:
     of_value = dict(groups)
     for node in path.nodes:
         read = [of_value.get(name, 0) for name in _reads(node) if name in path.active]
-        levels[id(node)] = max(read, default=1) or 1
+        levels[id(node)] = max(read, default=1) or 1  # 1 if no input has a group
         for output in node.outputs:
             if output.name:
                 of_value[output.name] = levels[id(node)]
@@ -330,11 +331,7 @@ def _boundary(
     """Insert `value * 1` in front of the given uses."""
     graph = model.graph
     name = builder.unique(f"{_PREFIX}/{before}-{after}/{value.name}")
-    one = ir.Value(
-        name=builder.unique(f"{name}/one"),
-        type=ir.TensorType(value.dtype or ir.DataType.FLOAT),
-        shape=ir.Shape(()),
-    )
+    one = ir.val(builder.unique(f"{name}/one"), value.dtype or ir.DataType.FLOAT, ())
     graph.inputs.append(one)
     output = builder.op("Mul", value, one, name=name, dtype=value.dtype, shape=value.shape)
     (node,) = builder.take()
@@ -366,6 +363,7 @@ def _check_marks(
                 fix="Use a tensor of the forward pass; see 'ortboost inspect MODEL --layers'.",
             )
     outside = config.number + 1
+    # Backward from the loss: inside a node, all gradients have one scale; a mark changes it.
     level: dict[str, int] = {objective: outside}
     for node in reversed(path.nodes):
         found = sorted({_same(level[o.name], outside) for o in node.outputs if o.name in level})
@@ -430,7 +428,7 @@ def resolve_boundaries(
     first = graph[0]
     for boundary in groups.boundaries:
         one = inputs[boundary.one]
-        for usage in list(one.uses()):
+        for usage in list(one.uses()):  # `dy * one` of the backward pass; no use if frozen
             ratio = _ratio(builder, scales, boundary, groups.number, one.dtype)
             for node in builder.take():
                 graph.insert_before(first, node)

@@ -101,6 +101,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
     for node in model.graph:
         for norm, verdict in _joined(node):
             old = verdicts.get(id(norm))
+            # A block may be found from two ends: removing wins over keeping.
             if old is None or (not old.removed and verdict.removed):
                 verdicts[id(norm)] = verdict
     for node in norms:  # blocks that end in a sum are already decided
@@ -176,6 +177,8 @@ def _dense(end: ir.Node, operands: list[ir.Value]) -> Iterator[tuple[ir.Node, _V
     joined = {id(value) for value in operands}
     for operand in operands:
         steps = chain(operand)
+        # The shortest end of the chain whose input is concatenated, too: y = Concat(x, F(x)), or
+        # with earlier layers x = Concat(x1, x2, ...) and y = Concat(x1, x2, ..., F(x)).
         for length in range(1, len(steps) + 1):
             source = steps[length - 1].source
             parts = _parts(source)

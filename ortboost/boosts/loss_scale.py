@@ -45,7 +45,6 @@ __all__ = [
     "LossScale",
     "multiply_loss",
     "scale_from_dict",
-    "scale_to_dict",
 ]
 
 GOOD_STEPS: Final = "ortboost/good_steps"
@@ -77,7 +76,7 @@ class LossScale(LossScaler):
 
     def to_dict(self) -> dict[str, Any]:
         """Name, kind and settings of the policy."""
-        return {"name": self.name, **scale_to_dict(self.policy)}
+        return {"name": self.name, **write_config(self.policy)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -173,18 +172,8 @@ def multiply_loss(graph: GraphContext, scale: ir.Value, index: int | None = None
     b.flush()
 
 
-def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
-    """The settings of a loss scale as JSON data.
-
-    Example:
-        >>> scale_to_dict(DynamicScaleConfig(window=10))["kind"]
-        'dynamic'
-    """
-    return write_config(scale)
-
-
 def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
-    """Rebuild from :func:`scale_to_dict`.
+    """Rebuild a loss scale from the output of :func:`~ortboost.core.field_types.write_config`.
 
     Raises:
         ConfigError: The kind or a key is unknown; the message suggests the nearest.

@@ -38,13 +38,13 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
     FLOAT_TYPES,
-    RANDOM_OPERATORS,
     has_subgraph,
+    is_random,
     is_standard,
     known_shape,
     static_shape,
 )
-from ortboost.graph.reach import find_value, uses_inside
+from ortboost.graph.reach import ancestors, find_value, uses_inside
 
 __all__ = ["Recompute"]
 
@@ -129,6 +129,7 @@ def _places(graph: GraphContext) -> list[_Place]:
     found: list[_Place] = []
     stored = 0
     for index, node in enumerate(nodes):
+        # Activations that are still read after this node: if there is only one, it is a place.
         live = {key: value for key, value in live.items() if last_use[key] > index}
         made = [v for v in node.outputs if id(v) in activations and last_use.get(id(v), 0) > index]
         live.update({id(value): value for value in made})
@@ -169,7 +170,7 @@ def _blocks(places: Sequence[_Place]) -> list[_Place]:
 
 def _best(places: Sequence[_Place]) -> list[_Place]:
     """The choice with the least memory over all budgets; empty if recomputing does not help."""
-    total = sum(place.stored + place.size for place in places)
+    total = sum(place.stored + place.size for place in places)  # without recomputing
     best: tuple[int, list[_Place]] = (total, [])
     for step in range(1, _BUDGETS):
         chosen = _within(places, total * step // _BUDGETS)
@@ -226,13 +227,8 @@ def _reads(node: ir.Node) -> list[ir.Value]:
 
 def _ancestors(graph: ir.Graph, names: Collection[str]) -> list[ir.Node]:
     """The nodes that the named values depend on, in graph order."""
-    wanted = {id(v) for node in graph for v in node.outputs if v.name in names}
-    found = []
-    for node in reversed(graph):
-        if any(id(value) in wanted for value in node.outputs):
-            found.append(node)
-            wanted.update(id(value) for value in _reads(node))
-    return found[::-1]
+    needed = ancestors(v for node in graph for v in node.outputs if v.name in names)
+    return [node for node in graph if node in needed]
 
 
 # ---- the copies -------------------------------------------------------------------------------
@@ -244,8 +240,8 @@ class _Rewrite:
     def __init__(self, graph: GraphContext, checkpoints: Sequence[ir.Value]) -> None:
         self.graph = graph.model.graph
         self.b = Builder(self.graph, "ortboost/recompute")
-        gradients = {f"{p.name}_grad" for p in graph.trained}
-        results = {v.name or "" for v in self.graph.outputs} - gradients
+        # The forward pass is what the other outputs depend on: loss, prediction, statistics.
+        results = {v.name or "" for v in self.graph.outputs}
         results = {name for name in results if not name.endswith("_grad")} | {graph.objective}
         self.forward = _ancestors(self.graph, results)
         self.activations = _activations(graph, self.forward)
@@ -271,12 +267,14 @@ class _Rewrite:
     def run(self) -> None:
         """Copy all segments but the last."""
         last = len(self.checkpoints)
+        # `flow`: the part of the backward pass that runs before the current segment's. It starts
+        # with the readers of the last segment, which is not copied.
         starts = [
             node for node in self.backward if any(self._after(v) == last for v in _reads(node))
         ]
         nodes = self.backward
         flow = _descendants(nodes, starts)
-        for index in reversed(range(last)):
+        for index in reversed(range(last)):  # in the order of the backward pass
             readers = [
                 (node, place, value)
                 for node in self.backward
@@ -302,6 +300,7 @@ class _Rewrite:
 
     def _arriving(self, flow: Collection[int], after: Collection[int]) -> ir.Value | None:
         """The last gradient that arrives in this segment from later ones."""
+        # The values on the edge from `flow` into `after`.
         found = [
             value
             for node in self.backward
@@ -370,13 +369,7 @@ class _Rewrite:
 
 def _is_kept(node: ir.Node | None) -> bool:
     """Whether a node would give another result the second time, or cannot be copied."""
-    return (
-        node is None
-        or has_subgraph(node)
-        or not is_standard(node)
-        or node.op_type in RANDOM_OPERATORS
-        or node.op_type == "Dropout"
-    )
+    return node is None or has_subgraph(node) or not is_standard(node) or is_random(node)
 
 
 def _depending(graph: ir.Graph, parameters: Mapping[str, object]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Roles of boosts: scale the loss, gather gradients, split the update, take the step."""
+"""Roles of boosts: loss scaling, accumulation, line search, splitting of the update."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = [
     "FLUSHED",
     "MICRO_STEPS",
     "SCALE",
-    "GradientGatherer",
+    "GradientAccumulator",
+    "LineSearch",
     "LossScaler",
-    "StepTaker",
     "UpdateSplitter",
 ]
 
@@ -107,8 +107,8 @@ class LossScaler(Boost, ABC):
         """
 
 
-class GradientGatherer(Boost, ABC):
-    """Gathers the gradients of a window of steps for one update.
+class GradientAccumulator(Boost, ABC):
+    """Accumulates the gradients of a window of steps for one update.
 
     Attributes:
         steps: Steps per window. The host also counts them, to know which update comes next; in the
@@ -119,7 +119,7 @@ class GradientGatherer(Boost, ABC):
     stage: ClassVar[Stage] = "gradients"
 
     @abstractmethod
-    def gather(
+    def accumulate(
         self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """The next values of its states, and a bool scalar: whether the window is full.
@@ -130,8 +130,8 @@ class GradientGatherer(Boost, ABC):
         """
 
     @abstractmethod
-    def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        """The gradients of a full window by parameter, from the states of :meth:`gather`."""
+    def accumulated(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+        """The gradients of a full window by parameter, from the states of :meth:`accumulate`."""
 
     @abstractmethod
     def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
@@ -147,8 +147,8 @@ class GradientGatherer(Boost, ABC):
         """Its states after an update with the remainder of a window."""
 
 
-class StepTaker(Boost, ABC):
-    """Updates the parameters itself, by a line search, in place of the optimizer.
+class LineSearch(Boost, ABC):
+    """Updates the parameters by a line search, in place of the optimizer.
 
     The graph ``step`` does not change the parameters; the host runs the graph ``trial`` at each of
     :attr:`rates` until one is accepted, then ``accept``.
@@ -160,7 +160,7 @@ class StepTaker(Boost, ABC):
         """The rates to try, in order."""
 
     @property
-    def travels(self) -> str | None:
+    def exchanged(self) -> str | None:
         """Name of a tensor, linear in the gradients, that processes exchange in their place."""
         return None
 

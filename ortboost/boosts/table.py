@@ -47,7 +47,7 @@ from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
-from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
+from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
@@ -214,14 +214,14 @@ def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
 
 def _exclusion(one: Boost, other: Boost) -> str | None:
     """Why two boosts cannot be combined; ``None`` if they can."""
-    for role in (LossScaler, GradientGatherer, UpdateSplitter):
-        if isinstance(one, role) and isinstance(other, role):
-            return one.excludes.get(other.name) or other.excludes.get(one.name) or _ONE_OF[role]
-    return one.excludes.get(other.name) or other.excludes.get(one.name)
+    declared = one.excludes.get(other.name) or other.excludes.get(one.name)
+    shared = (role for role in _ONE_OF if isinstance(one, role) and isinstance(other, role))
+    return declared or next((_ONE_OF[role] for role in shared), None)
 
 
 _ONE_OF: Final[Mapping[type[Boost], str]] = {
     LossScaler: "both scale the loss",
-    GradientGatherer: "both gather gradients",
+    GradientAccumulator: "both accumulate gradients",
+    LineSearch: "both replace the optimizer",
     UpdateSplitter: "both split the update",
 }

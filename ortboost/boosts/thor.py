@@ -147,7 +147,7 @@ class Thor(UpdateSplitter):
     def rewrite_forward(self, graph: GraphContext) -> Report:
         """Find the layers, and count the terms of the loss."""
         layers, plain = find_layers(graph.model, graph.trained)
-        for layer in [*layers] if self.mode == "mindspore" else ():
+        for layer in [*layers] if self.mode == "mindspore" else ():  # a copy: `layers` shrinks
             if isinstance(layer, Layer) and layer.kind == "conv" and not _known_to_mindspore(layer):
                 layers.remove(layer)
                 plain[layer.weight] = "MindSpore has factors only for plain 2-d convolutions"
@@ -199,33 +199,25 @@ class Thor(UpdateSplitter):
                 where="boosts 'thor' with mode=mindspore and 'grad-accumulation'",
                 fix="Use mode=paper, whose factors are averaged over the window.",
             )
-        first: Literal["update", "never"] = "never" if graph.number else "update"
+        # Only the second-order graph, number 0, writes them.
+        moves: Literal["update", "never"] = "never" if graph.number else "update"
         found = []
         for layer, side in self._sides.all(layers):
             shape = self._sides.shape(layer, side)
+            # The identity, which stays where the first inverse is not accurate.
             unit = np.ones(shape) if len(shape) != 3 or side == "f" else _units(shape)
-            name = layer.weight
-            found.append(
-                State(
-                    state_name("inverse", side, name),
-                    unit.astype(np.float32),
-                    "slot",
-                    "inverse",
-                    first,
-                )
-            )
-            zeros = np.zeros(shape, np.float32)
+            start = unit.astype(np.float32)
+            name = state_name("inverse", side, layer.weight)
+            found.append(State(name, start, "slot", "inverse", moves))
             if self.factor_decay:
-                found.append(
-                    State(state_name("factor", side, name), zeros, "slot", "factor", first)
-                )
+                name = state_name("factor", side, layer.weight)
+                found.append(State(name, np.zeros_like(start), "slot", "factor", moves))
             if graph.window > 1:
-                moves: Literal["step", "never"] = "never" if graph.number else "step"
-                found.append(
-                    State(state_name("window", side, name), zeros, "slot", "factor", moves)
-                )
+                name = state_name("window", side, layer.weight)
+                often: Literal["step", "never"] = "never" if graph.number else "step"
+                found.append(State(name, np.zeros_like(start), "slot", "factor", often))
         if found:
-            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", first))
+            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", moves))
         return found
 
     # ---- the update ---------------------------------------------------------------------------
@@ -236,6 +228,7 @@ class Thor(UpdateSplitter):
             return {}
         b, found = step.b, {}
         done = step.states[MICRO_STEPS]
+        # mean <- mean + (new - mean) / count, restarted by the first micro-batch of a window
         first = b.op("Equal", done, b.const(0, _INT64), dtype=_BOOL)
         count = b.op("Cast", b.op("Add", done, b.const(1, _INT64)), dtype=_FLOAT, to=_FLOAT)
         for (name, side), new in self._refresh.factors(step).items():
@@ -262,9 +255,10 @@ class Thor(UpdateSplitter):
             if isinstance(layer, Layer):
                 inverses = states[name, "a"], states[name, "g"]
                 steps[name] = precondition(b, layer, gradient, *inverses, self._sides.limit(layer))
-            elif self.mode == "paper":
+            elif self.mode == "paper":  # diagonal: the stored inverse is 1 / (f + sqrt(d))
                 steps[name] = b.op("Mul", gradient, states[name, "f"])
             else:
+                # MindSpore's f = (dL/dw)^2 / B is that of this step: nothing is stored.
                 root = b.op("Cast", self._refresh.root(update), dtype=_FLOAT, to=_FLOAT)
                 square = b.op("Mul", gradient, gradient)
                 size = b.const(float(self.batch_size or 1))

@@ -48,10 +48,10 @@ def layer_cost(
         }
     blocks = [shape for shape in shapes.values() if len(shape) == 3]
     rows = _rows(output, 1)
-    a_row = sum(map(math.prod, blocks))
+    a_row = sum(map(math.prod, blocks))  # an outer product per row, within the blocks
     if layer.kind == "conv":  # patches are extracted by a convolution with one-hot kernels
         a_row += layer.inputs * layer.groups * math.prod(layer.kernel)
-    size = layer.inputs * layer.outputs * layer.groups
+    size = layer.inputs * layer.outputs * layer.groups  # of the weight
     return {
         **found,
         "factors": None if rows is None else rows * a_row,
@@ -88,8 +88,7 @@ def _rows(output: ir.Value | None, last: int) -> int | None:
     if shape is None or output is None:
         return None
     node = output.producer()
-    inner = (
-        shape[2:] if node is not None and node.op_type == "Conv" else shape[1 : len(shape) - last]
-    )
+    conv = node is not None and node.op_type == "Conv"
+    inner = shape[2:] if conv else shape[1 : len(shape) - last]
     sizes = [d for d in inner if isinstance(d, int)]
     return math.prod(sizes) if len(sizes) == len(inner) else None

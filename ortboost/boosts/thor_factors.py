@@ -130,8 +130,8 @@ class FactorMaker:
     # ---- kinds of layers ----------------------------------------------------------------------
 
     def _dense(self, layer: Layer) -> dict[str, ir.Value]:
-        a = self._rows(self._input(layer), layer.inputs)
-        d = self._rows(self._gradient(layer), layer.outputs)
+        a = self._rows(self._input(layer), layer.inputs)  # [1, in, R]
+        d = self._rows(self._gradient(layer), layer.outputs)  # [1, out, R]
         rows = self._length(d, 2)
         if self.batch_size:
             length = self.b.const(float(layer.inputs))
@@ -154,8 +154,8 @@ class FactorMaker:
         patches = b.op(
             "Conv", x, kernels, group=channels, **{k: a.value for k, a in attributes.items()}
         )
-        a = self._positions(patches, layer.groups, layer.inputs)
-        d = self._positions(d, layer.groups, layer.outputs)
+        a = self._positions(patches, layer.groups, layer.inputs)  # [groups, in k..., R]
+        d = self._positions(d, layer.groups, layer.outputs)  # [groups, out, R]
         rows = self._length(d, 2)
         if self.batch_size:
             positions = self._length(a, 2)
@@ -169,6 +169,7 @@ class FactorMaker:
         rows = self._length(d, 2)
         ids = b.op("Reshape", self.values[layer.source], b.ints(-1))
         ones = b.op("Expand", b.const(1.0), b.op("Shape", ids, dtype=_INT64))
+        # A is the mean of unit vectors' outer products: a diagonal with the share of each id.
         zeros = b.const(np.zeros(layer.inputs))
         counts = b.op("ScatterElements", zeros, ids, ones, reduction="add", shape=(layer.inputs,))
         blocks = self._output_blocks(layer)
@@ -248,6 +249,7 @@ class FactorMaker:
         b = self.b
         if blocks.padding:
             rows = b.op("Pad", rows, b.ints(0, 0, 0, 0, blocks.padding, 0))
+        # [groups, length, R] -> [groups * blocks, size, R]: a block is a run of consecutive rows.
         rows = b.op("Reshape", rows, b.ints(*blocks.shape[:2], -1))
         moment = b.op("MatMul", rows, b.op("Transpose", rows, perm=[0, 2, 1]), shape=blocks.shape)
         return _times(b, b.op("Div", moment, divisor), share)
@@ -282,6 +284,7 @@ def precondition(
         scaled = b.op("Mul", gradient, b.op("Unsqueeze", a, b.ints(1)))
         matrix = b.op("Unsqueeze", scaled, b.ints(0))
         return b.op("Squeeze", _right(b, matrix, g, outer), b.ints(0), shape=layer.shape)
+    # The weight is [in, out] or [out, in, k...]: the factor of axis 0 multiplies from the left.
     first, second = ((a, inner), (g, outer)) if layer.rows_in else ((g, outer), (a, inner))
     matrix = b.op("Reshape", gradient, b.ints(layer.groups, first[1].length, second[1].length))
     matrix = _right(b, _left(b, matrix, *first), *second)

@@ -146,15 +146,15 @@ def damped_inverses(
     """
     eye = _eye(b, size)
     damped = b.op("Add", matrices, b.op("Mul", eye, damping))
+    # The bounds of the spectrum: the damping, and the largest absolute row sum (Gershgorin).
     rows = b.op("ReduceSum", b.op("Abs", damped), b.ints(-1), keepdims=1)
     largest = b.op("ReduceMax", rows, b.ints(-2), keepdims=1)
     start, steps = _steps(b, damping, largest)
     inverse = _inverse(b, damped, size, start, steps)
     error = b.op("Sub", b.op("MatMul", damped, inverse), eye)
     square = b.op("ReduceSumSquare", error, b.ints(-2, -1), keepdims=1)
-    accurate = b.op(
-        "LessOrEqual", square, b.const(ACCURACY**2, _DOUBLE), dtype=ir.DataType.BOOL
-    )  # false for NaN
+    bound = b.const(ACCURACY**2, _DOUBLE)
+    accurate = b.op("LessOrEqual", square, bound, dtype=ir.DataType.BOOL)  # false for NaN
     return inverse, accurate
 
 
@@ -205,10 +205,11 @@ def _inverse(
     a11, a12 = b.ops("Split", upper, sizes, names=[None, None], axis=2)
     a21, a22 = b.ops("Split", lower, sizes, names=[None, None], axis=2)
     x11 = _inverse(b, a11, top, start, steps)
-    product = b.op("MatMul", x11, a12)
+    product = b.op("MatMul", x11, a12)  # B, and its refinement
     rest = b.op("Sub", a12, b.op("MatMul", a11, product))
     product = b.op("Add", product, b.op("MatMul", x11, rest))
-    # Not a Transpose: onnxruntime fuses it into a MatMul that exists only in float32.
+    # B^T is computed anew: onnxruntime would fuse a Transpose into a MatMul that exists only in
+    # float32.
     turned = b.op("MatMul", a21, x11)
     rest = b.op("Sub", a21, b.op("MatMul", turned, a11))
     turned = b.op("Add", turned, b.op("MatMul", rest, x11))
@@ -219,7 +220,7 @@ def _inverse(
     upper = b.op("Concat", x11, x12, axis=2)
     lower = b.op("Concat", b.op("Transpose", x12, perm=[0, 2, 1]), x22, axis=2)
     x = b.op("Concat", upper, lower, axis=1)
-    rest = b.op("Sub", _eye(b, size), b.op("MatMul", a, x))
+    rest = b.op("Sub", _eye(b, size), b.op("MatMul", a, x))  # the Newton step
     return b.op("Add", x, b.op("MatMul", x, rest))
 
 

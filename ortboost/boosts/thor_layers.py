@@ -49,7 +49,6 @@ class Layer:
         rows_in: Whether axis 0 of the weight is the input axis.
         source: Name of the input: activations, or the ids of an embedding.
         output: Name of the output, whose gradient is `D`.
-        node: Name of the node.
         attributes: For a convolution: strides, pads, dilations, auto_pad.
         kernel: For a convolution: its kernel shape.
     """
@@ -62,7 +61,6 @@ class Layer:
     rows_in: bool
     source: str
     output: str
-    node: str
     groups: int = 1
     attributes: Mapping[str, ir.Attr] | None = None
     kernel: tuple[int, ...] = ()
@@ -78,7 +76,6 @@ class NormLayer:
         scale: Whether it is the scale, not the bias.
         source: Name of the input.
         output: Name of the output.
-        node: Name of the node.
         epsilon: The epsilon of the node.
     """
 
@@ -87,7 +84,6 @@ class NormLayer:
     scale: bool
     source: str
     output: str
-    node: str
     epsilon: float
 
 
@@ -121,14 +117,8 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
     rank = len(parameter.shape)
     readers = list(readers_of(value, tuple(range(rank))))
     if len(readers) != 1:
-        return (
-            f"{len(readers)} nodes read it"
-            if len(readers) > 1
-            else "one node reads it"
-            if readers
-            else "no node reads it"
-        )
-    node, index, perm = readers[0]
+        return f"{len(readers)} nodes read it" if readers else "no node reads it"
+    node, index, perm = readers[0]  # perm: the weight's axis for each axis of the input
     if node.graph is not graph:
         return f"'{label(node)}' is in a branch or a loop"
     if value.is_graph_output():
@@ -149,11 +139,8 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
     is_table = is_standard(node, "Gather") and index == 0 and rank == 2 and perm == (0, 1)
     if is_table and node.attributes.get_int("axis", 0) == 0:
         entries, width = parameter.shape
-        ids = _name(node.inputs[1])
-        sizes = (entries, width)
-        return Layer(
-            parameter.name, sizes, "embedding", *sizes, True, ids, _name(output), label(node)
-        )
+        ids, sizes = _name(node.inputs[1]), (entries, width)
+        return Layer(parameter.name, sizes, "embedding", *sizes, True, ids, _name(output))
     return f"a {parameter.role or 'parameter'} of {node.op_type} '{label(node)}'"
 
 
@@ -171,7 +158,6 @@ def _dense(
         inputs_axis == 0,
         _name(source),
         _name(output),
-        label(node),
     )
 
 
@@ -188,7 +174,6 @@ def _conv(parameter: Parameter, node: ir.Node) -> Layer:
         False,
         _name(node.inputs[0]),
         _name(node.outputs[0]),
-        label(node),
         groups,
         {key: node.attributes[key] for key in kept if key in node.attributes},
         tuple(kernel),
@@ -206,7 +191,6 @@ def _norm(parameter: Parameter, node: ir.Node, index: int) -> NormLayer | str:
         index == 1,
         _name(node.inputs[0]),
         _name(node.outputs[0]),
-        label(node),
         node.attributes.get_float("epsilon", 1e-5),
     )
 

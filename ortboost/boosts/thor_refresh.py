@@ -45,6 +45,7 @@ class Refresh:
                 if mean_name(side, layer.weight) in step.means
             }
             share = parts.pop("share", None)
+            # From the means s A and s G, which processes can average, to sqrt(s) A and sqrt(s) G.
             root = None if share is None else b.op("Sqrt", share)
             for side, value in parts.items():
                 found[layer.weight, side] = value if root is None else b.op("Div", value, root)
@@ -65,6 +66,7 @@ class Refresh:
         found: dict[tuple[str, str], ir.Value] = {}
         chains: dict[int, list[Factor]] = {}
         root = self.root(update)
+        # Blocks of equal padded size are inverted together, in one chain of batched products.
         for layer in update.memory[NAME]:
             dampings = self._dampings(b, layer, factors, root)
             for side in self.sides.of(layer):

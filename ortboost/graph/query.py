@@ -23,6 +23,7 @@ __all__ = [
     "format_shape",
     "has_subgraph",
     "input_at",
+    "is_random",
     "is_read",
     "is_standard",
     "is_unused",
@@ -51,6 +52,11 @@ RANDOM_OPERATORS = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
 """Operators that draw random numbers: never folded, never merged. Dropout is handled separately."""
+
+
+def is_random(node: ir.Node) -> bool:
+    """Whether a node draws random numbers when a step runs, Dropout included."""
+    return node.op_type in RANDOM_OPERATORS or node.op_type == "Dropout"
 
 
 def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:

@@ -13,7 +13,15 @@ import onnx_ir as ir
 
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
-__all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside", "values_by_name"]
+__all__ = [
+    "STOPS",
+    "Reach",
+    "ancestors",
+    "find_value",
+    "reach",
+    "uses_inside",
+    "values_by_name",
+]
 
 STOPS = frozenset(
     "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "
@@ -80,6 +88,25 @@ def uses_inside(node: ir.Node) -> Iterable[ir.Value]:
                 if value is not None and value.graph is not graph:
                     yield value
         yield from graph.outputs  # a branch may pass on an outer value without a node
+
+
+def ancestors(values: Iterable[ir.Value | None], *, within: ir.Graph | None = None) -> set[ir.Node]:
+    """The nodes that values depend on: their producers, and those of everything that these read.
+
+    Args:
+        values: The values.
+        within: Ignore the nodes of other graphs, and what they read.
+    """
+    found: set[ir.Node] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in found or within not in (None, node.graph):
+            continue
+        found.add(node)
+        pending += (*node.inputs, *uses_inside(node))
+    return found
 
 
 def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) -> Reach:

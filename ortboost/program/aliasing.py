@@ -18,17 +18,15 @@ If the proof fails, ortboost's runtime alternates between two buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx_ir as ir
 
+from ortboost.graph.reach import ancestors, uses_inside
 from ortboost.program.catalogue import Catalogue
 
 __all__ = ["in_place_states"]
 
 # Operators that write element i of the output from element i of their inputs, or from scalars.
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Identity", "Neg"})
-
 
 # Operators whose output may share the memory of their first input.
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Cast"})
@@ -46,7 +44,7 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
     """
     inputs = {value.name: value for value in model.graph.inputs}
     outputs = {value.name: value for value in model.graph.outputs}
-    ancestors: dict[int, set[int]] = {}
+    before: dict[ir.Node, set[ir.Node]] = {}  # writer to its ancestors
     proven = set()
     for entry in catalogue.state:
         if entry.next is None:
@@ -55,74 +53,54 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
         writer = target.producer()
         if writer is None or writer.op_type != "If":
             continue
-        if id(writer) not in ancestors:
-            ancestors[id(writer)] = _ancestors([writer], model.graph)
-        if _readers_precede(source, writer, ancestors[id(writer)]) and all(
-            _branch_is_safe(attribute.as_graph(), target.index() or 0, source)
-            for attribute in writer.attributes.values()
-            if attribute.type == ir.AttributeType.GRAPH
+        if writer not in before:
+            before[writer] = _ancestors(writer, model.graph)
+        if _readers_precede(source, writer, before[writer]) and all(
+            _branch_is_safe(branch, target.index() or 0, source) for branch in _branches(writer)
         ):
             proven.add(entry.name)
     return frozenset(proven)
 
 
-def _readers_precede(source: ir.Value, writer: ir.Node, before: set[int]) -> bool:
+def _branches(node: ir.Node) -> list[ir.Graph]:
+    graphs = (a for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH)
+    return [attribute.as_graph() for attribute in graphs]
+
+
+def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
+    """The nodes of ``graph`` that must run before a node starts."""
+    return ancestors((*node.inputs, *uses_inside(node)), within=graph)
+
+
+def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:
+    branches = _branches(writer)
     for node in _readers(source):
         if node.graph is writer.graph:
-            if id(node) not in before:
+            if node not in before:
                 return False
-        elif _owner(node, writer) is None:  # in a subgraph of some other node
+        elif node.graph not in branches:  # in a subgraph of some other node
             return False
     return True
 
 
-def _readers(source: ir.Value) -> list[ir.Node]:
+def _readers(source: ir.Value) -> set[ir.Node]:
     """All nodes that read the value or a view of it."""
-    found: dict[int, ir.Node] = {}
+    found: set[ir.Node] = set()
     pending = [source]
     while pending:
         for usage in pending.pop().uses():
             node = usage.node
-            if id(node) not in found and node.op_type in _VIEWS and usage.idx == 0:
+            if node not in found and node.op_type in _VIEWS and usage.idx == 0:
                 pending.append(node.outputs[0])
-            found[id(node)] = node
-    return list(found.values())
-
-
-def _owner(node: ir.Node, writer: ir.Node) -> ir.Graph | None:
-    """The branch of ``writer`` that directly contains ``node``."""
-    for attribute in writer.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH and attribute.as_graph() is node.graph:
-            return attribute.as_graph()
-    return None
+            found.add(node)
+    return found
 
 
 def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
-    output = branch.outputs[index]
-    producer = output.producer()
+    producer = branch.outputs[index].producer()
     if producer is None or producer.graph is not branch or len(producer.outputs) != 1:
         return False
-    readers = [node for node in _readers(source) if node.graph is branch]
+    readers = {node for node in _readers(source) if node.graph is branch}
     if producer in readers and producer.op_type not in _ELEMENTWISE:
         return False
-    before = _ancestors([producer], branch)
-    return all(reader is producer or id(reader) in before for reader in readers)
-
-
-def _ancestors(nodes: Iterable[ir.Node], graph: ir.Graph) -> set[int]:
-    """IDs of the nodes of ``graph`` that must run before ``nodes``, reads of subgraphs included."""
-    found: set[int] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        values = list(node.inputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                for inner in attribute.as_graph().all_nodes():
-                    values.extend(inner.inputs)
-        for value in values:
-            producer = None if value is None else value.producer()
-            if producer is not None and producer.graph is graph and id(producer) not in found:
-                found.add(id(producer))
-                pending.append(producer)
-    return found
+    return readers <= {producer, *_ancestors(producer, branch)}

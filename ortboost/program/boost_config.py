@@ -27,8 +27,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from ortboost.boosts import (
     AdaSum,
@@ -42,7 +41,7 @@ from ortboost.boosts import (
 )
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds, read_config
+from ortboost.core.field_types import Range, check_kinds, read_config
 from ortboost.core.files import read_json
 
 __all__ = [
@@ -59,7 +58,9 @@ __all__ = [
     "resolve_boost",
 ]
 
-_LARGEST: Final = 2**31
+_Count: TypeAlias = Annotated[int, Range(0, below=2**31)]
+_Positive: TypeAlias = Annotated[int, Range(1, below=2**31)]
+_Fraction: TypeAlias = Annotated[float, Range(0, below=1)]
 LEVELS: Final = ("O0", "O1", "O2")
 MODES: Final = ("auto", "manual", "enable_all", "disable_all")
 _ON: Final[Mapping[str, tuple[str, ...]]] = {
@@ -73,19 +74,9 @@ class _Section:
     """Base of sections: checks the types and ranges of the fields."""
 
     NAME: ClassVar[str]
-    LEAST: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         check_kinds(self, self.NAME)
-        for name, least in self.LEAST.items():
-            value = getattr(self, name)
-            numbers = value if isinstance(value, (list, tuple)) else (value,)
-            if not all(number is None or least <= number < _LARGEST for number in numbers):
-                raise ConfigError(
-                    f"{name} = {value!r} is out of range.",
-                    where=f"{self.NAME}, {name}",
-                    fix=f"Give a whole number of at least {least} and below {_LARGEST}.",
-                )
 
 
 @dataclass(frozen=True)
@@ -114,10 +105,9 @@ class CommonSection(_Section):
     """
 
     NAME = "common"
-    LEAST = MappingProxyType({"gradient_split_groups": 0, "device_number": 1})
 
-    gradient_split_groups: tuple[int, ...] | None = None
-    device_number: int = 8
+    gradient_split_groups: tuple[_Count, ...] | None = None
+    device_number: _Positive = 8
 
 
 @dataclass(frozen=True)
@@ -132,11 +122,10 @@ class LessBnSection(_Section):
     """
 
     NAME = "less_bn"
-    LEAST = MappingProxyType({"gc_multiple_of": 1})
 
     fn_flag: bool = True
     gc_flag: bool = True
-    gc_multiple_of: int = 16
+    gc_multiple_of: _Positive = 16
 
 
 @dataclass(frozen=True)
@@ -148,9 +137,8 @@ class AccumulationSection(_Section):
     """
 
     NAME = "grad_accumulation"
-    LEAST = MappingProxyType({"grad_accumulation_step": 1})
 
-    grad_accumulation_step: int = 1
+    grad_accumulation_step: _Positive = 1
 
 
 @dataclass(frozen=True)
@@ -170,26 +158,15 @@ class DimReduceSection(_Section):
     """
 
     NAME = "dim_reduce"
-    LEAST = MappingProxyType({"n_components": 1, "timeout": 0})
 
-    rho: float = 0.55
-    gamma: float = 0.9
-    alpha: float = 0.001
-    sigma: float = 0.4
-    n_components: int = 32
+    rho: _Fraction = 0.55
+    gamma: _Fraction = 0.9
+    alpha: _Fraction = 0.001
+    sigma: _Fraction = 0.4
+    n_components: _Positive = 32
     pca_mat_path: str | None = None
     weight_load_dir: str | None = None
-    timeout: int = 1800
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rho", "gamma", "alpha", "sigma"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} = {getattr(self, name)!r} is out of range.",
-                    where=f"dim_reduce, {name}",
-                    fix="Give a number from 0 to below 1.",
-                )
+    timeout: _Count = 1800
 
 
 @dataclass(frozen=True)
@@ -349,7 +326,7 @@ def resolve_boost(
     for key, value in sets:
         section, name = _split(key)
         data.setdefault(section, {})[name] = value
-        if section == "boost" and name != "mode":
+        if section == "boost" and name != "mode":  # in mode auto it would have no effect
             data["boost"].setdefault("mode", "manual")
     for name in data:
         if name not in SECTIONS:
@@ -373,7 +350,7 @@ def _switches(level: str, given: dict[str, Any]) -> tuple[str, Switches, dict[st
         raise ConfigError(
             f"Unknown boost mode {mode!r}.", where="boost, mode", fix=nearest(str(mode), MODES)
         )
-    read_config(Switches, given, "boost")
+    read_config(Switches, given, "boost")  # for its errors, in every mode
     if mode in ("enable_all", "disable_all"):
         on = Switches(**dict.fromkeys(_SWITCHES, mode == "enable_all"))
         return mode, on, {}
@@ -389,7 +366,7 @@ def _switches(level: str, given: dict[str, Any]) -> tuple[str, Switches, dict[st
 
 
 def _section(name: str, given: Mapping[str, Any]) -> Any:
-    points = given.get("gradient_split_groups")
+    points = given.get("gradient_split_groups")  # a list, or a single position
     if points is not None:
         if not isinstance(points, list | tuple | int) or isinstance(points, bool):
             raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,13 @@ from ortboost.boosts.base import GraphContext
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.report import Report
-from ortboost.core.version import __version__
 from ortboost.graph.build import Builder
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import is_random
 from ortboost.graph.reach import find_value
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
@@ -36,6 +35,7 @@ from ortboost.program.catalogue import (
     StateEntry,
     TensorSpec,
     merged,
+    stamp,
 )
 from ortboost.program.choose_engine import choose_engine, refuse_blockers
 from ortboost.program.config import ProgramConfig
@@ -48,16 +48,6 @@ from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.padding_rows import join_padding_rows, protect_padding_rows
 
 __all__ = ["build_program"]
-
-_RANDOM_OPS = (
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
 
 
 @contextlib.contextmanager
@@ -102,7 +92,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     engine, forward = chosen.engine, chosen.forward
     model, loss, trained = forward.model, forward.loss, forward.trained
     reports = list(forward.reports)
-    evaluation = model.clone()
+    evaluation = model.clone()  # before the rewrites that are for training only
     to_inference(evaluation)
 
     refuse_blockers(chosen, source, config)
@@ -114,7 +104,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         parameters=forward.parameters,
         trained=trained,
         fp32_operators=engine.fp32_operators,
-        window=1 if config.gatherer is None else config.gatherer.steps,
+        window=1 if config.accumulator is None else config.accumulator.steps,
     )
     # Rewrites that look at layers come before those that split a node into several.
     found = []
@@ -145,9 +135,9 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     reports += [report for report in found if report is not None]
     plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)
     graphs, catalogue, initial = _build_graphs(plan, groups)
-    _stamp(evaluation, None, "eval")
+    stamp(evaluation, "eval")
     for made in (*graphs.values(), evaluation):
-        guard_pads(made)
+        guard_pads(made)  # onnxruntime would fuse some of them into a pool, wrongly
     return Program(
         step=graphs.pop(STEP_GRAPH),
         variants=graphs,
@@ -220,24 +210,24 @@ def _build_graphs(
         group = number if separate else None
         step, catalogue, values = _build_step(plan, trained, group, number)
         graphs[names.graph_name(STEP_GRAPH, number)] = step
-        _stamp(step, catalogue, STEP_GRAPH)
+        stamp(step, STEP_GRAPH, catalogue)
         catalogues.append(catalogue)
-        initial = {**values, **initial}
-        if plan.config.gatherer is not None:
+        initial = {**values, **initial}  # shared states have the same initial value in all graphs
+        if plan.config.accumulator is not None:
             flush, catalogue = _build_flush(plan, trained, group, number, step)
             graphs[names.graph_name(FLUSH_GRAPH, number)] = flush
-            _stamp(flush, catalogue, FLUSH_GRAPH)
+            stamp(flush, FLUSH_GRAPH, catalogue)
             catalogues.append(catalogue)
-        if plan.config.taker is not None:
+        if plan.config.line_search is not None:
             for name, (graph, catalogue) in build_trials(
                 plan.forward.model,
-                plan.config.taker,
+                plan.config.line_search,
                 trained,
                 catalogues[0],
                 plan.forward.loss.loss,
             ).items():
                 graphs[name] = graph
-                _stamp(graph, catalogue, name)
+                stamp(graph, name, catalogue)
                 catalogues.append(catalogue)
     return graphs, merged(catalogues), initial
 
@@ -248,11 +238,9 @@ def _scale_loss(graph: GraphContext, config: ProgramConfig) -> dict[str, NDArray
     if scaler is None:
         return {}
     start = scaler.start()
-    scale = ir.Value(
-        name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(start.shape)
-    )
+    scale = ir.val(names.SCALE, ir.DataType.FLOAT, start.shape)
     graph.model.graph.inputs.append(scale)
-    _value(graph.model, graph.objective)
+    _value(graph.model, graph.objective)  # raises if a rewrite lost the loss
     scaler.scale_loss(graph, scale)
     return {names.SCALE: start}
 
@@ -308,7 +296,7 @@ def _build_step(
     config, loss = plan.config, plan.forward.loss
     entries = plan.entries()
     states = {entry.name for entry in entries}
-    step = _differentiate(plan, trained, number)
+    step = _differentiate(plan, trained, number)  # with one output X_grad for each trained X
     check_rewritten(step, "differentiation")
     join_padding_rows(step)
     bypass_identity_transposes(step)
@@ -316,6 +304,7 @@ def _build_step(
     for boost in reversed(config.enabled_boosts):  # in reverse order of insertion
         boost.rewrite_gradients(graph)
         check_rewritten(step, f"{boost.name}, rewrite_gradients")
+    # What is left of the inputs is data; boosts may have added inputs of their own.
     batch = [
         value
         for value in step.graph.inputs
@@ -323,14 +312,12 @@ def _build_step(
     ]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(
-        step,
+        graph,
         config,
-        trained,
         {p.name: values[gradient_name(p.name)] for p in trained},
         {buffer: values[raw] for buffer, raw in plan.buffers_next.items()},
         values.get(names.SCALE),
         group=group,
-        graph=graph,
     )
     shown = [
         values[loss.loss],
@@ -360,6 +347,7 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
     kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
     requested = dict.fromkeys([p.name for p in trained])
     requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
+    # An engine keeps only outputs: make what boosts want to see one, for this differentiation.
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}
     model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)
@@ -375,14 +363,7 @@ def _build_flush(
 ) -> tuple[ir.Model, Catalogue]:
     """The update with an incomplete accumulation window, as a separate graph."""
     entries = [entry for entry in plan.entries() if entry.name in {p.name for p in trained}]
-    inputs = [
-        ir.Value(
-            name=entry.name,
-            type=ir.TensorType(ir.DataType.from_numpy(entry.dtype)),
-            shape=ir.Shape(entry.shape),
-        )
-        for entry in entries
-    ]
+    inputs = [entry.value() for entry in entries]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports=like.opset_imports, name="flush")
     model = ir.Model(graph, ir_version=like.ir_version)
     parts = append_flush(plan.context(model, trained, number), plan.config, group=group)
@@ -414,7 +395,7 @@ def _close(
         hyper=tuple(TensorSpec.of(value) for value in parts.hyper),
         state=tuple(entries),
         outputs=tuple(TensorSpec.of(value) for value in shown),
-        randomness=any(node.op_type in _RANDOM_OPS for node in step.graph.all_nodes()),
+        randomness=any(map(is_random, step.graph.all_nodes())),
     )
 
 
@@ -456,12 +437,7 @@ def _metrics(
     if loss.ignored is None:
         accuracy = b.op("ReduceMean", share, keepdims=0, name="accuracy", shape=())
     else:  # the mean over labels that are not ignored; 0 if there are none
-        stray = b.op(
-            "Equal",
-            labels,
-            b.const(loss.ignored, int64),
-            dtype=ir.DataType.BOOL,
-        )
+        stray = b.op("Equal", labels, b.const(loss.ignored, int64), dtype=ir.DataType.BOOL)
         counted = b.op("Cast", b.op("Not", stray, dtype=ir.DataType.BOOL), to=single, dtype=single)
         hits = b.op("ReduceSum", b.op("Mul", share, counted), keepdims=0)
         number = b.op("Max", b.op("ReduceSum", counted, keepdims=0), b.const(1.0))
@@ -479,11 +455,3 @@ def _value(model: ir.Model, name: str) -> ir.Value:
             fix="Please report this.",
         )
     return value
-
-
-def _stamp(model: ir.Model, catalogue: Catalogue | None, kind: str) -> None:
-    """Store the kind of the graph and its catalogue in its metadata."""
-    model.producer_name, model.producer_version = "ortboost", __version__
-    model.metadata_props["ortboost.kind"] = kind
-    if catalogue is not None:
-        model.metadata_props[names.METADATA_KEY] = json.dumps(catalogue.to_dict())

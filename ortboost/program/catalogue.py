@@ -24,7 +24,9 @@ from ortboost.boosts.grad_accumulation import accumulator_name
 from ortboost.boosts.loss_scale import GOOD_STEPS, LIVES
 from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, SCALE
 from ortboost.core.errors import FileError
+from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import BatchAxis
+from ortboost.graph.query import known_shape
 
 __all__ = [
     "ACCEPT_GRAPH",
@@ -60,6 +62,7 @@ __all__ = [
     "next_name",
     "read_catalogue",
     "slot_name",
+    "stamp",
 ]
 
 LOSS = "loss"
@@ -172,12 +175,9 @@ class TensorSpec:
         Raises:
             ValueError: The type is unknown.
         """
-        dims: tuple[int | str | None, ...] = ()
-        if value.shape is not None:
-            dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
         if value.dtype is None:
             raise ValueError(f"The type of '{value.name}' is unknown.")
-        return cls(value.name or "", np.dtype(value.dtype.numpy()), dims)
+        return cls(value.name or "", np.dtype(value.dtype.numpy()), known_shape(value) or ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -186,7 +186,7 @@ class TensorSpec:
             "dtype": self.dtype.name,
             "shape": list(self.shape),
         }
-        if self.class_axis is not None:
+        if self.class_axis is not None:  # only labels have one
             data |= {
                 "classes": self.classes,
                 "ignored": self.ignored,
@@ -255,14 +255,7 @@ class StateEntry:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "dtype": self.dtype.name,
-            "shape": list(self.shape),
-            "next": self.next,
-            "role": self.role,
-        }
+        return {**vars(self), "dtype": self.dtype.name, "shape": list(self.shape)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StateEntry:
@@ -275,6 +268,10 @@ class StateEntry:
             data["next"],
             data["role"],
         )
+
+    def value(self) -> ir.Value:
+        """A new graph input for the current value."""
+        return ir.val(self.name, ir.DataType.from_numpy(self.dtype), self.shape)
 
 
 @dataclass(frozen=True)
@@ -357,6 +354,7 @@ def merged(catalogues: Sequence[Catalogue]) -> Catalogue:
     entries: dict[str, StateEntry] = {}
     for catalogue in catalogues:
         for entry in catalogue.state:
+            # A state may be written by one graph, and only read by another.
             if entry.name not in entries or entry.next is not None:
                 entries[entry.name] = entry
     return dataclasses.replace(
@@ -364,6 +362,14 @@ def merged(catalogues: Sequence[Catalogue]) -> Catalogue:
         state=tuple(entries.values()),
         randomness=any(catalogue.randomness for catalogue in catalogues),
     )
+
+
+def stamp(model: ir.Model, kind: str, catalogue: Catalogue | None = None) -> None:
+    """Store the kind of a graph, and its catalogue if it has one, in its metadata."""
+    model.producer_name, model.producer_version = "ortboost", __version__
+    model.metadata_props["ortboost.kind"] = kind
+    if catalogue is not None:
+        model.metadata_props[METADATA_KEY] = json.dumps(catalogue.to_dict())
 
 
 def read_catalogue(model: ir.Model) -> Catalogue:

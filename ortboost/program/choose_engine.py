@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ortboost.autodiff.check import Blocker, find_blockers
 from ortboost.autodiff.engine import Engine, available_engines
 from ortboost.core.errors import ModelError
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.config import ProgramConfig
@@ -84,9 +85,8 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
     if config.engine != "auto":
         other = _better(source, config)
         fix = f"Use --engine {other}, which can differentiate it." if other else fix
-    count = len(blockers)
     raise ModelError(
-        f"The model cannot be trained as it is: {count} {'reason' if count == 1 else 'reasons'}.",
+        f"The model cannot be trained as it is: {count_of(len(blockers), 'reason')}.",
         where="\n         ".join(f"{b.op} '{b.node}': {b.reason}" for b in blockers),
         fix=fix,
     )

@@ -190,10 +190,10 @@ def _counted(
     count = sum(p.size for p in trained)
     parts = [
         f"trains {count:,} of {count + sum(p.size for p in frozen):,} parameters in "
-        f"{_tensors(len(trained))}"
+        f"{count_of(len(trained), 'tensor')}"
     ]
     if frozen:
-        parts.append(f"{_tensors(len(frozen))} frozen")
+        parts.append(f"{count_of(len(frozen), 'tensor')} frozen")
     if constants:
         elements = sum(p.size for p in constants)
         parts.append(f"{len(constants)} constant, with {elements:,} elements")
@@ -260,7 +260,7 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
     if not lost:
         return []
     return [
-        f"{len(lost)} parameter{'s' * (len(lost) > 1)} of the torch module are not in the file by "
+        f"{count_of(len(lost), 'parameter')} of the torch module are not in the file by "
         f"name: {_shown(lost)}; shared with another module, folded into another tensor (a "
         "BatchNormalization into its convolution: export again with optimize=False to train the "
         "same parameters as torch), or not needed by the outputs"
@@ -286,14 +286,10 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     if not tied:
         return []
     return [
-        f"{_tensors(len(tied))} with the same value everywhere, {_shown(tied)}, are shared by "
-        "several nodes and trained as one; if they should be separate, export again without "
-        "merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
+        f"{count_of(len(tied), 'tensor')} with the same value everywhere, {_shown(tied)}, are "
+        "shared by several nodes and trained as one; if they should be separate, export again "
+        "without merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
     ]
-
-
-def _tensors(count: int) -> str:
-    return f"{count} tensor{'' if count == 1 else 's'}"
 
 
 def _shown(names: Sequence[str]) -> str:

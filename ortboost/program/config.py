@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
-from ortboost.boosts.loss_scale import scale_from_dict, scale_to_dict
-from ortboost.boosts.roles import GradientGatherer, LossScaler, StepTaker, UpdateSplitter
+from ortboost.boosts.loss_scale import scale_from_dict
+from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_types import Range, check_kinds, read_config, write_config
@@ -39,12 +39,11 @@ __all__ = [
     "ProgramConfig",
     "decays",
     "scale_from_dict",
-    "scale_to_dict",
 ]
 
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
-_METRICS = ("accuracy",)
 _TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals fit into float32
+_Decay: TypeAlias = Annotated[float, Range(0, below=_HUGE)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class ParameterGroup:
     name: str
     patterns: tuple[str, ...]
     learning_rate: str | None = None
-    weight_decay: float | None = None
+    weight_decay: _Decay | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self, "parameter group")
@@ -73,7 +72,6 @@ class ParameterGroup:
                 where="parameter group",
                 fix="Use a short name without '/', for example head.",
             )
-        _check_decay(self.weight_decay, f"parameter group '{self.name}'")
 
 
 @with_former_fields
@@ -129,12 +127,12 @@ class ProgramConfig:
     inputs: InputConfig = field(default_factory=InputConfig)
     optimizer: Optimizer = field(default_factory=Momentum)
     learning_rate: str = "0.01"
-    weight_decay: float = 0.0
+    weight_decay: _Decay = 0.0
     decay: DecayFilter = "no-norm"
     groups: tuple[ParameterGroup, ...] = ()
     check_finite: bool = True
     gate_buffers: bool = True
-    gradient_divisor: float = 1.0
+    gradient_divisor: Annotated[float, Range(above=_TINY, below=_HUGE)] = 1.0
     adapt: tuple[str, ...] | None = None
     parameters: Mapping[str, bool] | None = None
     trainable: tuple[str, ...] = ()
@@ -143,7 +141,7 @@ class ProgramConfig:
     new_head: int | None = None
     frozen_norm: tuple[str, ...] = ()
     running_variance: Literal["unbiased", "onnx"] = "unbiased"
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[Literal["accuracy"], ...] = ()
     engine: str = "auto"
     seed: int = 0
     boosts: tuple[Boost, ...] = ()
@@ -166,12 +164,6 @@ class ProgramConfig:
                 "'cosine:0.05,warmup=100'.",
             )
         check_kinds(self, "configuration")
-        _check_decay(self.weight_decay, "weight_decay")
-        for metric in self.metrics:
-            if metric not in _METRICS:
-                raise ConfigError(
-                    f"Unknown metric '{metric}'.", where="metrics", fix=nearest(metric, _METRICS)
-                )
         names = [group.name for group in self.groups]
         for name in names:
             if names.count(name) > 1:
@@ -180,23 +172,16 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
-        if not _TINY < self.gradient_divisor < _HUGE:
-            raise ConfigError(
-                f"gradient_divisor = {self.gradient_divisor} is out of range.",
-                where="gradient_divisor",
-                fix="Give a number above 0; it and its reciprocal must fit into float32.",
-            )
         if self.scaler is not None and self.scaler.moves and not self.check_finite:
             raise ConfigError(
                 "A loss scale that changes requires the finite check.",
                 where="check_finite",
                 fix="Keep check_finite on, or use a fixed scale.",
             )
-
-        taker = self.taker
-        if taker is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
+        search = self.line_search
+        if search is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
             raise ConfigError(
-                f"The boost '{taker.name}' requires the gradient of the mean loss.",
+                f"The boost '{search.name}' requires the gradient of the mean loss.",
                 where=f"gradient_divisor = {self.gradient_divisor}, reduction "
                 f"'{self.loss.reduction}'",
                 fix="Use a divisor of 1 and the reduction 'mean'.",
@@ -213,9 +198,9 @@ class ProgramConfig:
         return next((b for b in self.enabled_boosts if isinstance(b, LossScaler)), None)
 
     @property
-    def gatherer(self) -> GradientGatherer | None:
+    def accumulator(self) -> GradientAccumulator | None:
         """The boost that accumulates gradients over several steps."""
-        return next((b for b in self.enabled_boosts if isinstance(b, GradientGatherer)), None)
+        return next((b for b in self.enabled_boosts if isinstance(b, GradientAccumulator)), None)
 
     @property
     def splitter(self) -> UpdateSplitter | None:
@@ -223,9 +208,9 @@ class ProgramConfig:
         return next((b for b in self.enabled_boosts if isinstance(b, UpdateSplitter)), None)
 
     @property
-    def taker(self) -> StepTaker | None:
+    def line_search(self) -> LineSearch | None:
         """The boost that takes the step in place of the optimizer."""
-        return next((b for b in self.enabled_boosts if isinstance(b, StepTaker)), None)
+        return next((b for b in self.enabled_boosts if isinstance(b, LineSearch)), None)
 
     def with_boosts(self, *boosts: Boost) -> ProgramConfig:
         """A copy with these boosts; each replaces the one of the same name, or the loss scale.
@@ -282,10 +267,3 @@ def decays(parameter: Parameter, decay: DecayFilter) -> bool:
     if decay == "weights":
         return parameter.role == "weight"
     return parameter.role not in ("norm_scale", "norm_shift")
-
-
-def _check_decay(value: float | None, where: str) -> None:
-    if value is not None and not 0 <= value < _HUGE:
-        raise ConfigError(
-            f"A weight decay of {value} is out of range.", where=where, fix="Give 0 or more."
-        )

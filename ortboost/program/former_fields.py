@@ -22,12 +22,12 @@ from ortboost.boosts.grad_centralization import GradCentralization
 from ortboost.boosts.grad_freeze import GradFreeze
 from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
-from ortboost.boosts.loss_scale import LossScale, scale_from_dict, scale_to_dict
+from ortboost.boosts.loss_scale import LossScale, scale_from_dict
 from ortboost.boosts.mixed_precision import MixedPrecision
-from ortboost.boosts.roles import GradientGatherer, LossScaler
+from ortboost.boosts.roles import GradientAccumulator, LossScaler
 from ortboost.boosts.table import arranged
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds, read_config
+from ortboost.core.field_types import check_kinds, read_config, write_config
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.transforms.precision import PrecisionConfig
 
@@ -103,7 +103,7 @@ FORMER: Final[Mapping[str, _Former]] = {
         scale_from_dict,
     ),
     "accumulate": _Former(
-        GradientGatherer, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
+        GradientAccumulator, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
     ),
     "clip": _Former(Clip, lambda b: b, lambda v: v, Clip.from_dict),
     "grad_freeze": _Former(
@@ -180,23 +180,21 @@ def former_to_dict(boosts: Iterable[Boost]) -> dict[str, Any]:
     All others are listed under ``boosts``, with their names.
     """
     values, rest = dataclasses.asdict(_DEFAULTS), list(boosts)
-    values["loss_scale"] = scale_to_dict(NO_SCALE)
+    values["loss_scale"] = write_config(NO_SCALE)
     for boost in tuple(rest):
         for name, former in FORMER.items():
             if isinstance(boost, former.boost) and former.make(former.read(boost)) == boost:
                 value = former.read(boost)
                 if name == "loss_scale":
-                    value = scale_to_dict(value)
-                values[name] = dataclasses.asdict(value) if _is_object(value) else value
+                    value = write_config(value)  # with its kind
+                elif dataclasses.is_dataclass(value):
+                    value = dataclasses.asdict(value)  # type: ignore[arg-type]  # an instance
+                values[name] = value
                 rest.remove(boost)
     for name, former in FORMER.items():  # a field that is written replaces the listed boost
         if any(isinstance(boost, former.boost) for boost in rest):
             values.pop(name)
     return {**values, **({"boosts": [boost.to_dict() for boost in rest]} if rest else {})}
-
-
-def _is_object(value: object) -> bool:
-    return dataclasses.is_dataclass(value)
 
 
 def former_from_dict(data: object) -> dict[str, Any]:

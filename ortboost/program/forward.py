@@ -76,21 +76,19 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     opsets = engine.opsets
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
-    fixed = fix_inputs(model, config.inputs)
+    fixed = fix_inputs(model, config.inputs)  # first: known lengths fold into constants
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     require_network(model)
     check_rewritten(model, "normalize")
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
-    stored = len(reports)
-    reports.append(store_weights(model))
+    stored = store_weights(model)
     check_rewritten(model, "store_weights")
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
     check_rewritten(model, "write_out_batch_statistics")
-    if written.modified:
-        reports.append(written)
+    reports += [stored, *([written] if written.modified else [])]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -108,7 +106,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     axes, batching = _batch_axes(model, loss, config)
     for name in _reserved(config):
         free_name(model.graph, name)
-    parameters = find_parameters(model)
+    parameters = find_parameters(model)  # as long as BatchNormalization has its original form
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
@@ -133,7 +131,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         (
             *loss.report.notes,
             *batching.notes,
-            *reports[stored].notes,
+            *stored.notes,
             *choice.notes,
             *moving.notes,
             *padded.notes,
@@ -266,9 +264,8 @@ def _separated_buffers(
         if name not in parameters and value is not None and value.const_value is not None:
             shape = value.const_value.numpy().shape
             dtype = value.const_value.dtype
-            found[name] = Parameter(
-                name, shape, dtype, "running_stat", "separated from a shared one"
-            )
+            why = "separated from a shared one"
+            found[name] = Parameter(name, shape, dtype, "running_stat", why)
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
+from ortboost.program.catalogue import next_name
 
 __all__ = ["choose"]
 
@@ -17,7 +18,6 @@ def choose(
     condition: ir.Value,
     then: Callable[[], Mapping[str, ir.Value]],
     otherwise: Callable[[], Mapping[str, ir.Value]],
-    names: Callable[[str], str],
     like: Mapping[str, ir.Value],
 ) -> dict[str, ir.Value]:
     """Append `If(condition) then ... else ...`.
@@ -26,14 +26,13 @@ def choose(
         b: The builder of the graph, without collected nodes.
         name: Name of the node; the branches are named after it.
         condition: bool scalar.
-        then: Creates the nodes of the first branch with ``b`` and returns its results by key.
-        otherwise: The same for the second branch, with the same keys.
-        names: Key to the name of the output of the ``If``.
-        like: Key to a value of the same type and shape; for other keys, those of the first branch's
-            result are used.
+        then: Creates the nodes of the first branch with ``b`` and returns the next states.
+        otherwise: The same for the second branch, with the same states.
+        like: State to a value of the same type and shape; for other keys, those of the first
+            branch's result are used.
 
     Returns:
-        Key to the output.
+        State to its next value, an output of the ``If``.
     """
     first = then()
     kinds = {key: like.get(key, value) for key, value in first.items()}
@@ -41,7 +40,7 @@ def choose(
     second = otherwise()
     else_branch = _branch(b, f"{name}/else", {key: second[key] for key in first})
     results = {
-        key: ir.Value(name=b.unique(names(key)), type=kind.type, shape=kind.shape)
+        key: ir.val(b.unique(next_name(key)), shape=kind.shape, type=kind.type)
         for key, kind in kinds.items()
     }
     for graph in (then_branch, else_branch):

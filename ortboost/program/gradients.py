@@ -78,7 +78,7 @@ class ScaledGradients:
         for parameter in trained:
             number = 0 if groups is None else groups[parameter.name]
             members.setdefault(number, []).append(parameter)
-        # The scale is read here, before the branches that write it.
+        # The reciprocals are computed here, in the main graph: before a branch writes the scale.
         self.bundles = {
             number: _Bundle(b, found, gradients, self._factor(scale, number))
             for number, found in sorted(members.items())
@@ -114,9 +114,7 @@ class ScaledGradients:
         for number in numbers:
             own = self._zeros(self.bundles[number]) if number in self.bundles else []
             own += [zero for ends, zeros in crossing.items() if ends[1] == number for zero in zeros]
-            above = [
-                zero for ends, zeros in crossing.items() if ends[0] == number for zero in zeros
-            ]
+            above = [z for ends, zeros in crossing.items() if ends[0] == number for z in zeros]
             bad = self.b.op("Not", _is_zero(self.b, own), shape=())
             if above and number != numbers[-1]:
                 bad = self.b.op("And", bad, _is_zero(self.b, above), shape=())
@@ -136,7 +134,7 @@ class ScaledGradients:
 
     def _zeros(self, bundle: _Bundle) -> list[ir.Value]:
         """Scalars that are zero unless a gradient in the bundle overflows."""
-        return [_zero_square(self.b, grad) for grad in bundle.means()]
+        return [_zero_square(self.b, grad) for grad in bundle.tensors()]
 
     def _factor(self, scale: ir.Value | None, group: int) -> ir.Value | None:
         """`1 / (S d)`, or ``None`` for 1."""
@@ -180,7 +178,7 @@ class _Bundle:
         length = sum(p.size for p in self.small)
         self.packed = self.b.op("Concat", *flat, axis=0, shape=(length,))
 
-    def means(self) -> list[ir.Value]:
+    def tensors(self) -> list[ir.Value]:
         """The unscaled gradients `g`, packed ones as one tensor; computed once."""
         if not self.made:
             given = {**self._large(), **({} if self.packed is None else {"": self.packed})}
@@ -192,7 +190,7 @@ class _Bundle:
     def unscaled(self) -> dict[str, ir.Value]:
         if self.factor is None:
             return dict(self.gradients)
-        self.means()
+        self.tensors()
         b, found = self.b, {**self.gradients, **self.made}
         vector = found.pop("", None)
         if vector is not None:
@@ -213,7 +211,7 @@ def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:
     if grad.dtype not in (ir.DataType.FLOAT, None):
         grad = b.op("Cast", grad, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
     total = b.op("ReduceSumSquare", grad, keepdims=0, shape=())
-    total = b.op("Mul", total, b.const(16.0), shape=())
+    total = b.op("Mul", total, b.const(16.0), shape=())  # inf from a norm of 2^62 on
     return b.op("Mul", total, b.const(0.0), name=ZEROS, shape=())
 
 

@@ -60,9 +60,8 @@ __all__ = [
 
 MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
 _FORMAT = 1
-_GRAPH = re.compile(
-    r"(step|flush)(\.\d+)?|trial|accept"
-)  # no other names: they become part of a path
+# Names of graphs; no others are read from a manifest, because they become part of a path.
+_GRAPH = re.compile(r"(step|flush)(\.\d+)?|trial|accept")
 _OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
 
 
@@ -271,7 +270,19 @@ class Program(Shown):
                 fix=again,
             ) from error
         check_state(program.catalogue, program.initial, where=str(source / STATE))
-        if program.fingerprint != manifest.get("fingerprint"):
+        program._check_digests(manifest, source)
+        return program
+
+    def _check_digests(self, manifest: Mapping[str, Any], source: Path) -> None:
+        """Check that graphs, settings and initial state are those that the manifest describes.
+
+        Manifests of older versions lack some digests.
+
+        Raises:
+            FileError: One is not.
+        """
+        again = "Convert the model again."
+        if self.fingerprint != manifest.get("fingerprint"):
             raise FileError(
                 "The step graph does not match the manifest.",
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
@@ -284,13 +295,13 @@ class Program(Shown):
                 where=f"{source / MANIFEST}: config",
                 fix="Convert the model again; only learning rates may be changed afterwards.",
             )
-        if _digest(program.evaluation) != manifest.get("evaluation"):
+        if _digest(self.evaluation) != manifest.get("evaluation"):
             raise FileError(
                 "The evaluation graph does not match the manifest.",
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
-        models = _model_digests(program)
+        models = _model_digests(self)
         recorded = manifest.get("models", models)
         if recorded != models:
             known = recorded if isinstance(recorded, dict) else {}
@@ -300,15 +311,12 @@ class Program(Shown):
                 where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
                 fix=again,
             )
-        if _state_digest(program.initial) != manifest.get(
-            "initial", _state_digest(program.initial)
-        ):
+        if "initial" in manifest and manifest["initial"] != _state_digest(self.initial):
             raise FileError(
                 "The initial state does not match the manifest.",
                 where=f"{source / STATE}: 'initial' in {MANIFEST}",
                 fix=again,
             )
-        return program
 
 
 def is_part(name: str) -> bool:

@@ -22,13 +22,13 @@ from typing import Final
 
 import onnx_ir as ir
 
+from ortboost.graph.query import is_random
 from ortboost.graph.reach import uses_inside
 from ortboost.program.split import slice_step
 
 __all__ = ["Segment", "cut_segments", "order_gradients"]
 
 _UNKNOWN_SIZES: Final = {"NonZero", "Unique", "Compress", "NonMaxSuppression", "Loop", "Scan", "If"}
-_RANDOM: Final = {"Dropout", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segme
     needs = _needs(graph)
     nodes = list(graph)
     place = {node: i for i, node in enumerate(nodes)}
-    drawn = sum(1 << place[node] for node in nodes if node.op_type in _RANDOM)
+    drawn = sum(1 << place[node] for node in nodes if is_random(node))
     for node in nodes:
-        if node.op_type in _RANDOM:  # all random draws in the first segment, in one order
+        if is_random(node):  # all random draws in the first segment, in one order
             drawn |= needs[node]
     reached, upto = drawn, []
     for group in groups:
@@ -165,7 +165,7 @@ def _fixed(nodes: Sequence[ir.Node]) -> set[ir.Node]:
     """Constant nodes, which depend on no input: each segment has its own copy."""
     found: set[ir.Node] = set()
     for node in nodes:
-        if node.op_type in _RANDOM or list(uses_inside(node)):
+        if is_random(node) or list(uses_inside(node)):
             continue
         if all(v is None or v.is_initializer() or v.producer() in found for v in node.inputs):
             found.add(node)

@@ -24,7 +24,6 @@ graph makes the update after the sums of the window have been reduced.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,12 +35,12 @@ from onnx_ir.passes import common
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
-from ortboost.boosts.roles import StepTaker
+from ortboost.boosts.roles import LineSearch
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.graph.io import save_model
-from ortboost.graph.reach import uses_inside
+from ortboost.graph.reach import ancestors
 from ortboost.program import catalogue as names
-from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
+from ortboost.program.catalogue import TensorSpec, read_catalogue, stamp
 from ortboost.program.gradients import INCOMING, ZEROS
 from ortboost.program.program import Program
 
@@ -94,11 +93,11 @@ def split_program(program: Program) -> dict[str, SplitStep]:
         >>> split_program(program)["step"].summed[0].name  # doctest: +SKIP
         'fc1.weight_grad'
     """
-    gatherer = program.config.gatherer
+    accumulator = program.config.accumulator
     joins = any(isinstance(boost, AdaSum) for boost in program.config.enabled_boosts)
-    if gatherer is not None and not isinstance(gatherer, GradAccumulation):
+    if accumulator is not None and not isinstance(accumulator, GradAccumulation):
         raise ConfigError(
-            f"The boost '{gatherer.name}' accumulates gradients in an unsupported way.",
+            f"The boost '{accumulator.name}' accumulates gradients in an unsupported way.",
             where="several processes",
             fix="Use grad-accumulation, or train with one process.",
         )
@@ -111,7 +110,10 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             )
     return {
         name: split_step(
-            model, accumulates=gatherer is not None, joins=joins, taker=program.config.taker
+            model,
+            accumulates=accumulator is not None,
+            joins=joins,
+            search=program.config.line_search,
         )
         for name, model in program.graphs.items()
         if name.partition(".")[0] == names.STEP_GRAPH
@@ -144,7 +146,7 @@ def split_step(
     *,
     accumulates: bool = False,
     joins: bool = False,
-    taker: StepTaker | None = None,
+    search: LineSearch | None = None,
 ) -> SplitStep:
     """Split one step graph; it is not changed.
 
@@ -154,8 +156,8 @@ def split_step(
             the update.
         joins: Whether only some processes sum their gradients (AdaSum), while all skip the same
             steps: the finite check is cut, too.
-        taker: The boost that takes the step itself: the value that it exchanges instead of the
-            gradients is cut.
+        search: The boost that replaces the optimizer: the value that processes exchange for it
+            instead of the gradients is cut.
 
     Raises:
         ModelError: See :func:`split_program`.
@@ -163,6 +165,7 @@ def split_step(
     catalogue = read_catalogue(step)
     made = {o.name: o for node in step.graph for o in node.outputs if o.name}
     gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
+    # With accumulation, what the second `If` writes is left to the flush graph.
     entries = tuple(
         dataclasses.replace(entry, next=None)
         if entry.next and gate is not None and made[entry.next].producer() is gate
@@ -172,10 +175,12 @@ def split_step(
     gradients = [
         gradient_name(e.name) for e in catalogue.entries("parameter") if e.next is not None
     ]
-    if taker is not None:  # the step does not change the parameters
+    if search is not None:  # the step does not change the parameters
         found = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
-        gradients = [taker.travels] if taker.travels else [name for name in found if name in made]
-        joins = joins or taker.travels is not None
+        gradients = (
+            [search.exchanged] if search.exchanged else [name for name in found if name in made]
+        )
+        joins = joins or search.exchanged is not None
     missing = next((name for name in gradients if name not in made), None)
     checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]
@@ -196,6 +201,7 @@ def split_step(
     late = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
     second = slice_step(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
     read = {value.name for value in second.graph.inputs}
+    # The update must not depend on the batch except by the cut values.
     stray = next((spec.name for spec in catalogue.batch if spec.name in read), None)
     if stray is not None:
         raise _not_split(stray)
@@ -207,8 +213,8 @@ def split_step(
         outputs=tuple(late),
         randomness=False,
     )
-    _stamp(first, first_catalogue, GRADIENTS_GRAPH)
-    _stamp(second, second_catalogue, UPDATE_GRAPH)
+    stamp(first, GRADIENTS_GRAPH, first_catalogue)
+    stamp(second, UPDATE_GRAPH, second_catalogue)
     kept = [*gradients, *raw] if accumulates else raw
     return SplitStep(
         first,
@@ -235,14 +241,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     graph.inputs.extend(inputs)
     graph.outputs[:] = [made[name] for name in outputs]
     # The pass for unused nodes is not enough: it counts reads by branches of removed nodes.
-    needed: set[ir.Node] = set()
-    pending = [value.producer() for value in graph.outputs]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in needed:
-            needed.add(node)
-            read = [*node.inputs, *uses_inside(node)]
-            pending += [value.producer() for value in read if value is not None]
+    needed = ancestors(graph.outputs)
     unread = [node for node in graph if node not in needed]
     for node in unread:
         for inner in (node, *_inside(node)):
@@ -251,9 +250,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     graph.remove(unread)
     common.RemoveUnusedNodesPass()(model)  # and the constants
     written = {name.removeprefix(names.next_name("")) for name in outputs}
-    used = {
-        id(value) for node in graph.all_nodes() for value in node.inputs
-    }  # by the remaining nodes
+    used = {id(value) for node in graph.all_nodes() for value in node.inputs}
     graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
     return model
 
@@ -268,11 +265,6 @@ def _read(model: ir.Model, entries: Sequence[names.StateEntry]) -> tuple[names.S
     """The states that a graph reads or writes."""
     read = {value.name for value in model.graph.inputs}
     return tuple(entry for entry in entries if entry.name in read)
-
-
-def _stamp(model: ir.Model, catalogue: Catalogue, kind: str) -> None:
-    model.metadata_props["ortboost.kind"] = kind
-    model.metadata_props[names.METADATA_KEY] = json.dumps(catalogue.to_dict())
 
 
 def _not_split(name: str) -> ModelError:

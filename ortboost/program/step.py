@@ -72,46 +72,40 @@ class StepParts:
 
 
 def append_update(
-    model: ir.Model,
+    graph: GraphContext,
     config: ProgramConfig,
-    trained: Sequence[Parameter],
     gradients: Mapping[str, ir.Value],
     buffers_next: Mapping[str, ir.Value],
     scale: ir.Value | None,
     *,
     group: int | None = None,
-    graph: GraphContext | None = None,
 ) -> StepParts:
     """Append finite check, gate, unscaling, boosts, optimizer and scale update to a gradient graph.
 
     Args:
-        model: The gradient graph; parameters are its inputs. Changed in place.
+        graph: The context of a gradient graph, whose inputs are the parameters; it is changed in
+            place. The trained parameters of the context are updated.
         config: The configuration.
-        trained: Parameters to update.
         gradients: Parameter name to its scaled gradient.
         buffers_next: Buffer name to the raw next value that the forward pass computed.
         scale: The loss-scale input; ``None`` for no scaling.
         group: Number of the freeze group with a separate optimizer state; ``None`` if there is a
             single state.
-        graph: The boosts' view of the gradient graph.
     """
-    graph = graph or GraphContext(model, trained=trained)
     writer = _Writer(graph, config, group)
     writer.declare_step()
-    if writer.scaler is None:
-        scaled = ScaledGradients(writer.b, None, config.gradient_divisor, trained, gradients, None)
-    else:
-        scaled = ScaledGradients(
-            writer.b,
-            writer.scaler,
-            config.gradient_divisor,
-            trained,
-            gradients,
-            scale,
-            writer.scaler.groups(graph),
-            writer.scaler.incoming(graph),
-        )
-    if len(scaled.bundles) == 1:
+    scaler = writer.scaler
+    scaled = ScaledGradients(
+        writer.b,
+        scaler,
+        config.gradient_divisor,
+        graph.trained,
+        gradients,
+        scale,
+        None if scaler is None else scaler.groups(graph),
+        None if scaler is None else scaler.incoming(graph),
+    )
+    if len(scaled.bundles) == 1:  # one scale for all layers
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
     writer.take_means()
     if config.check_finite:
@@ -138,7 +132,7 @@ class _Writer:
     def __init__(self, graph: GraphContext, config: ProgramConfig, group: int | None) -> None:
         self.graph = graph.model.graph
         self.config = config
-        self.slots = config.optimizer.slots if config.taker is None else ()
+        self.slots = config.optimizer.slots if config.line_search is None else ()
         self.trained = graph.trained
         self.group = group
         self.b = Builder(self.graph, "ortboost/update")
@@ -147,10 +141,10 @@ class _Writer:
             self.b, self.trained, self.inputs, graph.memory, graph.number, graph.window
         )
         self.boosts = config.enabled_boosts
-        self.gatherer = config.gatherer
+        self.accumulator = config.accumulator
         self.scaler = config.scaler
         self.own: list[str] = []  # states of boosts that change with the update
-        self.gathering: list[str] = []  # states that change in every step
+        self.each_step: list[str] = []  # states that change in every step
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
@@ -171,8 +165,8 @@ class _Writer:
         for boost in self.boosts:
             for state in boost.states_of(graph):
                 self._add_state(state.name, state.kind, state.initial, state.role)
-                if boost is self.gatherer or state.moves == "step":
-                    self.gathering.append(state.name)
+                if boost is self.accumulator or state.moves == "step":
+                    self.each_step.append(state.name)
                 elif state.moves == "update":
                     self.own.append(state.name)
         if self.group is not None:
@@ -190,7 +184,7 @@ class _Writer:
         if name in self.inputs:  # already declared by a rewrite of the gradients
             self.inputs[name].shape = ir.Shape(shape)
             return self.inputs[name]
-        value = ir.Value(name=self.b.unique(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        value = ir.val(self.b.unique(name), dtype, shape)
         self.graph.inputs.append(value)
         self.inputs[name] = value
         return value
@@ -231,7 +225,7 @@ class _Writer:
         scale: ir.Value | None,
     ) -> StepParts:
         """If a gradient is not finite, change only scale and counters."""
-        scaled.pack()
+        scaled.pack()  # before the check, which then reads one vector
         finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
         blamed = scaled.blamed()
@@ -242,14 +236,14 @@ class _Writer:
             return {**moved, **buffers_next, **self._passed(scaled, scale)}
 
         def bad() -> dict[str, ir.Value]:
-            kept = self._unchanged() if self.gatherer is None else self._waiting()
+            kept = self._unchanged() if self.accumulator is None else self._waiting()
             buffers = {
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
             return {**kept, **buffers, **self._skipped(scale, blamed)}
 
-        results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
+        results = choose(self.b, "ortboost/gate", finite, good, bad, self.inputs)
         results |= self._update_if_full(results)
         return self._parts(results, scale, overflow)
 
@@ -269,26 +263,26 @@ class _Writer:
 
     def flush(self) -> StepParts:
         """Update with an incomplete window, if it is not empty."""
-        b, gatherer = self.b, self.gatherer
-        assert gatherer is not None  # there is no flush graph without one
-        some, gradients = gatherer.remainder(self.context)
+        b, accumulator = self.b, self.accumulator
+        assert accumulator is not None  # there is no flush graph without one
+        some, gradients = accumulator.remainder(self.context)
         b.flush()
 
         def applied() -> dict[str, ir.Value]:
-            return {**self._updated(gradients), **gatherer.cleared(self.context)}
+            return {**self._updated(gradients), **accumulator.cleared(self.context)}
 
         def kept() -> dict[str, ir.Value]:
-            cleared = {name: self.inputs[name] for name in gatherer.cleared(self.context)}
+            cleared = {name: self.inputs[name] for name in accumulator.cleared(self.context)}
             return {**self._unchanged(), **cleared}
 
-        results = choose(b, "ortboost/flush", some, applied, kept, names.next_name, self.inputs)
+        results = choose(b, "ortboost/flush", some, applied, kept, self.inputs)
         return self._parts(results, None, some)
 
     def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
         """The states that a step with finite gradients changes: all, or the window."""
-        if self.gatherer is None:
+        if self.accumulator is None:
             return self._updated(scaled.unscaled)
-        states, full = self.gatherer.gather(self.context, scaled.unscaled)
+        states, full = self.accumulator.accumulate(self.context, scaled.unscaled)
         for boost in self.boosts:
             states |= boost.observe(self.context)
         return {**states, _FULL: full}
@@ -296,27 +290,21 @@ class _Writer:
     def _waiting(self) -> dict[str, ir.Value]:
         """The window unchanged."""
         return {
-            **{name: self.inputs[name] for name in self.gathering},
+            **{name: self.inputs[name] for name in self.each_step},
             _FULL: self.b.const(False, _BOOL),
         }
 
     def _update_if_full(self, results: dict[str, ir.Value]) -> dict[str, ir.Value]:
         """The update, if the window is full."""
-        if self.gatherer is None:
+        if self.accumulator is None:
             return {}
-        full = results.pop(_FULL)
-        gradients = partial(self.gatherer.gathered, self.context, results)
-        observed = {name: results[name] for name in self.gathering}
+        full = results.pop(_FULL)  # not a state: it only passes from one If to the other
+        gradients = partial(self.accumulator.accumulated, self.context, results)
+        # The second If reads what the first one wrote, not the values before the step.
+        observed = {name: results[name] for name in self.each_step}
         self.context.states = {**self.inputs, **observed}
-        return choose(
-            self.b,
-            "ortboost/apply",
-            full,
-            lambda: self._updated(gradients),
-            self._unchanged,
-            names.next_name,
-            self.inputs,
-        )
+        updated = partial(self._updated, gradients)
+        return choose(self.b, "ortboost/apply", full, updated, self._unchanged, self.inputs)
 
     def _passed(self, scaled: ScaledGradients, scale: ir.Value | None) -> dict[str, ir.Value]:
         """Scale and counters after a step with finite or unchecked gradients."""
@@ -386,13 +374,14 @@ class _Writer:
         b, one = self.b, self.b.const(1, _INT64)
         counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
         counts = {name: b.op("Add", self.inputs[name], one) for name in counters}
+        # With a state per freeze group, Adam's bias correction counts the updates of the group.
         step = b.op("Cast", counts[counters[-1]], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
         next_of: dict[str, ir.Value] = {}
         context = UpdateContext(**vars(self.context), step=step, next_of=next_of)
         gradients = means()
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)
-        for parameter in self.trained if self.config.taker is None else ():
+        for parameter in self.trained if self.config.line_search is None else ():
             rate, decay = self._group(parameter)
             slots = {s: self._slot(s, parameter) for s in self.slots}
             update = self.config.optimizer.update(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.boosts.roles import StepTaker
+from ortboost.boosts.roles import LineSearch
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.program import catalogue as names
@@ -19,7 +19,7 @@ __all__ = ["build_trials"]
 
 def build_trials(
     forward: ir.Model,
-    taker: StepTaker,
+    search: LineSearch,
     trained: Sequence[Parameter],
     step: Catalogue,
     loss: str,
@@ -28,19 +28,19 @@ def build_trials(
 
     Args:
         forward: The training graph before differentiation, with weights as inputs; not changed.
-        taker: The boost.
+        search: The boost.
         trained: The trained parameters.
         step: The catalogue of the step graph.
         loss: Name of the loss shown to users.
     """
     known = {entry.name: entry for entry in step.state}
-    trial = _trial(forward.clone(), taker, trained, known, step, loss)
-    return {names.TRIAL_GRAPH: trial, names.ACCEPT_GRAPH: _accept(forward, taker, trained, known)}
+    trial = _trial(forward.clone(), search, trained, known, step, loss)
+    return {names.TRIAL_GRAPH: trial, names.ACCEPT_GRAPH: _accept(forward, search, trained, known)}
 
 
 def _trial(
     model: ir.Model,
-    taker: StepTaker,
+    search: LineSearch,
     trained: Sequence[Parameter],
     known: Mapping[str, StateEntry],
     step: Catalogue,
@@ -49,13 +49,13 @@ def _trial(
     """The forward pass with trial weights; its running statistics are discarded."""
     graph = model.graph
     inputs = {value.name or "": value for value in graph.inputs}
-    uses = {p.name: inputs[p.name].uses() for p in trained}
+    uses = {p.name: inputs[p.name].uses() for p in trained}  # those of the forward pass only
     first = next(iter(graph), None)
-    for name in taker.trial_states():
-        inputs[name] = _input(known[name])
-    rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    for name in search.trial_states():
+        inputs[name] = known[name].value()
+    rate = ir.val(names.RATE, ir.DataType.FLOAT, ())
     b = Builder(graph, "ortboost/trial")
-    weights, promised = taker.trial_weights(b, inputs, rate, trained)
+    weights, promised = search.trial_weights(b, inputs, rate, trained)
     promised = b.op("Identity", promised, name=names.PROMISED, shape=())
     nodes = b.take()
     if first is None:
@@ -67,7 +67,7 @@ def _trial(
             usage.node.replace_input_with(usage.idx, weights[name])
     shown = [next(v for v in graph.outputs if v.name == loss), promised]
     graph.outputs[:] = shown
-    graph.inputs.extend([rate, *(inputs[name] for name in taker.trial_states())])
+    graph.inputs.extend([rate, *(inputs[name] for name in search.trial_states())])
     common.RemoveUnusedNodesPass()(model)
     read = {v.name or "": v for v in graph.inputs if v.uses()}
     batch = tuple(spec for spec in step.batch if spec.name in read)
@@ -86,13 +86,13 @@ def _trial(
 
 def _accept(
     forward: ir.Model,
-    taker: StepTaker,
+    search: LineSearch,
     trained: Sequence[Parameter],
     known: Mapping[str, StateEntry],
 ) -> tuple[ir.Model, Catalogue]:
-    read = [p.name for p in trained] + list(taker.accept_states(trained))
-    inputs = {name: _input(known[name]) for name in read}
-    rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    read = [p.name for p in trained] + list(search.accept_states(trained))
+    inputs = {name: known[name].value() for name in read}
+    rate = ir.val(names.RATE, ir.DataType.FLOAT, ())
     graph = ir.Graph(
         [rate, *inputs.values()],
         [],
@@ -101,7 +101,7 @@ def _accept(
         name="accept",
     )
     b = Builder(graph, "ortboost/accept")
-    found = taker.accepted(b, inputs, rate, trained)
+    found = search.accepted(b, inputs, rate, trained)
     b.flush()
     for name, value in found.items():
         value.name = b.unique(names.next_name(name))
@@ -113,11 +113,3 @@ def _accept(
     )
     catalogue = Catalogue((), (TensorSpec.of(rate),), state, ())
     return ir.Model(graph, ir_version=forward.ir_version), catalogue
-
-
-def _input(entry: StateEntry) -> ir.Value:
-    return ir.Value(
-        name=entry.name,
-        type=ir.TensorType(ir.DataType.from_numpy(entry.dtype)),
-        shape=ir.Shape(entry.shape),
-    )

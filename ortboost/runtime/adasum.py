@@ -83,7 +83,7 @@ class SharedAdaSum:
         pieces = list(flat.values())
         path = []
         for s, block in enumerate(self._blocks):
-            upper = bool(self._server >> s & 1)
+            upper = bool(self._server >> s & 1)  # keeps the upper half; its partner is below
             partner = self._group.rank + (-1 if upper else 1) * (self._size << s)
             halves = [np.split(piece, [len(piece) // 2]) for piece in pieces]
             kept, sent = ([pair[int(side)] for pair in halves] for side in (upper, not upper))
@@ -91,7 +91,7 @@ class SharedAdaSum:
             lower_first = (theirs, kept) if upper else (kept, theirs)
             pieces = self._combined(*lower_first, block)
             path.append((upper, partner, sent))
-        for upper, partner, sent in reversed(path):
+        for upper, partner, sent in reversed(path):  # doubling: the halves travel back
             theirs = self._swap(pieces, sent, partner)
             pairs = zip(theirs, pieces, strict=True) if upper else zip(pieces, theirs, strict=True)
             pieces = [np.concatenate(pair) for pair in pairs]
@@ -115,7 +115,7 @@ class SharedAdaSum:
         dots, combine = self._graphs[number]
         feeds = {f"a{i}": piece for i, piece in enumerate(a)}
         feeds |= {f"b{i}": piece for i, piece in enumerate(b)}
-        (partial,) = dots.run(["dots"], feeds)
+        (partial,) = dots.run(["dots"], feeds)  # [3, number], of these halves only
         total = block.sum(partial.astype(np.float64)).astype(np.float32)
         found: list[_Floats] = combine.run(
             [f"c{i}" for i in range(number)], {**feeds, "dots": total}

@@ -55,6 +55,7 @@ class CompiledGraph:
         self._state = state
         self._passed = {} if passed is None else passed
         self._takes, self._gives = takes, gives
+        # States that `advance` swaps: a graph that only reads a state must not swap its buffers.
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
         nexts = [entry.next for entry in catalogue.state if entry.next is not None]
         form = model if prepared else for_device(model, device, states=nexts, threads=threads)
@@ -94,9 +95,7 @@ class CompiledGraph:
         binding = self._binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
-        for (
-            name
-        ) in self._lengths_vary:  # the previous output buffer does not fit a batch of another size
+        for name in self._lengths_vary:  # the last buffer may not fit this batch
             binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)

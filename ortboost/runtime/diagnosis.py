@@ -14,7 +14,6 @@ All intermediate tensors are in memory at once, so this is for a failed step, no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -25,90 +24,16 @@ from ortboost.autodiff.engine import gradient_name
 from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue
-from ortboost.program.gradients import ZEROS
+from ortboost.program.gradients import LARGEST_NORM, ZEROS
+from ortboost.runtime.findings import Diagnosis, Finding
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import drawing, open_session
 from ortboost.runtime.tensor_stats import TensorStats
 
-__all__ = ["Diagnosis", "Finding", "TensorStats", "diagnose", "inner_tensors"]
+__all__ = ["diagnose", "inner_tensors", "list_nonfinite"]
 
-_MOST = 5
+_MOST_FINDINGS, _MOST_NAMES = 5, 10
 _WIDENED = "ortboost/widened/"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The origin of a non-finite tensor.
-
-    Args:
-        where: ``input``, ``state``, ``forward`` (the loss depends on it), ``backward`` (a gradient
-            depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of
-            these).
-        node: The node that computed it; empty for inputs and states.
-        op: Its operator.
-        tensor: The tensor.
-        inputs: Statistics of the inputs of the node.
-        parameters: The parameters among the inputs.
-    """
-
-    where: str
-    node: str
-    op: str
-    tensor: TensorStats
-    inputs: tuple[TensorStats, ...] = ()
-    parameters: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        found = [
-            f"{100 * share:.3g} % {kind}"
-            for kind, share in (("inf", self.tensor.inf), ("nan", self.tensor.nan))
-            if share
-        ]
-        maker = f", made by {self.op} '{self.node}'" if self.node else ""
-        maker += f" with '{self.parameters[0]}'" if self.parameters else ""
-        text = f"{self.where}: '{self.tensor.name}'{maker}, has {' and '.join(found)}"
-        carried = [stats.name for stats in self.inputs if not stats.finite]
-        if carried:
-            return f"{text} (inf comes in by '{carried[0]}')"
-        largest = max((i for i in self.inputs if i.abs_max is not None), key=_size, default=None)
-        if largest is None:
-            return text
-        return (
-            f"{text} (its inputs reach {largest.abs_max:.3g} in '{largest.name}'; "
-            f"{self.tensor.dtype} ends at {self.tensor.limit:.3g})"
-        )
-
-
-def _size(stats: TensorStats) -> float:
-    return stats.abs_max or 0.0
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The result of a diagnosis.
-
-    Args:
-        findings: The first tensors that became non-finite, in topological order.
-        nonfinite: Total number of non-finite tensors.
-        tensors: Number of tensors examined.
-        loss_scale: The loss scale of the step.
-    """
-
-    findings: tuple[Finding, ...]
-    nonfinite: int
-    tensors: int
-    loss_scale: float
-
-    def __str__(self) -> str:
-        if self.findings:
-            return f"first in {self.findings[0]}"
-        if self.nonfinite:
-            return f"{self.nonfinite} tensors are not finite, and none of them feeds a gradient"
-        return "all tensors are finite when the step is run again"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
-        return {**asdict(self), "text": str(self)}
 
 
 def inner_tensors(
@@ -137,8 +62,9 @@ def inner_tensors(
         if any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values()):
             continue
         for output in node.outputs:
+            # None: a type that the native engine leaves to the runtime.
             if not output.name or output.dtype not in (*FLOAT_TYPES, None):
-                continue  # the runtime infers types that the native engine left open
+                continue
             keys.append(output.name)
             shown.append(output if output.dtype != ir.DataType.BFLOAT16 else _widened(copy, output))
     copy.graph.outputs[:] = shown
@@ -157,6 +83,32 @@ def _widened(model: ir.Model, value: ir.Value) -> ir.Value:
     out.name, out.dtype, out.shape = f"{_WIDENED}{value.name}", ir.DataType.FLOAT, value.shape
     model.graph.append(node)
     return out
+
+
+def list_nonfinite(
+    catalogue: Catalogue, inputs: Mapping[str, NDArray[Any]], inner: Mapping[str, NDArray[Any]]
+) -> list[str]:
+    """List at most ten tensors of a step that are not finite, in topological order.
+
+    If loss and gradients are all finite, the overflow is that of a square: then gradients whose
+    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead.
+
+    Args:
+        catalogue: The catalogue of the program.
+        inputs: Batch, learning rates and the whole state before the step.
+        inner: The result of :func:`inner_tensors`.
+    """
+    bad = [name for name, array in {**inputs, **inner}.items() if not _finite(array)]
+    gradients = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
+    if not any(name in bad for name in (names.LOSS, *gradients)):
+        scale = np.max(inputs.get(names.SCALE, np.ones(())))
+        norms = {n: np.linalg.norm(inner[n].astype(np.float64)) for n in gradients if n in inner}
+        bad = [name for name, norm in norms.items() if norm / scale >= LARGEST_NORM] or bad
+    return bad[:_MOST_NAMES]
+
+
+def _finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def diagnose(
@@ -190,7 +142,7 @@ def diagnose(
     makers = {out.name: node for node in model.graph for out in node.outputs if out.name}
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
     sinks = sinks or [name for name in bad if name.startswith(ZEROS)]  # too large, yet finite
-    way = _back(sinks, makers, among=bad)
+    way = _back(sinks, makers, among=bad)  # non-finite from the origin to the sinks
     forward = _back([names.LOSS], makers)
     backward = _back(gradients, makers)
     update = _ahead(gradients, model.graph)
@@ -212,13 +164,14 @@ def diagnose(
             continue
         tensors = [TensorStats.of(o.name or "", values[o.name or ""], _type(o)) for o in made]
         stats = _inputs(node, values)
+        # From inputs with inf, an inf is only passed on; a NaN is new (inf - inf, 0 * inf).
         worse = [t for t in tensors if t.nan] if any(not s.finite for s in stats) else tensors
         if worse and not any(s.nan for s in stats):
             label = node.name or worse[0].name
             used = tuple(s.name for s in stats if s.name in parameters)
             findings.append(Finding(side(node), label, node.op_type, worse[0], stats, used))
     scale = inputs.get(names.SCALE, np.ones(()))
-    return Diagnosis(tuple(findings[:_MOST]), len(bad), len(values), float(np.max(scale)))
+    return Diagnosis(tuple(findings[:_MOST_FINDINGS]), len(bad), len(values), float(np.max(scale)))
 
 
 def _type(value: ir.Value) -> str | None:

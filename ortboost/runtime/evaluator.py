@@ -44,15 +44,15 @@ class Evaluator:
         binding = self._session.io_binding()
         for name in self._state_names:
             binding.bind_ortvalue_input(name, self.state.current(name))
+        batch = {spec.name: fed_array(feeds, spec.name, self.inputs) for spec in self.inputs}
         for spec in self.inputs:
-            array = fed_array(feeds, spec.name, self.inputs)
-            binding.bind_cpu_input(spec.name, np.asarray(array, spec.dtype, order="C"))
+            binding.bind_cpu_input(spec.name, np.asarray(batch[spec.name], spec.dtype, order="C"))
         for name in self._outputs:
             binding.bind_output(name, "cpu")
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise refused_batch(error, feeds) from error
+            raise refused_batch(error, batch) from error
         answers = [value.numpy() for value in binding.get_outputs()]
         return dict(zip(self._outputs, answers, strict=True))
 

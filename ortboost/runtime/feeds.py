@@ -1,4 +1,4 @@
-"""Checks of the arrays fed to a graph, and the error if the runtime rejects them."""
+"""Checks of what is fed to a graph, and the error if the runtime rejects it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import UsageError
-from ortboost.program.catalogue import TensorSpec
+from ortboost.core.errors import UsageError, nearest
+from ortboost.program.catalogue import LEARNING_RATE, TensorSpec
 
-__all__ = ["check_lengths", "fed_array", "refused_batch"]
+__all__ = ["check_batch", "check_rates", "fed_array", "refused_batch"]
 
 
 def fed_array(
@@ -62,22 +62,36 @@ def fed_array(
     return array
 
 
-def check_lengths(
-    inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]], *, broadcast: bool
-) -> None:
-    """Refuse a symbolic dimension with two lengths, which a runtime might silently broadcast.
+def check_batch(
+    feeds: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], *, broadcast: bool
+) -> dict[str, NDArray[Any]]:
+    """The arrays of all inputs in C order; anything that a runtime might misread is refused.
 
     Args:
+        feeds: Input name to array; other names are ignored.
         inputs: All inputs of the graph.
-        arrays: Input name to array.
         broadcast: Whether one row of dense labels may apply to all samples.
 
     Raises:
-        UsageError: A dimension has two lengths.
+        UsageError: An input is missing, empty, or of another type or rank; a label is not a class;
+            or a symbolic dimension has two lengths, which a runtime might silently broadcast.
     """
+    ready: dict[str, NDArray[Any]] = {}
+    for spec in inputs:
+        array = fed_array(feeds, spec.name, inputs)
+        if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
+            raise UsageError(
+                f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, but "
+                f"{spec.dtype}{list(spec.shape)} is needed.",
+                where=f"input '{spec.name}'",
+                fix=f"Convert it first, for example array.astype('{spec.dtype}')."
+                if array.dtype != spec.dtype
+                else "Reshape it first; axes are never added or removed automatically.",
+            )
+        ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
     seen: dict[str, tuple[int, str]] = {}
     for spec in inputs:
-        for dim, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
+        for dim, length in zip(spec.shape, ready[spec.name].shape, strict=True):
             if not isinstance(dim, str):
                 continue
             known, first = seen.setdefault(dim, (length, spec.name))
@@ -89,11 +103,42 @@ def check_lengths(
                     fix="Make the lengths equal: as many labels as samples, and labels "
                     "in the shape of the predictions.",
                 )
+    return ready
 
 
-def refused_batch(error: Exception, feeds: Mapping[str, NDArray[Any]]) -> UsageError:
+def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The value of each learning-rate input, float32 scalars.
+
+    Args:
+        hyper: Input to value; ``learning_rate`` is the default of all groups.
+        names: The learning-rate inputs.
+
+    Raises:
+        UsageError: A given name is unknown, or an input has no value.
+    """
+    for name in hyper:
+        if name not in names:
+            raise UsageError(
+                f"The program has no learning rate '{name}'.",
+                where=f"given: {', '.join(hyper)}",
+                fix=nearest(name, names),
+            )
+    ready: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if name not in hyper and LEARNING_RATE not in hyper:
+            raise UsageError(
+                f"No value was given for '{name}'.",
+                where=f"given: {', '.join(hyper) or 'none'}",
+                fix=f"Give {', '.join(names)}.",
+            )
+        number = hyper[name] if name in hyper else hyper[LEARNING_RATE]
+        ready[name] = np.asarray(number, np.float32)
+    return ready
+
+
+def refused_batch(error: Exception, batch: Mapping[str, NDArray[Any]]) -> UsageError:
     """Convert a runtime error on a batch to an error for the user."""
-    shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
+    shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in batch.items())
     return UsageError(
         "onnxruntime could not run the step on this batch.",
         where=f"{shapes}: {str(error).strip().splitlines()[0]}",

@@ -47,6 +47,7 @@ from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["emulated_for", "for_device"]
 
+# late_unscaling first: it matches scales of shape [], which full_rank_scalars may reshape.
 _CPU = (
     late_unscaling,
     fused_statistics,
@@ -76,10 +77,8 @@ def for_device(
     found = emulated_for(model, device)
     if device == "cuda":
         return for_cuda(model, kernels_of(runtime().__version__))
-    if device != "cpu":
-        return found
     changed = model.clone() if found is model else found
-    done = [rewrite(changed) for rewrite in _CPU]
+    done = [rewrite(changed) for rewrite in _CPU]  # a list: all of them run
     done.append(chunked_chains(changed, states, threads))
     if not any(done):
         return found

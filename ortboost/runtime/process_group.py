@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,7 @@ class Buffer:
         length = 0
         for name, shape in tensors.items():
             self._places[name] = (length, tuple(shape))
-            length += -(-int(np.prod(shape, dtype=np.int64)) // step) * step
+            length += -(-math.prod(shape) // step) * step  # rounded up to the alignment
         self._all = torch.zeros(length, dtype=getattr(torch, dtype.name), device=device)
         narrow = wire != "float32" and dtype == np.float32
         self._wire = self._all.to(getattr(torch, wire)) if narrow else self._all
@@ -102,7 +103,7 @@ class Buffer:
 
     def _view(self, name: str) -> Any:
         start, shape = self._places[name]
-        return self._all[start : start + int(np.prod(shape, dtype=np.int64))].view(shape)
+        return self._all[start : start + math.prod(shape)].view(shape)
 
     def read(self, name: str) -> NDArray[Any]:
         """A host copy of a tensor."""
@@ -174,8 +175,7 @@ class ProcessGroup:
             patience = datetime.timedelta(seconds=timeout)
             try:
                 store, rank, size = next(self._dist.rendezvous("env://", timeout=patience))
-                # torchrun's store survives a restart (torch 2.13): stale addresses must not be
-                # read.
+                # torchrun's store survives a restart (torch 2.13): the addresses in it are stale.
                 life = f"ortboost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
                 self._store = self._dist.PrefixStore(life, store)
                 self._dist.init_process_group(
@@ -205,7 +205,7 @@ class ProcessGroup:
         """The subgroup of this process; every process passes the global ranks of all subgroups."""
         found = copy.copy(self)
         found._owner = False
-        for ranks in members:
+        for ranks in members:  # a collective call: every process creates every group
             handle = self._dist.new_group(list(ranks))
             if self.rank in ranks:
                 found.rank, found.size = list(ranks).index(self.rank), len(ranks)
@@ -298,6 +298,7 @@ class ProcessGroup:
 
     def _silent(self) -> list[int]:
         """The ranks that do not report being alive; none if the store is gone too."""
+        # Every remaining process fails in the same call, so all of them report here.
         try:
             self._store.set(f"alive/{self.rank}", "1")
             end = time.monotonic() + _GRACE

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.core.errors import DependencyError, ModelError, OrtBoostError, UsageError, nearest
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload
@@ -57,8 +57,7 @@ _PROVIDERS: Final = {
 _BUILDS: Final = {
     "cuda": "Install the build for it (pip install 'ortboost[cuda]'), or use --device cpu.",
     "tensorrt": "Install onnxruntime-gpu (pip install 'ortboost[gpu]') and the TensorRT it was "
-    "built "
-    "for, or use --device cpu.",
+    "built for, or use --device cpu.",
 }
 _LIBRARIES: Final = {
     "cuda": "Install CUDA 11.8 and cuDNN 8 (pip install 'ortboost[cuda]' brings them), "
@@ -173,19 +172,6 @@ def open_session(
         DependencyError: The device is not available, or its libraries do not load.
         ModelError: The runtime rejects the model; :class:`TooNewError` if the opset is too new.
     """
-    if isinstance(model, ir.Model) and _bytes(model) >= EXTERNAL_DATA_THRESHOLD:
-        with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
-            path = Path(folder) / "model.onnx"
-            save_model(model, path)
-            return open_session(
-                path,
-                device=device,
-                threads=threads,
-                fuse_quantized=fuse_quantized,
-                memory_pattern=memory_pattern,
-                cuda_graph=cuda_graph,
-                every_fusion=every_fusion,
-            )
     device = resolve_device(device)
     ort = runtime()
     provider = _PROVIDERS[device]
@@ -198,7 +184,6 @@ def open_session(
     options.enable_mem_pattern = memory_pattern
     if threads is not None:
         options.intra_op_num_threads = threads
-    source = ir.to_proto(model).SerializeToString() if isinstance(model, ir.Model) else str(model)
     further = [_PROVIDERS[name] for name in ("cuda", "cpu") if name != device]
     providers: list[Any] = [provider] if device == "cpu" else [provider, *further]
     if cuda_graph:
@@ -209,37 +194,17 @@ def open_session(
                 fix="Use --device cuda.",
             )
         providers[0] = (provider, {"enable_cuda_graph": "1"})
-    try:
-        session = ort.InferenceSession(
-            source,
-            options,
-            providers=providers,
-            disabled_optimizers=[] if every_fusion else _WRONG_OPTIMIZERS,
-        )
-    except Exception as error:  # the bindings raise bare exceptions of many kinds
-        known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
-        if known:
-            raise TooNewError(
-                f"{known[1]} is too new for this onnxruntime, which supports up to {known[2]}.",
-                where=f"onnxruntime {ort.__version__}",
-                fix=f"Use a model of {known[2]} or older, or an environment with a newer "
-                "onnxruntime: pip install 'ortboost[ort]'.",
-            ) from error
-        native = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
-        if native:
-            raise DependencyError(
-                f"This step was made by the native engine: {native[1]} is in onnxruntime-training "
-                "only.",
-                where=f"onnxruntime {ort.__version__}",
-                fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
-                "or convert the model again with --engine portable.",
-            ) from error
-        raise ModelError(
-            "onnxruntime does not accept the model.",
-            where=str(error).strip().splitlines()[0],
-            fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well there "
-            "and ortboost made this file, report it; else try 'ortboost check'.",
-        ) from error
+    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
+        source = _readable(model, Path(folder))
+        try:
+            session = ort.InferenceSession(
+                source,
+                options,
+                providers=providers,
+                disabled_optimizers=[] if every_fusion else _WRONG_OPTIMIZERS,
+            )
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            raise _refused(error, ort.__version__) from error
     if provider not in session.get_providers():
         raise DependencyError(
             f"The device '{device}' was requested, but its libraries did not load.",
@@ -249,8 +214,43 @@ def open_session(
     return session
 
 
-def _bytes(model: ir.Model) -> int:
-    return sum(tensor.nbytes for _, tensor in all_tensors(model))
+def _readable(model: ir.Model | str | os.PathLike[str], folder: Path) -> bytes | str:
+    """A model in the form that the runtime reads: a protobuf message, or the path of a file."""
+    if not isinstance(model, ir.Model):
+        return str(model)
+    if sum(tensor.nbytes for _, tensor in all_tensors(model)) < EXTERNAL_DATA_THRESHOLD:
+        message: bytes = ir.to_proto(model).SerializeToString()
+        return message
+    path = folder / "model.onnx"
+    save_model(model, path)
+    return str(path)
+
+
+def _refused(error: Exception, version: str) -> OrtBoostError:
+    """The error for a model that the runtime does not open."""
+    known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
+    if known:
+        return TooNewError(
+            f"{known[1]} is too new for this onnxruntime, which supports up to {known[2]}.",
+            where=f"onnxruntime {version}",
+            fix=f"Use a model of {known[2]} or older, or an environment with a newer "
+            "onnxruntime: pip install 'ortboost[ort]'.",
+        )
+    native = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
+    if native:
+        return DependencyError(
+            f"This step was made by the native engine: {native[1]} is in onnxruntime-training "
+            "only.",
+            where=f"onnxruntime {version}",
+            fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
+            "or convert the model again with --engine portable.",
+        )
+    return ModelError(
+        "onnxruntime does not accept the model.",
+        where=str(error).strip().splitlines()[0],
+        fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well there "
+        "and ortboost made this file, report it; else try 'ortboost check'.",
+    )
 
 
 def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:

@@ -85,7 +85,7 @@ class SharedStep:
         self.splits = split_program(program)
         self.requests = np.zeros(2)  # SIGINT, SIGTERM: received by this process
         self.agreed = np.zeros(2)  # the same, summed over all processes in the last step
-        self._accumulates = program.config.gatherer is not None
+        self._accumulates = program.config.accumulator is not None
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
         self._opened: dict[str, _Halves] = {}
         self._moved, self._share = False, 0.0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.autodiff.engine import gradient_name
-from ortboost.boosts.roles import StepTaker
+from ortboost.boosts.roles import LineSearch
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
+from ortboost.core.errors import ModelError, OrtBoostError
 from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.graph.query import format_shape
@@ -22,52 +20,21 @@ from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
-from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
+from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
-from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
+from ortboost.runtime.feeds import check_batch, check_rates, refused_batch
+from ortboost.runtime.findings import Diagnosis
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep, count_samples
 from ortboost.runtime.state import DeviceState
+from ortboost.runtime.step_result import StepResult
 
-__all__ = ["StepResult", "Stepper"]
+__all__ = ["Stepper"]
 
-_MAX_NAMED = 10
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2**64: its multiples are far apart (Knuth)
 _COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step.
-
-    Args:
-        loss: Unscaled loss before the update; the mean for the reduction ``none``.
-        overflow: Whether a gradient was not finite, so that nothing was updated.
-        loss_scale: The loss scale after this step; with a grouped scale that of the first group.
-        applied_steps: Total number of updates.
-        consecutive_skips: Number of consecutive skipped steps, including this one.
-        total_skips: Total number of skipped steps.
-        metrics: Further outputs by name.
-        losses: The loss output of the graph, shape ``[]`` or ``[batch]``.
-        updated: Whether this step updated the parameters: no overflow, and with accumulation the
-            last micro-batch of its window.
-        group: The freeze group that was trained; 0 trains everything.
-        loss_scales: With a grouped scale, the loss scale of each group after this step.
-    """
-
-    loss: float
-    overflow: bool
-    loss_scale: float
-    applied_steps: int
-    consecutive_skips: int
-    total_skips: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    losses: NDArray[Any] = field(default_factory=lambda: np.zeros(()))
-    updated: bool = True
-    group: int = 0
-    loss_scales: tuple[float, ...] = ()
 
 
 class Stepper(Shown):
@@ -126,12 +93,11 @@ class Stepper(Shown):
         self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None
         self._read_counters()
+        # Open the first graph now: errors of the runtime appear here, not at the first step.
         if self.shared is None:
             self._graph(self.next_graph)
         else:
-            self.shared.open(
-                self.next_graph, self._state, threads
-            )  # errors of the runtime appear here, not at the first step
+            self.shared.open(self.next_graph, self._state, threads)
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -146,7 +112,7 @@ class Stepper(Shown):
     def _in_place(self) -> frozenset[str]:
         """States that all graphs writing them can update in place."""
         written: set[str] = set()
-        shared: set[str] = set()
+        unproven: set[str] = set()
         graphs = [(model, self._catalogues[name]) for name, model in self.program.graphs.items()]
         if self.shared is not None:
             halves = (split.update for split in self.shared.splits.values())
@@ -154,8 +120,8 @@ class Stepper(Shown):
         for model, catalogue in graphs:
             writes = {entry.name for entry in catalogue.state if entry.next is not None}
             written |= writes
-            shared |= writes - in_place_states(model, catalogue)
-        return frozenset(written - shared)
+            unproven |= writes - in_place_states(model, catalogue)
+        return frozenset(written - unproven)
 
     def _graph(self, name: str) -> CompiledGraph:
         """A graph of the program, opened on first use."""
@@ -212,8 +178,9 @@ class Stepper(Shown):
                 runtime rejects the shapes.
         """
         for name, given in (("feeds", feeds), ("hyper", hyper)):
-            if type(given) is not dict:
+            if type(given) is not dict:  # plain dicts, the usual case, need no check
                 check_argument("Stepper.step", name, given, Mapping[str, Any])
+        # A process without samples still takes part in the communication of the step.
         empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:
@@ -222,29 +189,32 @@ class Stepper(Shown):
             }
         group, before = self._group(), self._counters[names.STEP]
         name = names.graph_name(names.STEP_GRAPH, group)
+        drawn = self._seed_for(self.catalogue, seed)
         try:
             if self.shared is None:
-                with drawing(self._drawn(seed, self.catalogue)):
+                with drawing(drawn):
                     values = self._graph(name).run(ready)
             else:
-                drawn = self._drawn(seed, self.catalogue)
                 values = self.shared.run(name, ready, self._state, self._threads, seed=drawn)
         except OrtBoostError:
             raise
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise refused_batch(error, feeds) from error
+            batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
+            raise refused_batch(error, batch) from error
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)
         if self.shared is not None:
-            if self.program.config.gatherer is not None and self._counters[names.STEP] > before:
+            if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
+                # In several processes the step only fills the window, and resets its counter; the
+                # flush graph updates, with the mean over that many micro-batches.
                 self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
                 self._apply(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.check(self._state, self._steps)
         losses = values.pop(names.LOSS)
-        if self.program.config.taker is not None and not overflow:
-            taken = self._take_step(self.program.config.taker, ready, losses, seed)
+        if self.program.config.line_search is not None and not overflow:
+            taken = self._line_search(self.program.config.line_search, ready, losses, seed)
             values[names.RATE] = np.asarray(taken)
         scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         return StepResult(
@@ -291,20 +261,21 @@ class Stepper(Shown):
             self._graph(name).run(self._rates(hyper))
         self.shared.leave_sums(self._state)
 
-    def _take_step(
-        self, taker: StepTaker, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
+    def _line_search(
+        self, search: LineSearch, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
     ) -> float:
         """Apply and return the first accepted rate; 0 if none is, for example if a loss is NaN."""
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
-        for rate in taker.rates:
+        trial = self._graph(names.TRIAL_GRAPH)
+        drawn = self._seed_for(catalogue, seed)  # the same dropout masks as in the step
+        for rate in search.rates:
             given = {**batch, names.RATE: np.asarray(rate, np.float32)}
             if self.shared is None:
-                with drawing(self._drawn(seed, catalogue)):  # the same draws as the step's
-                    found = self._graph(names.TRIAL_GRAPH).run(given)
+                with drawing(drawn):
+                    found = trial.run(given)
             else:
-                drawn = self._drawn(seed, catalogue)
-                found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given, seed=drawn)
+                found = self.shared.try_rate(trial, given, seed=drawn)
             if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
                 accepted = rate
                 break
@@ -312,54 +283,23 @@ class Stepper(Shown):
         self._graph(names.ACCEPT_GRAPH).run(chosen)
         return accepted
 
-    def _drawn(self, seed: int, catalogue: Catalogue) -> int | None:
-        """The seed for a graph; ``None`` if it draws no random numbers."""
-        return self._own_seed(seed) if catalogue.randomness else None
-
-    def _own_seed(self, seed: int) -> int:
-        """The seed of this process; the first process uses the seed of a single process."""
-        rank = 0 if self.group is None else self.group.rank
+    def _seed_for(self, catalogue: Catalogue, seed: int) -> int | None:
+        """The seed of this process for a graph; ``None`` if it draws no random numbers."""
+        if not catalogue.randomness:
+            return None
+        rank = 0 if self.group is None else self.group.rank  # rank 0 draws as a single process
         return (seed + rank * _GOLDEN_RATIO) % 2**63
 
     def _checked(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float]
     ) -> dict[str, NDArray[Any]]:
-        ready: dict[str, NDArray[Any]] = {}
-        for spec in self.catalogue.batch:
-            array = fed_array(feeds, spec.name, self.catalogue.batch)
-            if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
-                raise UsageError(
-                    f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, but "
-                    f"{spec.dtype}{list(spec.shape)} is needed.",
-                    where=f"input '{spec.name}'",
-                    fix=f"Convert it first, for example array.astype('{spec.dtype}')."
-                    if array.dtype != spec.dtype
-                    else "Reshape it first; axes are never added or removed automatically.",
-                )
-            ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
-        check_lengths(self.catalogue.batch, ready, broadcast=self.program.config.loss.broadcast)
-        return {**ready, **self._rates(hyper)}
+        batch = check_batch(
+            feeds, self.catalogue.batch, broadcast=self.program.config.loss.broadcast
+        )
+        return {**batch, **self._rates(hyper)}
 
     def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
-        """The value of each learning-rate input."""
-        ready: dict[str, NDArray[Any]] = {}
-        for name in hyper:
-            if name not in self.groups:
-                raise UsageError(
-                    f"The program has no learning rate '{name}'.",
-                    where=f"given: {', '.join(hyper)}",
-                    fix=nearest(name, self.groups),
-                )
-        for spec in self.catalogue.hyper:
-            if spec.name not in hyper and names.LEARNING_RATE not in hyper:
-                raise UsageError(
-                    f"No value was given for '{spec.name}'.",
-                    where=f"given: {', '.join(hyper) or 'none'}",
-                    fix=f"Give {', '.join(self.groups)}.",
-                )
-            number = hyper[spec.name] if spec.name in hyper else hyper[names.LEARNING_RATE]
-            ready[spec.name] = np.asarray(number, np.float32)
-        return ready
+        return check_rates(hyper, self.groups)
 
     def _count(self, overflow: bool) -> None:
         """Track the counters on the host to avoid reads from the device."""
@@ -368,7 +308,7 @@ class Stepper(Shown):
             self._counters[names.TOTAL_SKIPS] += 1
             return
         self._counters[names.CONSECUTIVE_SKIPS] = 0
-        self._counters[names.MICRO_STEPS] += 1
+        self._counters[names.MICRO_STEPS] += 1  # also without accumulation, with a window of 1
         if self._counters[names.MICRO_STEPS] == self.program.config.accumulate:
             self._counters[names.MICRO_STEPS] = 0
             self._counters[names.STEP] += 1
@@ -378,7 +318,7 @@ class Stepper(Shown):
         for name in self._counters:
             self._counters[name] = int(self._state.read(name)) if name in known else 0
 
-    # ---- state --------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copy the state to the host; of several processes: :mod:`ortboost.runtime.shared_step`."""
@@ -435,26 +375,15 @@ class Stepper(Shown):
             seed: Seed of the step in question.
 
         Returns:
-            At most ten names: states and inputs first, then forward values, then gradients.
+            At most ten names: inputs and states first, then forward values, then gradients.
         """
         if self.shared is not None and not count_samples(self.inputs, feeds)[0]:
             return []
         inputs = {**self._checked(feeds, hyper), **self._state.read_all()}
-        bad = [name for name, array in inputs.items() if not _finite(array)]
-        model = self.program.graphs[self.next_graph]
+        model, drawn = self.program.graphs[self.next_graph], self._seed_for(self.catalogue, seed)
         device, threads = self.device, self._threads
-        drawn = self._drawn(seed, self.catalogue)
         inner = inner_tensors(model, inputs, device=device, threads=threads, seed=drawn)
-        bad += [name for name, array in inner.items() if not _finite(array)]
-        if not any(name in bad for name in (names.LOSS, *self._gradients)):
-            scale = np.max(inputs.get(names.SCALE, np.ones(())))
-            large = [n for n in self._gradients if n in inner and _large(inner[n], scale)]
-            bad = large or bad
-        return bad[:_MAX_NAMED]
-
-    @property
-    def _gradients(self) -> list[str]:
-        return [gradient_name(entry.name) for entry in self.catalogue.entries("parameter")]
+        return list_nonfinite(self.catalogue, inputs, inner)
 
     def watch(self) -> None:
         """Record the loss scale of each step from now on, for :meth:`diagnose`."""
@@ -486,7 +415,7 @@ class Stepper(Shown):
                 inputs,
                 device=self.device,
                 threads=self._threads,
-                seed=self._drawn(seed, self.catalogue),
+                seed=self._seed_for(self.catalogue, seed),
             )
         except Exception as error:  # out of memory, or bare exceptions of the bindings
             raise ModelError(
@@ -494,12 +423,3 @@ class Stepper(Shown):
                 where=str(error).strip().split("\n")[0] or type(error).__name__,
                 fix="All of them are in memory at once: try a smaller batch.",
             ) from error
-
-
-def _large(gradient: NDArray[Any], scale: NDArray[Any]) -> bool:
-    """Whether a scaled gradient is too large; see :mod:`ortboost.program.gradients`."""
-    return bool(np.linalg.norm(gradient.astype(np.float64) / scale) >= 2.0**62)
-
-
-def _finite(array: NDArray[Any]) -> bool:
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())

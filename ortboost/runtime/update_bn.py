@@ -53,6 +53,7 @@ class BatchStatistics:
     def __init__(
         self, program: Program, *, device: str = "auto", threads: int | None = None
     ) -> None:
+        # With m = 1 a statistic never changes: it stays as it is.
         self._shares = {name: 1.0 - m for name, m in momenta(program).items() if m < 1}
         if not self._shares:
             raise UsageError(
@@ -93,6 +94,7 @@ class BatchStatistics:
         count = 0
         set_seed(self._seed)
         for batch in batches:
+            # With an old value of 0, the raw next one is `(1 - m) batch`.
             feeds = {**fixed, **{spec.name: batch[spec.name] for spec in self.inputs}}
             raw = self._session.run([f"{RAW}{name}" for name in self._shares], feeds)
             for (name, share), value in zip(self._shares.items(), raw, strict=True):

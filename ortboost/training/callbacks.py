@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from ortboost.core.errors import ArgumentTypeError, UsageError, nearest
 from ortboost.core.field_types import Range, check_kinds
+from ortboost.core.printable import count_of
 from ortboost.training.protocols import StepResult
 
 __all__ = [
@@ -317,7 +318,7 @@ class EarlyStopping(_Monitoring):
     def _stop_if_due(self, run: RunView) -> None:
         if not self._seen.spent:
             return
-        looks = f"{self.waited} look{'s' * (self.waited != 1)}"
+        looks = count_of(self.waited, "look")
         if self.best is None:  # NaN beats nothing
             run.stop(f"early stop: {self.goal.monitor} was NaN in all of {looks}")
         else:

@@ -93,7 +93,7 @@ def write_checkpoint(
             write_tensors(made, state, metadata={"format": _FORMAT})
             size, sha256 = made.stat().st_size, _sha256(made)
             if not tensors.exists() or _sha256(tensors) != sha256:
-                if tensors.exists():
+                if tensors.exists():  # it belongs to the JSON that is still valid
                     tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
                 put_in_place(made, tensors)
         except (ValueError, OSError) as error:  # a full disk, or an unsupported dtype

@@ -106,15 +106,14 @@ class CheckpointStore:
         write_checkpoint(path, state, progress, program)
         self._refused.discard(int(progress["step"]))
         if best:
-            write_json(self.folder / "best.json", {"step": int(progress["step"])})
+            self.pin_best(int(progress["step"]))
         self.prune()
         return path
 
     def pin_best(self, step: int) -> None:
         """Pin an existing checkpoint as the best one."""
-        if not self._writes:
-            return
-        write_json(self.folder / "best.json", {"step": step})
+        if self._writes:
+            write_json(self.folder / "best.json", {"step": step})
 
     def best_step(self) -> int | None:
         """The step of the pinned checkpoint; None if none is pinned or the pin is unreadable."""
@@ -123,14 +122,10 @@ class CheckpointStore:
             return step if type(step) is int and step >= 0 else None
         return None
 
-    def best(
-        self, *, program: str | None = None, expect: Mapping[str, Array] | None = None
-    ) -> Checkpoint | None:
-        """The pinned checkpoint, or None; arguments and errors as in :meth:`load`."""
+    def best(self, *, program: str | None = None) -> Checkpoint | None:
+        """The pinned checkpoint, or None; argument and errors as in :meth:`load`."""
         step = self.best_step()
-        if step is None:
-            return None
-        return self.load(self.path(step), program=program, expect=expect)
+        return None if step is None else self.load(self.path(step), program=program)
 
     def latest(
         self, *, program: str | None = None, expect: Mapping[str, Array] | None = None

@@ -97,7 +97,7 @@ def _write(
         start += part.shape[1]
         peaks = part[np.arange(len(part)), np.abs(part).argmax(axis=1)]
         largest = np.where(np.abs(peaks) > np.abs(largest), peaks, largest)
-    for row, peak in enumerate(largest):
+    for row, peak in enumerate(largest):  # the sign is known only after the last block
         if peak < 0:
             out[row] *= -1
     out.flush()

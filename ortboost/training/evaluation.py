@@ -73,7 +73,8 @@ def evaluate(
             known = _labels(batch, labels, metric.name)
             if padding > 0:
                 scores = rows_of(scores, slice(length), axis)
-            if axis and rule.class_axis > axis:  # a row of the metric is a sample
+            # Metrics count rows of axis 0: move the batch axis there.
+            if axis and rule.class_axis > axis:
                 scores, known = np.moveaxis(scores, axis, 0), np.moveaxis(known, axis, 0)
             scores, known = rule.aligned(scores, known)
             values = metric.function(scores, known) if len(scores) else np.zeros(0)

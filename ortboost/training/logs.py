@@ -176,6 +176,7 @@ class LogFollower:
         try:
             with open(self.path, "rb") as stream:
                 stream.seek(self._length - len(self._tail))
+                # A new log may be longer than the old one was: compare contents, not lengths.
                 restarted = stream.read(len(self._tail)) != self._tail
                 if restarted:
                     self._length, self._tail = stream.seek(0), b""

@@ -122,7 +122,7 @@ def hits(scores: Array, classes: Array, k: int = 1) -> NDArray[np.bool_]:
     else:
         known = (classes >= 0) & (classes < scores.shape[1])
         chosen = np.where(known, classes, 0).astype(np.int64)[:, None]
-        own = np.take_along_axis(scores, chosen, axis=1)
+        own = np.take_along_axis(scores, chosen, axis=1)  # [N, 1, d...]: the correct class's score
         index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
         ahead = (scores > own) | ((scores == own) & (index < chosen))
         found = known & (ahead.sum(axis=1) < k)

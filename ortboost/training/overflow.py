@@ -145,7 +145,7 @@ class SkipHistory:
         Args:
             step: Steps done.
         """
-        forgotten = self.later - len(self.recent)
+        forgotten = self.later - len(self.recent)  # skips whose steps are no longer known
         cut = self.recent[0] - 1 if forgotten else (self.warm_steps + step) // 2
         newer = sum(at > cut for at in self.recent)
         before, after = cut - self.warm_steps, step - cut

@@ -42,13 +42,19 @@ __all__ = [
     "schedule_to_dict",
 ]
 
-
 _WHERE: Final = "learning rate schedule"
 _Rate: TypeAlias = Annotated[float, Range(0)]
 
 
+class _Checked:
+    """Base of the schedules: checks types and ranges of the fields."""
+
+    def __post_init__(self) -> None:
+        check_kinds(self, _WHERE)
+
+
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Checked):
     """A constant rate.
 
     Example:
@@ -58,16 +64,13 @@ class Constant:
 
     lr: _Rate
 
-    def __post_init__(self) -> None:
-        check_kinds(self, _WHERE)
-
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
         return self.lr
 
 
 @dataclass(frozen=True)
-class PerStep:
+class PerStep(_Checked):
     """A list of rates, one per applied update; the last one is kept after the end of the list.
 
     Example:
@@ -78,7 +81,7 @@ class PerStep:
     values: tuple[_Rate, ...]
 
     def __post_init__(self) -> None:
-        check_kinds(self, _WHERE)
+        super().__post_init__()
         object.__setattr__(self, "values", tuple(self.values))
         if not self.values:
             raise ConfigError(
@@ -91,7 +94,7 @@ class PerStep:
 
 
 @dataclass(frozen=True)
-class StepDecay:
+class StepDecay(_Checked):
     """``lr * gamma ** (step // every)``.
 
     Example:
@@ -103,16 +106,13 @@ class StepDecay:
     every: Annotated[int, Range(1)]
     gamma: _Rate = 0.1
 
-    def __post_init__(self) -> None:
-        check_kinds(self, _WHERE)
-
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
         return decay.exponential(step, self.lr, self.gamma, self.every, stair=True)
 
 
 @dataclass(frozen=True)
-class MultiStep:
+class MultiStep(_Checked):
     """``lr * gamma ** (number of milestones <= step)``.
 
     Example:
@@ -125,7 +125,7 @@ class MultiStep:
     gamma: _Rate = 0.1
 
     def __post_init__(self) -> None:
-        check_kinds(self, _WHERE)
+        super().__post_init__()
         object.__setattr__(self, "milestones", tuple(self.milestones))
         rising = all(a < b for a, b in itertools.pairwise((0, *self.milestones)))
         if not self.milestones or not rising:
@@ -141,7 +141,7 @@ class MultiStep:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Checked):
     """Half a cosine from ``lr`` at step 0 down to ``min_lr`` at ``total_steps``, then constant.
 
     ``min_lr + (lr - min_lr) * (1 + cos(pi * t / T)) / 2`` (SGDR, eq. 5).
@@ -156,7 +156,7 @@ class Cosine:
     min_lr: _Rate = 0.0
 
     def __post_init__(self) -> None:
-        check_kinds(self, _WHERE)
+        super().__post_init__()
         if self.min_lr > self.lr:
             raise ConfigError(
                 "'min_lr' is above 'lr'.", where=f"{_WHERE}, min_lr", fix="Use min_lr <= lr."
@@ -168,7 +168,7 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class LinearWarmup:
+class LinearWarmup(_Checked):
     """Rise linearly to the schedule ``after`` in ``steps`` updates, then follow it from its start.
 
     Step s < steps gives ``after(0) * (f + (1 - f) * s / steps)`` with ``f = start_factor``; later
@@ -183,9 +183,6 @@ class LinearWarmup:
     after: Schedule
     steps: Annotated[int, Range(0)]
     start_factor: Annotated[float, Range(0, 1)] = 0.1
-
-    def __post_init__(self) -> None:
-        check_kinds(self, _WHERE)
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""

@@ -139,6 +139,7 @@ class Recorder:
         found = find_checkpoint(self.store, self.stepper, self.program, tell)
         if found is None:
             return 0
+        # Verify before anything is changed: an error leaves the stepper as it was.
         run = self.config.describe(self.stepper.groups)
         warnings = verify_run(found.progress, run, s.train.fingerprint())
         warnings += load_callbacks(self.callbacks, found.progress["callbacks"])

@@ -142,7 +142,7 @@ def _judge(state: RunState) -> tuple[bool, str]:
             if well
             else ": no scale has been found at which steps succeed"
         )
-    since = state.step - skips.warm_steps
+    since = state.step - skips.warm_steps  # steps after the scale had settled
     early = f"within the first {skips.warm_steps}, while the scale settled"
     if not skips.later:
         return skips.warm_skips <= _MOST_WARM, f", all {early}"

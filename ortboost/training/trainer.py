@@ -189,9 +189,8 @@ class Trainer:
             self.record.save(s)
         if s.state.validated_step != s.state.step and s.state.step:
             # A run that stops within an epoch is validated once more for its summary. The
-            # checkpoint # was saved before that and is not updated, so that a longer run that
-            # resumes from it # decides as if it had never stopped. Pinning the best one does not
-            # change it.
+            # checkpoint was saved before that and is not updated, so that a longer run that resumes
+            # from it decides as if it had never stopped. Pinning it as the best does not change it.
             self._validate(s)
             if s.view.keep_best and self.store is not None:
                 self.store.pin_best(s.saved_step)
@@ -212,8 +211,10 @@ class Trainer:
             for batch in stream:
                 got = time.perf_counter()
                 self._step(s, batch)
+                # The time in the loop's own `next` is waiting, the rest is the step.
                 s.waited, asked = s.waited + got - asked, time.perf_counter()
                 s.stepped += asked - got
+                # A limit that coincides with the end of the epoch still ends it properly.
                 if self._at_limit(s) and s.state.batch != s.train.steps_per_epoch:
                     return False
         if s.state.batch == 0:
@@ -259,7 +260,7 @@ class Trainer:
         hyper, scale = self._rates(s), state.loss_scale
         s.view.learning_rates = hyper
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
-        self._discard_stale(s)
+        self._discard_stale(s)  # the step works, so the old run may go
         state.add(result, batch_length(batch, axes=batch_axes(self.stepper.inputs)))
         warning = s.rule.observe(state.step, result)
         if result.overflow or state.step % config.log_every == 0:
@@ -378,7 +379,6 @@ class Trainer:
         self.record.save(s)
         self.record.end(s, "diverged", nonfinite=names)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        best = None if self.store is None else self.store.best_step()
         if math.isinf(s.state.loss_scale):
             raise DivergedError(
                 f"The loss scale grew to infinity; {s.rule.hopeless} steps in a row were skipped.",
@@ -390,8 +390,7 @@ class Trainer:
             f"loss scale ({scale_text(s.state.loss_scale)}).",
             where=f"step {s.state.step}; not finite, or too large: "
             f"{shown or 'no tensor on this batch alone'}",
-            fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
-            + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
+            fix=self._advice(),
         )
 
     def _check_finite(self, s: Session) -> None:
@@ -400,13 +399,18 @@ class Trainer:
         if not names:
             return
         self.record.end(s, "diverged")
-        best = None if self.store is None else self.store.best_step()
         raise DivergedError(
             f"Training diverged: at the end {names[0]} is nan.",
             where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were "
             "skipped",
-            fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
-            + (f"; the best model is the checkpoint of step {best}." if best else "."),
+            fix=self._advice(),
+        )
+
+    def _advice(self) -> str:
+        """How to mend a run that diverged."""
+        best = None if self.store is None else self.store.best_step()
+        return "Lower the learning rate, clip the gradients, or look for NaN in the data" + (
+            f"; the best model so far is the checkpoint of step {best}." if best else "."
         )
 
     def _draw(self) -> Path | None:

@@ -123,7 +123,7 @@ class Replay:
 @pytest.mark.parametrize("orthonormal", [True, False])
 def test_as_replayed(tmp_path, k, settings, orthonormal):
     built = program(basis(tmp_path, k, orthonormal=orthonormal), **settings)
-    boost = built.config.taker
+    boost = built.config.line_search
     replay = Replay(built.initial, built.initial["ortboost/dim_reduce/basis"], boost)
     stepper = Stepper(built, threads=1)
     for step in range(10):
@@ -140,7 +140,9 @@ def test_as_replayed(tmp_path, k, settings, orthonormal):
 
 def test_all_three_ends_of_the_line_search_come_up(tmp_path):
     built = program(basis(tmp_path, 20, orthonormal=False), sigma=0.6)
-    replay = Replay(built.initial, built.initial["ortboost/dim_reduce/basis"], built.config.taker)
+    replay = Replay(
+        built.initial, built.initial["ortboost/dim_reduce/basis"], built.config.line_search
+    )
     stepper = Stepper(built, threads=1)
     for step in range(25):
         replay.w = np.concatenate([stepper.get(name).ravel() for name in Replay.names]).astype(

@@ -16,6 +16,7 @@ import pytest
 from ortboost.boosts import (
     Boost,
     Clip,
+    DimReduce,
     GradAccumulation,
     GradFreeze,
     GroupLossScale,
@@ -264,6 +265,13 @@ class Nameless(Boost):
     stage = "gradients"
 
 
+@dataclass(frozen=True)
+class Search(DimReduce):
+    """Another line search."""
+
+    name = "search"
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -277,6 +285,7 @@ class Nameless(Boost):
         (lambda: ProgramConfig(boosts="less-bn"), "boosts"),
         (lambda: ProgramConfig(boosts=(LessBN(), LessBN())), "given twice"),
         (lambda: ProgramConfig(boosts=(LossScale(), GroupLossScale())), "one per group"),
+        (lambda: ProgramConfig(boosts=(register(Search)("p"), DimReduce("p"))), "both replace"),
         (lambda: ProgramConfig.from_dict({"boosts": ["less-bn"]}), "is not a boost"),
         (lambda: ProgramConfig.from_dict({"boosts": 3}), "boosts"),
         (lambda: ProgramConfig.from_dict({"boosts": [{"name": "less-bm"}]}), "Unknown boost "
@@ -287,7 +296,7 @@ class Nameless(Boost):
         (lambda: GradFreeze(p="much"), "'p'"),
         (lambda: GradFreeze(p=1.5), "1.5"),
         (lambda: GradFreeze(groups=0), "0"),
-        (lambda: GradAccumulation(0), "0 micro-batches"),
+        (lambda: GradAccumulation(0), "'steps' is 0"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(make, said):

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.boosts.base import GraphContext
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd, UpdateInputs
@@ -249,7 +250,7 @@ def clipped(clip: ClipConfig, gradients=GRADIENTS, divisor=1.0):
     model = ir.Model(graph, ir_version=10)
     config = ProgramConfig(optimizer=Momentum(), clip=clip, gradient_divisor=divisor)
     gradient_of = {p.name: values[f"g{p.name[1:]}"] for p in trained}
-    parts = append_update(model, config, trained, gradient_of, {}, None)
+    parts = append_update(GraphContext(model, trained=trained), config, gradient_of, {}, None)
     names = list(parts.next_of)
     graph.outputs[:] = parts.next_of.values()
     opened = session(model)

@@ -95,7 +95,7 @@ def test_the_section_of_dimension_reduction_arrives():
     section = {"pca_mat_path": "p.npy", "n_components": 4, "rho": 0.5, "alpha": 0.0}
     source = {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": section}
     config, _ = boosted(ProgramConfig(), resolve_boost("O0", source))
-    assert config.taker == DimReduce("p.npy", 4, rho=0.5, alpha=0.0)
+    assert config.line_search == DimReduce("p.npy", 4, rho=0.5, alpha=0.0)
 
 
 def test_groups_of_the_loss_scale_must_be_named():
@@ -151,7 +151,7 @@ def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():
         ("weight_decay.x", 1, "centralize"),
         ("centralize.multiple", 1, "did you mean 'multiple_of'"),
         ("centralize.multiple_of", "a", "a whole number"),
-        ("centralize.multiple_of", 0, "16"),
+        ("centralize.multiple_of", 0, "1 or more"),
         ("centralize.patterns", "fc*", "fc*"),
         ("centralize.patterns", [1], "a list of texts"),
         ("optimizer.momentun", 1, "did you mean 'momentum'"),

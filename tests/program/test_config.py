@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import ConfigError, OrtBoostError
+from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
@@ -20,7 +21,6 @@ from ortboost.program.config import (
     ProgramConfig,
     decays,
     scale_from_dict,
-    scale_to_dict,
 )
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import assert_three_lines
@@ -193,4 +193,4 @@ SCALES = [
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_scales_survive_json(scale):
-    assert scale_from_dict(json.loads(json.dumps(scale_to_dict(scale)))) == scale
+    assert scale_from_dict(json.loads(json.dumps(write_config(scale)))) == scale

@@ -109,7 +109,7 @@ def test_an_old_document_is_read_and_written_as_it_was(name):
         ({"less_bn": 1}, "less_bn"),
         ({"clip": 1.0}, "plain data"),
         ({"loss_scale": {"kind": "off"}}, "plain data"),
-        ({"accumulate": 0}, "0 micro-batches"),
+        ({"accumulate": 0}, "'steps' is 0"),
         ({"accumulat": 2}, "accumulat"),
     ],
 )

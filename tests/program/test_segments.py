@@ -96,6 +96,16 @@ def test_sizes_that_only_a_run_knows_do_not_pass():
     assert order_gradients(model, {"b": 4, "a": 16}, 2) == [["b", "a"]]
 
 
+def test_a_draw_without_inputs_is_made_once():
+    """A second copy would draw other numbers: the gradient would not be that of the loss."""
+    draw = "RandomNormal<shape = [4]>()"
+    model = graph(f"d = {draw}  a = Mul(x, d)  c = Neg(a)  b = Mul(c, d)")
+    segments = cut_segments(model, [["a"], ["b"]])
+    drawn = [node for s in segments for node in s.model.graph if node.op_type == "RandomNormal"]
+    assert len(drawn) == 1
+    assert "d" in segments[1].takes
+
+
 def test_all_draws_are_in_the_first_segment():
     model = graph("a = Neg(x)  d = RandomNormalLike(x)  b = Add(d, a)")
     first, second = cut_segments(model, [["a"], ["b"]])

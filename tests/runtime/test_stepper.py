@@ -221,6 +221,19 @@ def test_feeds_that_are_no_input_are_ignored(training):
     assert np.isfinite(training.step({**FEEDS, "index": np.arange(4)}, RATE).loss)
 
 
+def test_feeds_that_are_no_input_are_no_part_of_an_error(training):
+    """Not even if they have no dtype: the error would be one of its own."""
+    narrow = {**FEEDS, "x": FEEDS["x"][..., :5], "files": ["a.png"]}
+    for call in (
+        lambda: training.step(narrow, RATE),
+        lambda: training.evaluator().evaluate(narrow),
+    ):
+        with pytest.raises(UsageError, match="could not run the step on this batch") as info:
+            call()
+        assert_three_lines(info.value)
+        assert "a.png" not in str(info.value)
+
+
 @pytest.mark.parametrize(
     "rates", [{}, {"learning_rate/head": 0.1}, {"learning_rate": 0.1, "learning_rate/haed": 0.1}]
 )

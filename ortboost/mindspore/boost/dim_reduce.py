@@ -123,7 +123,9 @@ class DimReduce(OptimizerWrapper):
 
     def updates(self) -> Updates:
         """How a training step applies it."""
-        return dataclasses.replace(super().updates(), taker=self._boost, order=tuple(self._order))
+        return dataclasses.replace(
+            super().updates(), line_search=self._boost, order=tuple(self._order)
+        )
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
         """Not supported: gradients are part of the step graphs."""

@@ -70,7 +70,7 @@ class _Boosts:
 
     def check_dim_reduce_enable(self) -> bool:
         """Whether the optimizer is a :class:`DimReduce`, so that steps are taken in a subspace."""
-        return self._steps.taker is not None
+        return self._steps.line_search is not None
 
     def gradient_freeze_process(self, *inputs: Any) -> Any:
         """Run one step of a cell with gradient freeze; equivalent to calling it.

@@ -27,7 +27,8 @@ from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.runtime.stepper import Stepper, StepResult
+from ortboost.runtime.step_result import StepResult
+from ortboost.runtime.stepper import Stepper
 from ortboost.training.run_state import step_seed
 from ortboost.transforms.attach_loss import LossConfig
 
@@ -73,10 +74,10 @@ class CompiledSteps:
                 )
         self.network, self.loss, self.optimizer = network, loss, optimizer
         self.scale, self.check_finite = scale, check_finite
-        # A step taker compares losses with slopes, so it needs the gradients of the loss itself.
-        self.divisor = divisor if updates.taker is None else 1.0
+        # A line search compares losses with slopes, so it needs the gradients of the loss itself.
+        self.divisor = divisor if updates.line_search is None else 1.0
         self.accumulate, self.freeze = updates.accumulate, updates.freeze
-        self.taker, self._order = updates.taker, updates.order
+        self.line_search, self._order = updates.line_search, updates.order
         self.scale_state = LiveState()
         self.calls = 0
         self._built: dict[Any, tuple[Stepper, dict[str, list[str]]]] = {}
@@ -152,10 +153,10 @@ class CompiledSteps:
             group=shared_group(),
         )
         updated = [e.name for e in stepper.catalogue.entries("parameter") if e.next is not None]
-        if self.taker is not None and updated != list(self._order):
+        if self.line_search is not None and updated != list(self._order):
             raise ArgumentValueError(
                 "The trained parameters do not match those of the components.",
-                where=f"'{self.taker.name}', trained: {', '.join(updated)}",
+                where=f"'{self.line_search.name}', trained: {', '.join(updated)}",
                 fix="Set requires_grad before the optimizer is made, and do not change it.",
             )
         names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
@@ -182,7 +183,10 @@ class CompiledSteps:
             ProgramConfig(
                 loss=loss,
                 optimizer=optimizer.rule(),
-                boosts=(*optimizer.boosts(), *([] if self.taker is None else [self.taker])),
+                boosts=(
+                    *optimizer.boosts(),
+                    *([] if self.line_search is None else [self.line_search]),
+                ),
                 learning_rate="by the host",
                 weight_decay=optimizer.weight_decay,
                 # With LARS only the filter decides which parameters decay.

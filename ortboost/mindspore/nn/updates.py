@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
-from ortboost.boosts.roles import StepTaker
+from ortboost.boosts.roles import LineSearch
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.nn.optimizer import Optimizer
 
@@ -21,14 +21,14 @@ class Updates:
         optimizer: The optimizer: update rule, parameters and rates.
         accumulate: Micro-batches per update.
         freeze: The schedule of trained parameters; ``None`` to train all at each update.
-        taker: The boost that updates the parameters in place of the rule, if any.
-        order: The trained parameters in the order that ``taker`` expects.
+        line_search: The boost that updates the parameters in place of the rule, if any.
+        order: The trained parameters in the order that ``line_search`` expects.
     """
 
     optimizer: Optimizer
     accumulate: int = 1
     freeze: FreezeConfig | None = None
-    taker: StepTaker | None = None
+    line_search: LineSearch | None = None
     order: tuple[str, ...] = ()
 
 

@@ -34,7 +34,7 @@ def fused_statistics(model: ir.Model) -> bool:
     first: dict[int, ir.Node] = {}
     for node in model.graph:
         centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
-        if centered is not None:  # later nodes belong to its gradient
+        if centered is not None:  # later ones with the same centred input belong to its gradient
             first.setdefault(id(centered), node)
     nodes = [node for node in first.values() if _channels(node)]
     if not nodes:

@@ -95,14 +95,15 @@ def _layer(node: ir.Node) -> _Layer | None:
 
 def _rewrite(model: ir.Model, block: int | None) -> bool:
     """Convert the convolutions whose channels fill blocks of this size."""
-    builder: Builder | None = None
     if block is None:
         return False
+    builder: Builder | None = None
     for node, layer in _candidates(model):
         if layer.depthwise:
             if layer.channels % QUARTER:
                 continue
         else:
+            # Fewer channels than a block are read as a plain image, without reordering.
             whole = layer.channels % block == 0 or layer.channels < block
             if layer.groups != 1 or not whole or layer.outputs < block // 2:
                 continue
@@ -121,7 +122,7 @@ def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.V
     x, w, bias = (*node.inputs, None)[:3]
     if x is None or w is None:
         raise TypeError("the operator has an image and a weight")
-    outputs = -(-layer.outputs // block) * block
+    outputs = -(-layer.outputs // block) * block  # whole blocks; the last is padded by zeros
     more = outputs - layer.outputs
     if layer.depthwise:
         flat = builder.op("Reshape", w, builder.ints(1, layer.channels, *layer.kernel))
@@ -153,6 +154,7 @@ def _weight(builder: Builder, w: ir.Value, layer: _Layer, block: int, outputs: i
     if outputs > layer.outputs:
         w = builder.op("Pad", w, builder.ints(0, 0, 0, 0, outputs - layer.outputs, 0, 0, 0))
     elif channels % block == 0 and (turned := _before_turning(w, layer)) is not None:
+        # Reorder the original instead: turning and then reordering would move everything twice.
         return _turned_weight(builder, turned, layer, block)
     if channels < block:
         apart = builder.op("Reshape", w, builder.ints(outputs // block, block, channels, *kernel))

@@ -42,9 +42,7 @@ __all__ = ["chunked_chains"]
 _PART = 32 * 1024  # elements per thread; about eight tensors of this size fit into 2 MiB
 _LARGE = 8  # minimum number of parts; with fewer there is little to gain
 _SLACK = 4  # factor by which a part may differ from the desired size
-_LANES = (
-    16  # of a vector register; onnxruntime 1.19 rounds square roots differently in the remainder
-)
+_LANES = 16  # of a vector register; onnxruntime 1.19 rounds square roots of a remainder otherwise
 
 _SMALLER = 32  # the same for activations, where several parts may be joined
 _NODES = 4  # minimum number of nodes over activations: one Scan costs as much as a few nodes
@@ -233,6 +231,8 @@ def _give_out(
 ) -> None:
     """Redirect all readers of a result of the chain to the Scan."""
     chain = chunked.chain
+    # Three kinds of readers: nodes get the original shape back by a Reshape; so do graph outputs,
+    # unless they are states, which keep the shape of the parts (the caller binds their memory).
     others = [use for use in value.uses() if use.node not in chain.nodes]
     index = graph.outputs.index(value) if value in graph.outputs else None
     shown = None if index is None else value if owner is None else owner.outputs[index]
@@ -246,7 +246,7 @@ def _give_out(
         return
     new = parts if free else back
     graph.outputs[index] = new
-    if owner is None:
+    if owner is None:  # outputs of the main graph are known by name, those of a branch by position
         value.name, new.name = builder.unique(f"{value.name}/part"), value.name
     elif free:
         _reshape_output(owner, index, chunked, graph, builder)

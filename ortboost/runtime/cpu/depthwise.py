@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, known_shape, producer_of, static_shape
@@ -42,7 +41,11 @@ class _Products:
 
     @property
     def gap(self) -> tuple[int, int]:
-        """Rows of zeros after each image and after each gradient."""
+        """Rows of zeros after each image and after each gradient.
+
+        An image must start `stride` rows later for each row of its gradient (the pitch), and its
+        windows must end before the next image.
+        """
         reach = (self.windows[0] - 1) * self.strides[0] + 1
         reach += (self.kernel[0] - 1) * self.dilations[0]
         above, below = self.begins[0], reach - self.begins[0] - self.size[0]
@@ -85,34 +88,23 @@ def depthwise_gradients(model: ir.Model) -> bool:
     return True
 
 
-def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = producer_of(value)
-    return node if node is not None and node.op_type == op_type else None
-
-
-def _array(node: ir.Node, index: int) -> NDArray[np.int64] | None:
-    value = input_at(node, index)
-    return None if value is None else constant(value)
-
-
 def _tap(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
     """Match a sum over all axes but channels of Slice times gradient; return both."""
-    for op_type in ("Unsqueeze", "ReduceSum"):
-        node = _producer(value, op_type)
-        axes = None if node is None else _array(node, 1)
-        wanted = [1] if op_type == "Unsqueeze" else [0, 2, 3]
+    for op_type, wanted in (("Unsqueeze", [1]), ("ReduceSum", [0, 2, 3])):
+        node = producer_of(value, op_type)
+        axes = None if node is None else constant(input_at(node, 1))
         if node is None or axes is None or axes.tolist() != wanted:
             return None
         value = node.inputs[0]
-    product = _producer(value, "Mul")
-    seen = None if product is None else _producer(product.inputs[0], "Slice")
+    product = producer_of(value, "Mul")
+    seen = None if product is None else producer_of(product.inputs[0], "Slice")
     gradient = None if product is None else product.inputs[1]
     return None if seen is None or gradient is None else (seen, gradient)
 
 
 def _products(node: ir.Node) -> _Products | None:
     """Match a Reshape that is the gradient of a depthwise weight, computed tap by tap."""
-    joined, sizes = _producer(node.inputs[0], "Concat"), static_shape(node.outputs[0])
+    joined, sizes = producer_of(node.inputs[0], "Concat"), static_shape(node.outputs[0])
     if joined is None or sizes is None or len(sizes) != 4 or sizes[1] != 1 or sizes[0] % QUARTER:
         return None
     kernel = sizes[2:]
@@ -123,11 +115,12 @@ def _products(node: ir.Node) -> _Products | None:
         return None
     padded, gradient = taps[0][0].inputs[0], taps[0][1]
     same = all(seen.inputs[0] is padded and g is gradient for seen, g in taps)
-    starts = [_array(seen, 1) for seen, _ in taps]
-    strides = [_array(seen, 4) for seen, _ in taps]
-    axes = [_array(seen, 3) for seen, _ in taps]
+    starts = [constant(input_at(seen, 1)) for seen, _ in taps]
+    strides = [constant(input_at(seen, 4)) for seen, _ in taps]
+    axes = [constant(input_at(seen, 3)) for seen, _ in taps]
     if padded is None or not same or any(a is None for a in (*starts, *strides, *axes)):
         return None
+    # The tap (0, ..., 0) starts at 0, the last one at (k - 1) d: that gives the dilations.
     first, last = strides[0], starts[-1]
     dilations = tuple(int(a) // (k - 1) for a, k in zip(last, kernel, strict=True))  # type: ignore[arg-type]
     grid = [[i * d for i, d in zip(tap, dilations, strict=True)] for tap in np.ndindex(*kernel)]
@@ -148,8 +141,8 @@ def _products(node: ir.Node) -> _Products | None:
 
 def _unpadded(padded: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
     """The image before padding, and the padding at the begin of its axes."""
-    pad = _producer(padded, "Pad")
-    pads = None if pad is None else _array(pad, 1)
+    pad = producer_of(padded, "Pad")
+    pads = None if pad is None else constant(input_at(pad, 1))
     plain = pad is not None and len(pad.inputs) == 2 and not pad.attributes
     if pad is None or pads is None or not plain or pad.inputs[0] is None or pads.size != 8:
         return padded, (0, 0)
@@ -168,6 +161,7 @@ def _space(value: ir.Value, channels: int) -> tuple[int, ...] | None:
 
 
 def _convolution(node: ir.Node, p: _Products, block: int, builder: Builder) -> ir.Value:
+    # All images are one column [1, C, N (H + gap), W]; the kernel is as tall as all gradients.
     channels = -(-p.channels // block) * block
     image = _column(builder, p.image, p.gap[0], p.channels, p.size[1])
     kernel = _column(builder, p.gradient, p.gap[1], p.channels, p.windows[1])

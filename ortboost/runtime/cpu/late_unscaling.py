@@ -67,6 +67,7 @@ def _check(node: ir.Node) -> _Check | None:
     shape = static_shape(gradient)
     if static_shape(scale) != () or shape is None or math.prod(shape) < _LARGE:
         return None
+    # Only the check may read the product in the main graph: elsewhere it is computed per branch.
     outside = [use.node for use in product.outputs[0].uses() if use.node.graph is node.graph]
     if outside != [total] or product.outputs[0].is_graph_output():
         return None
@@ -78,22 +79,20 @@ def _check_scaled(check: _Check, builder: Builder) -> None:
     b, zero = builder, builder.const(0.0)
     exact = b.op("Mul", check.gradient, check.scale, shape=check.gradient.shape)
     exact = b.op("ReduceSumSquare", exact, shape=(), keepdims=0)
-    exact = b.op(
-        "Mul", b.op("Mul", exact, b.const(np.float32(check.factor)), shape=()), zero, shape=()
-    )
+    exact = b.op("Mul", exact, b.const(np.float32(check.factor)), shape=())
+    exact = b.op("Mul", exact, zero, shape=())
     slow = ir.Graph([], [exact], nodes=b.take(), name=f"{exact.name}/exact")
     passed = b.op("Identity", zero, shape=())
     fast = ir.Graph([], [passed], nodes=b.take(), name=f"{passed.name}/passed")
+    # Twice the value, so that rounding in another order cannot hide an inf of the exact one.
     total = b.op("ReduceSumSquare", check.gradient, shape=(), keepdims=0)
     square = b.op("Mul", check.scale, check.scale, shape=())
     bound = b.op("Mul", total, square, shape=())
     bound = b.op("Mul", bound, b.const(np.float32(2 * check.factor)), shape=())
-    is_zero = b.op(
-        "Equal", b.op("Mul", bound, zero, shape=()), zero, dtype=ir.DataType.BOOL, shape=()
-    )
-    chosen = b.op(
-        "If", is_zero, dtype=ir.DataType.FLOAT, shape=(), then_branch=fast, else_branch=slow
-    )
+    nothing = b.op("Mul", bound, zero, shape=())
+    is_zero = b.op("Equal", nothing, zero, dtype=ir.DataType.BOOL, shape=())
+    single = ir.DataType.FLOAT
+    chosen = b.op("If", is_zero, dtype=single, shape=(), then_branch=fast, else_branch=slow)
     replace_node(check.zero, [chosen], b)
 
 

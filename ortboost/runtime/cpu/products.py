@@ -34,8 +34,7 @@ def plain_products(model: ir.Model) -> bool:
     Returns:
         Whether there was one.
     """
-    # Transposed results (weights stored by torch) are `d^T x`; first, while their Gemm still
-    # exists.
+    # First transposed results (torch's weights), `d^T x`: the second rewrite replaces their Gemm.
     transposed = rewrite_nodes(model, "products", {"Transpose": _transposed_result})
     return rewrite_nodes(model, "products", {"Gemm": _result}).modified or transposed.modified
 
@@ -52,9 +51,7 @@ def _transposed_result(site: Site) -> list[ir.Value | None] | None:
 
 
 def _result(site: Site) -> list[ir.Value | None] | None:
-    if not _is_plain(site.node):
-        return None
-    return _product(site, *site.node.inputs[:2])
+    return _product(site, *site.node.inputs[:2]) if _is_plain(site.node) else None
 
 
 def _is_plain(gemm: ir.Node) -> bool:

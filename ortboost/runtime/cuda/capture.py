@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import RANDOM_OPERATORS, is_standard, static_shape
+from ortboost.graph.query import is_random, is_standard, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["capturable", "draws"]
@@ -38,6 +38,7 @@ def capturable(model: ir.Model) -> ir.Model:
     builder = Builder(changed.graph, "ortboost/capture")
     for node in list(changed.graph.all_nodes()):
         _fix_length(node, builder)
+    # A branch that was moved out may contain another If.
     while gates := [node for node in changed.graph if is_standard(node, "If")]:
         for gate in gates:
             _select(gate, changed.graph, builder)
@@ -47,8 +48,7 @@ def capturable(model: ir.Model) -> ir.Model:
 
 def draws(model: ir.Model) -> ir.Node | None:
     """Find a node that draws random numbers, if any."""
-    drawing = (n for n in model.graph.all_nodes() if n.op_type in (*RANDOM_OPERATORS, "Dropout"))
-    return next(drawing, None)
+    return next(filter(is_random, model.graph.all_nodes()), None)
 
 
 def _fix_length(node: ir.Node, b: Builder) -> None:
@@ -68,7 +68,7 @@ def _fix_length(node: ir.Node, b: Builder) -> None:
 def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
     branches = [gate.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
     results = [list(branch.outputs) for branch in branches]
-    for branch in branches:
+    for branch in branches:  # move everything to the outer graph
         for value in list(branch.initializers.values()):
             del branch.initializers[value.name or ""]
             graph.register_initializer(value)
@@ -83,10 +83,8 @@ def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
         if then is otherwise:
             value = b.op("Identity", then)
         elif output.dtype == ir.DataType.BOOL:  # no provider has a Where of bool
-            one, other = (
-                b.op("And", condition, then),
-                b.op("And", b.op("Not", condition), otherwise),
-            )
+            one = b.op("And", condition, then)
+            other = b.op("And", b.op("Not", condition), otherwise)
             value = b.op("Or", one, other)
         else:
             value = b.op("Where", condition, then, otherwise, dtype=output.dtype)

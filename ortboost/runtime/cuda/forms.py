@@ -67,6 +67,7 @@ def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
     """
     changed = model.clone()
     infer_shapes(changed)
+    # The opset is chosen before the casts: an older one may have kernels that make them needless.
     done = _plain_casts(changed)
     done |= _constant_ones(changed)
     done |= _older_opset(changed, kernels)
@@ -113,7 +114,7 @@ def _older_opset(model: ir.Model, kernels: Kernels) -> bool:
         if not fewest or not all(_same_in(node, present, opset) for node in nodes):
             break
         missing = _missing(nodes, kernels, opset)
-        if missing < fewest:
+        if missing < fewest:  # of equal ones the newest
             best, fewest = opset, missing
     model.opset_imports[""] = best
     return best != present
@@ -137,6 +138,7 @@ def _same_in(node: ir.Node, present: int, older: int) -> bool:
         return False
     if not set(node.attributes) <= set(then.attributes) or len(node.inputs) > then.max_input:
         return False
+    # The types of its operands must have been allowed then, too.
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in then.type_constraints}
     for values, formals in ((node.inputs, then.inputs), (node.outputs, then.outputs)):
         for position, value in enumerate(values):

@@ -100,7 +100,7 @@ class Kernels:
                 if found:
                     refused = f"its kernels of {name} do not support {found}"
                     break
-            else:
+            else:  # all constraints hold
                 return Kernel(*(frozenset(places) for places in host))
         return refused
 

@@ -49,11 +49,10 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
     lengths = [length for length in shape[1:] if isinstance(length, int)]
     attributes = node.attributes
     kernel = [int(k) for k in attributes.get_ints("kernel_shape") or []]
-    plain = (attributes.get_string("auto_pad") or "NOTSET") == "NOTSET"
-    plain = (
-        plain and not attributes.get_int("ceil_mode") and not attributes.get_int("storage_order")
-    )
-    if not plain or len(lengths) != len(shape) - 1 or not 0 < math.prod(kernel) <= _MOST:
+    plain = not attributes.get_int("ceil_mode") and not attributes.get_int("storage_order")
+    if (attributes.get_string("auto_pad") or "NOTSET") != "NOTSET" or not plain:
+        return False
+    if len(lengths) != len(shape) - 1 or not 0 < math.prod(kernel) <= _MOST:
         return False
     rank, channels, image = len(kernel), lengths[0], lengths[1:]
     strides = list(attributes.get_ints("strides") or [1] * rank)
@@ -63,6 +62,7 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
     counts = [
         (image[a] + pads[a] + pads[rank + a] - spans[a] - 1) // strides[a] + 1 for a in range(rank)
     ]
+    # Of the windows, along each axis; negative in the padding.
     starts = [np.arange(counts[a]) * strides[a] - pads[a] for a in range(rank)]
 
     wide = b.cast(x, _FLOAT)
@@ -85,6 +85,7 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
             best, place = value, here
         else:
             wins = b.op("Greater", value, best, dtype=_BOOL)
+            # The padding is -inf, too: the first position inside wins even against an equal value.
             first = inside & ~inside_before
             if first.any():
                 wins = b.op("Or", wins, b.const(first[None, None], _BOOL), dtype=_BOOL)

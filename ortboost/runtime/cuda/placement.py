@@ -29,10 +29,10 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.graph.query import (
-    RANDOM_OPERATORS,
     find_schema,
     has_subgraph,
     input_at,
+    is_random,
     is_standard,
     static_shape,
 )
@@ -119,9 +119,8 @@ def _constants(model: ir.Model) -> set[ir.Value]:
     found: set[ir.Value] = set()
     for node in model.graph:
         given = [value for value in node.inputs if value is not None]
-        drawn = node.op_type in RANDOM_OPERATORS or node.op_type == "Dropout"
         if (
-            not drawn
+            not is_random(node)
             and not has_subgraph(node)
             and given
             and all(value.is_initializer() or value in found for value in given)
@@ -158,6 +157,7 @@ def _place(
             here[node] = Placed(node, "cuda")
         placed.append(here[node])
         on_cuda = here[node].side != "cpu"
+        # An inlined function has no kernel of its own: it counts as one without host operands.
         _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses, fixed)
         inner += [
             (node, _place(g, opsets, kernels, fixed, placed, copies)) for g in _graphs_in(node)
@@ -240,6 +240,7 @@ def _host_work(
     fixed: set[ir.Value],
 ) -> set[ir.Node]:
     """Nodes that compute only with host values (GetCpuPreferredNodes)."""
+    # Nodes are visited in graph order, as in the runtime: what feeds a node is decided before it.
     order = {node: place for place, node in enumerate(nodes)}
     waiting: list[int] = []
     host: set[ir.Value] = set()
@@ -300,13 +301,10 @@ def _note_uses(node: ir.Node, kernel: Kernel | None, uses: _Uses, fixed: set[ir.
 
 def _copies(graph: ir.Graph, uses: _Uses) -> Iterator[Copy]:
     """The copies that TransformerMemcpyImpl inserts, and those of inputs in each run."""
-    yield from (
-        Copy(value, False, "inner")
-        for value in graph_order(uses.written["cpu"] & uses.read["cuda"])
-    )
-    yield from (
-        Copy(value, True, "inner") for value in graph_order(uses.written["cuda"] & uses.read["cpu"])
-    )
+    for value in _by_name(uses.written["cpu"] & uses.read["cuda"]):
+        yield Copy(value, False, "inner")
+    for value in _by_name(uses.written["cuda"] & uses.read["cpu"]):
+        yield Copy(value, True, "inner")
     for value in graph.inputs:
         if value in uses.read["cuda"] and value in uses.read["cpu"]:
             yield Copy(value, True, "input")
@@ -314,18 +312,18 @@ def _copies(graph: ir.Graph, uses: _Uses) -> Iterator[Copy]:
 
 def _captured(below: _Uses, uses: _Uses, graph: ir.Graph) -> Iterator[Copy]:
     """The values that a subgraph reads from the other side of the outer graph."""
-    for value in graph_order(below.read["cpu"]):
+    for value in _by_name(below.read["cpu"]):
         if value in uses.written["cuda"]:
             yield Copy(value, True, "captured")
         elif value.graph is graph and value.is_graph_input() and value not in uses.read["cpu"]:
             yield Copy(value, True, "input")
-    for value in graph_order(below.read["cuda"]):
+    for value in _by_name(below.read["cuda"]):
         if value in uses.written["cpu"]:
             yield Copy(value, False, "captured")
 
 
-def graph_order(values: set[ir.Value]) -> list[ir.Value]:
-    """Sort values by name, to make reports reproducible."""
+def _by_name(values: set[ir.Value]) -> list[ir.Value]:
+    """Sort values, to make reports reproducible."""
     return sorted(values, key=lambda value: value.name or "")
 
 

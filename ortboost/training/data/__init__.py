@@ -1,9 +1,11 @@
 """Data: files to arrays, arrays to inputs, inputs to batches.
 
-arrays = load_arrays("train.npz")
-bound = bind_arrays(arrays, stepper.inputs, split="train", path="train.npz")
-source = ArraySource(bound, 64, shuffle=True, seed=1, drop_last=True, inputs=stepper.inputs)
-for batch in prefetch(source.epoch(0)): ...
+::
+
+    arrays = load_arrays("train.npz")
+    bound = bind_arrays(arrays, stepper.inputs, split="train", path="train.npz")
+    source = ArraySource(bound, 64, shuffle=True, seed=1, drop_last=True, inputs=stepper.inputs)
+    for batch in prefetch(source.epoch(0)): ...
 """
 
 from __future__ import annotations

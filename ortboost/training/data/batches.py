@@ -208,7 +208,7 @@ def pad_batch(
             where="batch",
             fix=f"Use batches of at most {size}.",
         )
-    rows = np.minimum(np.arange(size), length - 1)
+    rows = np.minimum(np.arange(size), length - 1)  # 0, 1, ..., length - 1, length - 1, ...
     padded = {
         name: rows_of(array, rows, 0 if axes is None else axes.get(name, 0))
         for name, array in batch.items()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +19,12 @@ from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import ItemImages
+from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.tables import MemoryTable, Table
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = ["DatasetTable", "StreamBatches", "chosen_split", "is_dataset", "is_stream"]
-
-_SPLITS: Final = {
-    "train": ("train",),
-    "test": ("test", "validation", "val"),
-    "val": ("validation", "val", "test"),
-}
 
 
 def is_dataset(data: Any) -> bool:
@@ -52,11 +47,11 @@ def chosen_split(data: Any, split: str) -> Any:
         return data
     if not all(is_dataset(one) or is_stream(one) for one in data.values()):
         return data
-    for name in _SPLITS[split]:
+    for name in SPLIT_NAMES[split]:
         if name in data:
             return data[name]
     raise UsageError(
-        f"The data sets have no split '{_SPLITS[split][0]}'.",
+        f"The data sets have no split '{split}'.",
         where=f"data: {', '.join(map(str, data))}",
         fix="Pass one of them: data['NAME'].",
     )
@@ -83,7 +78,7 @@ class DatasetTable(Table):
         """A column, whose rows are read on access."""
         feature, only = self._dataset.features[name], self._dataset.select_columns([name])
         if type(feature).__name__ == "Image":
-            plain = only.with_format(None)
+            plain = only.with_format(None)  # a format such as torch would decode to tensors
             store = ItemImages(lambda row: plain[row][name], len(plain), f"column '{name}'")
             return as_array_like(ImageArray(store, self._named(), self._augment))
         return as_array_like(_DatasetArray(only, name, self._number(name)))
@@ -104,7 +99,7 @@ class DatasetTable(Table):
     def _number(self, name: str) -> np.dtype[Any]:
         """The dtype of the numbers of a column, including those in lists."""
         feature = self._dataset.features[name]
-        inner = feature
+        inner = feature  # of lists and arrays, the feature of their elements
         while hasattr(inner, "feature"):
             inner = inner.feature
         try:

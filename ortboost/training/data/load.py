@@ -11,6 +11,7 @@ from ortboost.training.data.csv_file import read_csv
 from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.folder import find_images, load_images
+from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.npy import load_npy
 from ortboost.training.data.npz import load_npz
 from ortboost.training.data.parquet import ParquetTable, find_parquet
@@ -19,7 +20,7 @@ from ortboost.training.protocols import Array
 
 __all__ = ["SPLITS", "find_table", "load_arrays"]
 
-SPLITS = ("train", "test", "val")
+SPLITS = tuple(SPLIT_NAMES)
 _KINDS = (
     "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a "
     "folder of .npy files (x.npy, y.npy, named like the arrays), .parquet, IDX or CIFAR-10 files, "

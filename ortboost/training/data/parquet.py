@@ -24,6 +24,7 @@ import numpy as np
 
 from ortboost.core.errors import DependencyError, FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
+from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
 from ortboost.training.data.tables import Table
 from ortboost.training.protocols import Array
@@ -35,7 +36,6 @@ WINDOW: Final = 128 << 20
 
 _SAMPLED: Final = 64 << 20
 _INDEX: Final = re.compile(r"__index_level_\d+__")  # the index of a pandas table
-_SPLITS: Final = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
 
 
 def find_parquet(folder: Path, split: str) -> list[Path]:
@@ -48,8 +48,8 @@ def find_parquet(folder: Path, split: str) -> list[Path]:
         split: ``train``, ``test`` or ``val``.
     """
     files = sorted(folder.glob("*.parquet"))
-    known = [[file for file in files if file.name.startswith(name)] for name in _SPLITS[split]]
-    if any(file.name.startswith(("train", "test", "val")) for file in files):
+    known = [[file for file in files if file.name.startswith(name)] for name in SPLIT_NAMES[split]]
+    if any(file.name.startswith(tuple(SPLIT_NAMES)) for file in files):
         return next(filter(None, known), [])
     return files
 
@@ -163,6 +163,7 @@ class ParquetTable(Table):
             key = (group, names)
             if key not in self._held:
                 self._held[key] = self._read(group, names, kind)
+                # Two windows for each set of columns: a batch may begin in one and end in the next.
                 while len(self._held) > 2 * self.blocks.window * len(self._readers):
                     self._held.popitem(last=False)
             self._held.move_to_end(key)
@@ -178,7 +179,7 @@ class ParquetTable(Table):
         for place, name in enumerate(names):
             values = table.column(name).combine_chunks()
             nulls = values.null_count
-            while hasattr(values.type, "list_size"):
+            while hasattr(values.type, "list_size"):  # nested lists of a fixed length
                 values = values.flatten()
                 nulls += values.null_count
             if nulls:

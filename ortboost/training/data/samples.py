@@ -60,6 +60,7 @@ class SampleSource(IterableSource):
         part: tuple[int, int] = (0, 1),
         what: str = "data",
     ) -> None:
+        # The order is that of an array of indices: shuffled, divided and resumed as arrays are.
         super().__init__([], inputs, part, what=what)
         self._samples = data
         self._order = ArraySource(

@@ -111,6 +111,7 @@ def window_order(
     """
     number = len(blocks.starts)
     draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(number + length)
+    # The first draws shuffle the blocks, and the one of each row its place within a group.
     shuffled, draws = np.argsort(draws[:number], kind="stable"), draws[number:]
     ends = np.append(blocks.starts[1:], length)
     order = np.empty(length, np.int64)
@@ -238,8 +239,8 @@ class ArraySource:
     @property
     def images(self) -> ImageConfig | None:
         """The preprocessing of images, including the model's input size; None without images."""
-        arrays = (array for array in self._lazy.values() if isinstance(array, ImageArray))
-        return next((array.config for array in arrays), None)
+        found = self._image_array
+        return None if found is None else found.config
 
     def counts(self, name: str, number: int) -> tuple[int, ...]:
         """The number of labels of each class; labels that are not a class are not counted.
@@ -280,6 +281,7 @@ class ArraySource:
             end = min(begin + self.batch_size, self.length)
             own = part_rows(end - begin, *self._part)
             rows: slice | Array = slice(begin + own.start, begin + own.stop)
+            # Place in the epoch -> index of the sample -> row of the array.
             for chosen in (order, self._rows):
                 rows = rows if chosen is None else chosen[rows]
             batch = {
@@ -298,7 +300,7 @@ class ArraySource:
         blocks = next(filter(None, (array.blocks for array in self._lazy.values())), None)
         if blocks is None:
             return epoch_order(self.length, self.seed, epoch)
-        if self._rows is not None:
+        if self._rows is not None:  # a split keeps a part of each block, in order
             blocks = blocks._replace(starts=np.searchsorted(self._rows, blocks.starts))
         return window_order(blocks, self.length, self.seed, epoch)
 
@@ -306,6 +308,10 @@ class ArraySource:
     def _lazy(self) -> dict[str, LazyArray]:
         found = ((name, lazy_of(array)) for name, array in self.arrays.items())
         return {name: array for name, array in found if array is not None}
+
+    @property
+    def _image_array(self) -> ImageArray | None:
+        return next((a for a in self._lazy.values() if isinstance(a, ImageArray)), None)
 
     @property
     def threads(self) -> int:
@@ -344,7 +350,7 @@ class ArraySource:
 
     def _image_settings(self) -> dict[str, Any]:
         """The image settings as JSON data, to resume the run or evaluate its model."""
-        found = next((a for a in self._lazy.values() if isinstance(a, ImageArray)), None)
+        found = self._image_array
         if found is None:
             return {}
         configs = {"images": found.config, "augment": found.augment if self._augment else None}

@@ -61,7 +61,7 @@ class Table(abc.ABC):
 
         Args:
             inputs: The inputs to feed. None: each column by its name, and all columns except the
-                labels as ``x``, unless a column has this name.
+                labels as ``x``, unless a column has this name or all are labels.
             mapping: Input name to column.
 
         Raises:
@@ -71,7 +71,9 @@ class Table(abc.ABC):
         features = [name for name in self.columns if name.lower() not in LABEL_KEYS]
         if inputs is None:
             arrays = {name: self.column(name) for name in self.columns}
-            return arrays if _FEATURES in arrays else {**arrays, _FEATURES: self.features(features)}
+            if features and _FEATURES not in arrays:
+                arrays[_FEATURES] = self.features(features)
+            return arrays
         own: dict[str, str] = {}  # input to its own column
         for spec in inputs:
             usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()

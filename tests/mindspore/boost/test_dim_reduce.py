@@ -67,7 +67,7 @@ def test_the_step_has_the_order_of_the_network(name):
     net = ob.load(model_path(name))
     step = boost.BoostTrainOneStepCell(with_loss(net), reduced(net, p=components(net, k=1)))
     stepper = step._steps.stepper(np.zeros(2, np.int64))  # refuses another order
-    assert stepper.program.config.taker is not None
+    assert stepper.program.config.line_search is not None
 
 
 def test_a_loss_scale_goes_with_it():
@@ -123,7 +123,7 @@ def test_autoboost_makes_components_of_checkpoints(tmp_path):
     _, optimizer = boost.AutoBoost(
         "O1", section(n_components=3, weight_load_dir=str(tmp_path))
     ).network_auto_process_train(net, momentum(net))
-    basis = np.load(optimizer.updates().taker.pca_mat_path)
+    basis = np.load(optimizer.updates().line_search.pca_mat_path)
     centred = np.asarray(rows, np.float64) - np.mean(rows, axis=0)
     expected = np.linalg.svd(centred, full_matrices=False)[2][:3]
     np.testing.assert_allclose(np.abs((basis * expected).sum(axis=1)), 1, atol=1e-4)

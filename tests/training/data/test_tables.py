@@ -41,6 +41,10 @@ def test_columns_and_features(tmp_path, text, name):
     assert bound["x"].tolist() == [[1, -2.5], [3, 40]]
 
 
+def test_a_table_of_labels_only_has_no_features(tmp_path):
+    assert list(load_csv(write(tmp_path, "label\n1\n0\n"))) == ["label"]
+
+
 def test_columns_feed_inputs_of_their_own(tmp_path):
     arrays = load_csv(write(tmp_path, "age,x,label\n40,1,0\n50,2,1\n"))
     inputs = [TensorSpec(name, np.dtype("float32"), ("N", 1)) for name in ("age", "x")]

@@ -28,7 +28,7 @@ import numpy as np
 from ortboost.core.errors import FileError, UsageError
 from ortboost.training.data.images.augment import Draws, crop_box, jittered, random_crop
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
-from ortboost.training.data.images.stores import ArrayImages, Header, Store
+from ortboost.training.data.images.stores import ArrayImages, Header, Store, header_of
 from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.shapes import Wanted
 from ortboost.training.protocols import Array
@@ -86,24 +86,23 @@ class ImageArray(LazyArray):
         if found._layout == "auto":
             found._layout = _layout(wanted)
         places = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2), "nhw": (None, 1, 2), "n": (None,) * 3}
+        # None where the input does not tell: greyscale has no axis of channels, "n" is flat.
         channels, height, width = (
             None if place is None else wanted[place] for place in places[found._layout]
         )
         flat = found._layout in ("nhw", "n")
         found._kind = _kind(config, 1 if flat else channels, headers[0])
         size = _size(config, height, width, headers)
-        if len(config.resize) == 1 and config.resize[0] < max(size):
+        # One number is the shorter side: the crop must fit into a square of it.
+        square = len(config.resize) == 1
+        sides = config.resize * 2 if square else config.resize
+        if any(have < want for have, want in zip(sides, size, strict=False)):
+            given = "x".join(map(str, config.resize))
             raise UsageError(
-                f"Images of {config.resize[0]} pixels do not cover a crop of {size[0]}x{size[1]}.",
-                where=f"images: resize={config.resize[0]}",
-                fix=f"Use resize={max(size)} or more (--images).",
-            )
-        if len(config.resize) == 2 and (config.resize[0] < size[0] or config.resize[1] < size[1]):
-            raise UsageError(
-                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of "
-                f"{size[0]}x{size[1]}.",
-                where="images: resize",
-                fix=f"Use resize={size[0]}x{size[1]} or more (--images).",
+                f"Images of {given} pixels do not cover a crop of {size[0]}x{size[1]}.",
+                where=f"images: resize={given}",
+                fix=f"Use resize={max(size) if square else f'{size[0]}x{size[1]}'} or more "
+                "(--images).",
             )
         found.config = dataclasses.replace(config, crop=size)
         for header in headers:
@@ -135,18 +134,16 @@ class ImageArray(LazyArray):
 
     def _pixels(self, row: int) -> Array:
         image = self._store.load(row)
-        transparent = image.mode == "P" and "transparency" in image.info
-        mode = "PA" if transparent else image.mode
-        self._check(Header(*image.size, mode, self._store.name(row)))
+        self._check(header_of(image, self._store.name(row)))
         if image.mode != _MODES[self._kind]:
             image = image.convert(_MODES[self._kind])
         if self._epoch is not None and self.augment is not None:
             image = self._varied(image, Draws(*self._epoch, row), self.augment)
         else:
             image = self._centre(self._resized(image))
-        pixels = np.asarray(image)
+        pixels = np.asarray(image)  # [H, W] or [H, W, C], uint8
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-        if self._numbers is not None:  # a table of 256 values per channel
+        if self._numbers is not None:  # a table of 256 values per channel: faster than computing
             pixels = self._numbers[pixels, np.arange(pixels.shape[2])]
         return pixels.transpose(2, 0, 1) if self._layout == "nchw" else pixels
 

@@ -19,6 +19,7 @@ from ortboost.core.errors import FileError, nearest
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import FileImages
+from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import as_array_like
 from ortboost.training.protocols import Array
 
@@ -27,11 +28,6 @@ __all__ = ["find_images", "load_images"]
 SUFFIXES: Final = frozenset(
     {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-_SPLITS: Final = {
-    "train": ("train",),
-    "test": ("test", "val", "validation"),
-    "val": ("val", "validation", "test"),
-}
 _log = logging.getLogger(__name__)
 
 
@@ -43,8 +39,8 @@ def find_images(folder: Path, split: str) -> Path | None:
         split: ``train``, ``test`` or ``val``.
     """
     names = {entry.name for entry in os.scandir(folder) if entry.is_dir()}
-    if names and names <= {name for known in _SPLITS.values() for name in known}:
-        chosen = next((name for name in _SPLITS[split] if name in names), None)
+    if names and names <= {name for known in SPLIT_NAMES.values() for name in known}:
+        chosen = next((name for name in SPLIT_NAMES[split] if name in names), None)
         return None if chosen is None else find_images(folder / chosen, split)
     for name in sorted(names):
         for _, _, files in os.walk(folder / name):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ortboost.training.protocols import Array
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ArrayImages", "FileImages", "Header", "ItemImages", "Store", "require_pillow"]
+__all__ = ["ArrayImages", "FileImages", "Header", "ItemImages", "Store", "header_of"]
 
 T = TypeVar("T")
 _CHOSEN = 64  # number of images in a checksum
@@ -33,14 +34,17 @@ class Header(NamedTuple):
     name: str
 
 
-class Store(Protocol):
+class Store(abc.ABC):
     """Images by index."""
 
+    @abc.abstractmethod
     def __len__(self) -> int: ...
 
     def headers(self) -> Sequence[Header]:
         """The headers of all images if that is cheap, otherwise that of the first."""
+        return [header_of(self.load(0), self.name(0))]
 
+    @abc.abstractmethod
     def load(self, number: int) -> Image:
         """Decode an image.
 
@@ -48,14 +52,16 @@ class Store(Protocol):
             FileError: It cannot be decoded.
         """
 
+    @abc.abstractmethod
     def name(self, number: int) -> str:
         """The name of an image in error messages."""
 
+    @abc.abstractmethod
     def checksum(self) -> int:
         """A checksum of the contents, or of a sample of them."""
 
 
-def require_pillow() -> None:
+def _require_pillow() -> None:
     """Check that Pillow is installed.
 
     Raises:
@@ -71,7 +77,7 @@ def require_pillow() -> None:
         ) from error
 
 
-class FileImages:
+class FileImages(Store):
     """Image files; all headers are read at the start, to find damaged files early.
 
     Args:
@@ -83,7 +89,7 @@ class FileImages:
     """
 
     def __init__(self, paths: Sequence[str], root: Path) -> None:
-        require_pillow()
+        _require_pillow()
         self._paths, self._root = paths, root
         self._headers = [self._header(path) for path in paths]
 
@@ -100,7 +106,7 @@ class FileImages:
 
     def load(self, number: int) -> Image:
         """Decode a file."""
-        return self._read(self._paths[number], _itself)
+        return self._read(self._paths[number], _decoded)
 
     def checksum(self) -> int:
         """A checksum of all names and lengths, and of the bytes of chosen files, up to 64 MiB."""
@@ -117,34 +123,26 @@ class FileImages:
         return found
 
     def _header(self, path: str) -> Header:
-        def read(image: Image) -> Header:
-            transparent = image.mode == "P" and "transparency" in image.info
-            return Header(*image.size, "PA" if transparent else image.mode, path)
+        import PIL.Image
 
-        return self._read(path, read, decode=False)
+        with warnings.catch_warnings():  # in one thread: warning filters are global
+            warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
+            return self._read(path, lambda image: header_of(image, path))
 
     @staticmethod
-    def _read(path: str, read: Callable[[Image], T], *, decode: bool = True) -> T:
+    def _read(path: str, read: Callable[[Image], T]) -> T:
         import PIL.Image
 
         try:
             with open(path, "rb") as file:
-                if not decode:  # in one thread: warning filters are global
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
-                        return read(PIL.Image.open(file))
-                image = PIL.Image.open(file)
-                image.load()
-                return read(image)
+                return read(PIL.Image.open(file))
         except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
             raise FileError(
                 "An image has more pixels than Pillow decodes.",
                 where=f"{path}: {error}",
                 fix="Remove it from the data, or make it smaller.",
             ) from error
-        except (
-            Exception
-        ) as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, ...
+        except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
             raise FileError(
                 "An image cannot be read.",
                 where=f"{path}: {' '.join(str(error).split())[:200]}",
@@ -152,7 +150,7 @@ class FileImages:
             ) from error
 
 
-class ArrayImages:
+class ArrayImages(Store):
     """Arrays of bytes as images.
 
     Args:
@@ -161,7 +159,7 @@ class ArrayImages:
     """
 
     def __init__(self, array: Array, name: str) -> None:
-        require_pillow()
+        _require_pillow()
         self._array, self._name = array, name
         self._channel_first = array.ndim == 4 and array.shape[3] not in (1, 3)
 
@@ -173,11 +171,6 @@ class ArrayImages:
 
     def __len__(self) -> int:
         return len(self._array)
-
-    def headers(self) -> Sequence[Header]:
-        """The header of the first row; all are the same."""
-        first = self.load(0)
-        return [Header(*first.size, first.mode, self.name(0))]
 
     def name(self, number: int) -> str:
         """Array and row."""
@@ -205,7 +198,7 @@ class ArrayImages:
         return found
 
 
-class ItemImages:
+class ItemImages(Store):
     """Images from a data set, such as a column of Hugging Face ``datasets``.
 
     Args:
@@ -215,16 +208,11 @@ class ItemImages:
     """
 
     def __init__(self, load: Callable[[int], Any], length: int, name: str) -> None:
-        require_pillow()
+        _require_pillow()
         self._load, self._length, self._name = load, length, name
 
     def __len__(self) -> int:
         return self._length
-
-    def headers(self) -> Sequence[Header]:
-        """The header of the first image; the others are checked when they are decoded."""
-        first = self.load(0)
-        return [Header(*first.size, first.mode, self.name(0))]
 
     def name(self, number: int) -> str:
         """Column and row."""
@@ -251,5 +239,12 @@ class ItemImages:
         return found
 
 
-def _itself(image: Image) -> Image:
+def header_of(image: Image, name: str) -> Header:
+    """The header of an image; a palette with transparency has the mode ``PA``."""
+    transparent = image.mode == "P" and "transparency" in image.info
+    return Header(*image.size, "PA" if transparent else image.mode, name)
+
+
+def _decoded(image: Image) -> Image:
+    image.load()
     return image
