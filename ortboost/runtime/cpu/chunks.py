@@ -43,8 +43,7 @@ _PART = 32 * 1024  # elements per thread; about eight tensors of this size fit i
 _LARGE = 8  # minimum number of parts; with fewer there is little to gain
 _SLACK = 4  # factor by which a part may differ from the desired size
 _LANES = 16  # of a vector register; onnxruntime 1.19 rounds square roots of a remainder otherwise
-
-_SMALLER = 32  # the same for activations, where several parts may be joined
+_SMALLER = 32  # the same as _SLACK for smaller parts of activations: several may be joined
 _NODES = 4  # minimum number of nodes over activations: one Scan costs as much as a few nodes
 
 
