@@ -9,7 +9,7 @@ Example:
         for finding in report.findings:
             print(finding.rule, finding.severity, finding.node, finding.reason)
         if any(finding.fixable for finding in report.findings):
-            targets.mend("model.onnx", "fixed.onnx", "tensorrt=11")
+            targets.fix_for("model.onnx", "fixed.onnx", "tensorrt=11")
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
 from ortboost.training.data.images import ImageConfig
 
-__all__ = ["build_engine", "check_for", "load_batches", "mend", "read_shapes"]
+__all__ = ["build_engine", "check_for", "fix_for", "load_batches", "read_shapes"]
 
 
 def check_for(
@@ -59,7 +59,7 @@ def check_for(
     return report
 
 
-def mend(
+def fix_for(
     model: ModelSource,
     out: str | os.PathLike[str],
     target: str = "tensorrt",

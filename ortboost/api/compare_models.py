@@ -38,7 +38,7 @@ class Comparison(Shown):
 
     Args:
         parity: The comparison of each output.
-        made_up: Whether the inputs were synthetic.
+        synthetic: Whether the inputs were synthetic.
         metrics: Metric name to its values in both models, if the data have labels.
         first: The first intermediate tensor that differs, if requested and found.
         searched: Whether it was requested.
@@ -46,7 +46,7 @@ class Comparison(Shown):
     """
 
     parity: Parity
-    made_up: bool
+    synthetic: bool
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     first: InnerDifference | None = None
     searched: bool = False
@@ -56,7 +56,7 @@ class Comparison(Shown):
         found = (f"{name} {a:.4g} and {b:.4g}" for name, (a, b) in self.metrics.items())
         return {
             "alike": self.parity.ok,
-            "compared": self.parity.summary + (" (synthetic inputs)" if self.made_up else ""),
+            "compared": self.parity.summary + (" (synthetic inputs)" if self.synthetic else ""),
             "metrics": "; ".join(found),
             "first difference": self.first_text() if self.searched else None,
             "notes": "; ".join(self.notes),
@@ -66,7 +66,7 @@ class Comparison(Shown):
         """Plain JSON data."""
         return {
             **self.parity.to_dict(),
-            "compared_on": "synthetic inputs" if self.made_up else "data",
+            "compared_on": "synthetic inputs" if self.synthetic else "data",
             "metrics": {name: list(values) for name, values in self.metrics.items()},
             "notes": list(self.notes),
             **({"first": self.first.to_dict() if self.first else None} if self.searched else {}),

@@ -47,7 +47,7 @@ class ExportResult(Shown):
         path: The file.
         bytes: Its size, including external data.
         parity: The comparison with the trained program, or with the original model.
-        made_up: Whether the comparison used synthetic inputs because no data were given.
+        synthetic: Whether the comparison used synthetic inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
         classes: Whether the model was trained on class indices, so that it has an accuracy.
@@ -59,7 +59,7 @@ class ExportResult(Shown):
     path: Path
     bytes: int
     parity: Parity
-    made_up: bool
+    synthetic: bool
     exported: Exported = field(repr=False)
     step: int | None
     classes: bool = True
@@ -74,7 +74,7 @@ class ExportResult(Shown):
             "bytes": f"{self.bytes:,}",
             "target": self.exported.target.name,
             "precision": self.exported.precision,
-            "compared": self.parity.summary + (" (synthetic inputs)" if self.made_up else ""),
+            "compared": self.parity.summary + (" (synthetic inputs)" if self.synthetic else ""),
             "metrics": "; ".join(found),
             "notes": "; ".join(self.notes),
         }
@@ -89,7 +89,7 @@ class ExportResult(Shown):
             "precision": self.exported.precision,
             "opset": self.exported.model.opset_imports.get(""),
             "parity": self.parity.to_dict(),
-            "verified_on": "synthetic inputs" if self.made_up else "data",
+            "verified_on": "synthetic inputs" if self.synthetic else "data",
             "metrics": {
                 name: {"before": before, "after": after}
                 for name, (before, after) in self.metrics.items()

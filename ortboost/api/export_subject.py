@@ -19,7 +19,7 @@ from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
 from ortboost.deploy.inner import measure_ranges
-from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds
+from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synthetic_feeds
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
@@ -88,7 +88,7 @@ class Subject:
         """How labels are compared with scores."""
         return LabelRule.of(self.inputs, self.labels or _LABELS)
 
-    def made_up(self) -> Feeds:
+    def synthetic(self) -> Feeds:
         """Make a batch of synthetic inputs; see :mod:`ortboost.deploy.synthetic_inputs`."""
         graph = self.export(optimize=False).model
         ranges = input_ranges(graph)
@@ -110,7 +110,7 @@ class Subject:
             if spec.class_axis is not None:
                 del shape[spec.class_axis]
             sized = dataclasses.replace(spec, shape=tuple(shape))
-            feeds |= made_up_feeds([sized], ranges=ranges, seed=self.seed)
+            feeds |= synthetic_feeds([sized], ranges=ranges, seed=self.seed)
         return feeds
 
     def accuracies(
@@ -364,7 +364,7 @@ def collect(
         mapping: Input name to the key of its array.
     """
     if data is None:
-        return Collected([subject.made_up()], [None])
+        return Collected([subject.synthetic()], [None])
     fixed = static_batch(subject.evaluator.inputs)
     if isinstance(data, Iterator):  # it may be read twice, with and without labels
         data = list(data)

@@ -63,7 +63,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
         printer.line(_verdict(report))
         _next(printer, model, options, report)
         return 4 if report.errors else 0
-    fixed = targets.mend(
+    fixed = targets.fix_for(
         model,
         options.out or model,
         options.target,

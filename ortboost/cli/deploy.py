@@ -167,7 +167,7 @@ def _needs_gpu(result: ExportResult) -> bool:
 
 def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) -> None:
     worst = result.parity.worst
-    where = "synthetic inputs; use --verify DATA for real ones" if result.made_up else "data"
+    where = "synthetic inputs; use --verify DATA for real ones" if result.synthetic else "data"
     weights = "as converted" if result.step is None else f"of step {result.step}"
     precision = result.exported.precision
     printer.pairs(
@@ -279,7 +279,7 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
             for d in found.parity.differences
         ],
     )
-    where = "synthetic inputs" if found.made_up else "data"
+    where = "synthetic inputs" if found.synthetic else "data"
     printer.line(f"\n{found.parity.samples} samples of {where}, {found.parity.tolerance}")
     for name, (before, after) in found.metrics.items():
         printer.line(f"{name}: {before:.4f} and {after:.4f}")

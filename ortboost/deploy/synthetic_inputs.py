@@ -20,7 +20,7 @@ from ortboost.core.errors import OrtBoostError, UsageError
 from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["accepted_feeds", "input_ranges", "made_up_feeds", "seeded_batch", "sizes_text"]
+__all__ = ["accepted_feeds", "input_ranges", "seeded_batch", "sizes_text", "synthetic_feeds"]
 
 T = TypeVar("T")
 _BATCH, _LENGTH, _IMAGE = 4, 7, 64  # all different: a mix-up of batch and length shows
@@ -94,7 +94,7 @@ def accepted_feeds(
     poor: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but gave nothing to compare
     for length, image in _SIZES:
         for batch in (_BATCH, 1):
-            feeds = made_up_feeds(
+            feeds = synthetic_feeds(
                 inputs, ranges=ranges, seed=seed, batch=batch, length=length, image=image
             )
             shapes = tuple(array.shape for array in feeds.values())
@@ -165,7 +165,7 @@ def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4)
     return made
 
 
-def made_up_feeds(
+def synthetic_feeds(
     inputs: Sequence[TensorSpec],
     *,
     ranges: Mapping[str, int] | None = None,

@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
 def test_a_plain_model(convnet, tmp_path):
     out = tmp_path / "out.onnx"
     result = api.export(convnet, out, device="cpu")
-    assert result.made_up
+    assert result.synthetic
     assert result.parity.ok
     assert result.step is None
     proto = onnx.load(out)
@@ -72,7 +72,7 @@ def test_with_data_the_accuracy_is_told(tmp_path):
     result = api.export(
         model_path("lenet5"), tmp_path / "out.onnx", verify=DIGITS, device="cpu", batch_size=50
     )
-    assert not result.made_up
+    assert not result.synthetic
     assert result.parity.samples == 360
     before, after = result.metrics["accuracy"]
     scores = run(model_path("lenet5"), {"x": digits()["x_test"].astype(np.float32) / 255})

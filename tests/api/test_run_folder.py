@@ -11,7 +11,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.api import train_program
-from ortboost.api.check_target import mend
+from ortboost.api.check_target import fix_for
 from ortboost.api.run_folder import LOCK, alone_in
 from tests.support import assert_three_lines, small_mlp
 
@@ -81,7 +81,7 @@ def test_nothing_is_written_over_a_part_of_a_program(run, tmp_path):
     for write in (
         lambda out: ob.export(run, out),
         lambda out: ob.export(model, out),
-        lambda out: mend(model, out, "tensorrt=11"),
+        lambda out: fix_for(model, out, "tensorrt=11"),
         lambda out: ob.pca(run, out, components=1),
     ):
         for part in PARTS:

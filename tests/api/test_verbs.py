@@ -176,7 +176,7 @@ def test_evaluating_the_run_and_the_export_agree(finished, tmp_path):
     assert found["accuracy"] == pytest.approx(best)
     result = api.export(folder, tmp_path / "mlp.onnx", verify=DIGITS, device="cpu")
     assert result.parity.ok
-    assert not result.made_up
+    assert not result.synthetic
     assert result.parity.samples == 360
     assert result.bytes == (tmp_path / "mlp.onnx").stat().st_size
     assert json.loads(json.dumps(result.to_dict()))["verified_on"] == "data"
@@ -211,7 +211,7 @@ def test_arrays_in_memory_are_data_too(finished):
 
 def test_export_without_data_is_checked_on_made_up_inputs(finished, tmp_path):
     result = api.export(finished[0], tmp_path / "m.onnx", device="cpu")
-    assert result.made_up
+    assert result.synthetic
     assert result.parity.ok
     metadata = {e.key: e.value for e in onnx.load(tmp_path / "m.onnx").metadata_props}
     assert metadata["ortboost.step"] == str(result.step)

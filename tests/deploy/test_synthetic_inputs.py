@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds
+from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synthetic_feeds
 from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -32,7 +32,7 @@ def test_feeds_are_drawn_from_the_range():
         TensorSpec("image", np.dtype(np.float32), ("n", 3, "h", None)),
         TensorSpec("row", np.dtype(np.float32), (None, 7)),
     ]
-    feeds = made_up_feeds(specs, ranges={"ids": 9, "small": 100_000}, seed=3, batch=6)
+    feeds = synthetic_feeds(specs, ranges={"ids": 9, "small": 100_000}, seed=3, batch=6)
     assert feeds["ids"].shape == (6, 7)
     assert set(np.unique(feeds["ids"])) <= set(range(9))
     assert len(np.unique(feeds["ids"])) > 4
@@ -40,7 +40,7 @@ def test_feeds_are_drawn_from_the_range():
     assert feeds["small"].max() > 200
     assert feeds["image"].shape == (6, 3, 64, 64)
     assert feeds["row"].shape == (6, 7)
-    again = made_up_feeds(specs, ranges={"ids": 9, "small": 100_000}, seed=3, batch=6)
+    again = synthetic_feeds(specs, ranges={"ids": 9, "small": 100_000}, seed=3, batch=6)
     assert all((feeds[name] == again[name]).all() for name in feeds)
 
 
@@ -56,7 +56,9 @@ def test_a_name_has_one_length_and_the_batch_is_where_its_axis_is():
         spec("table", "time", batch_axis=None),
         spec("rate", batch_axis=None),
     ]
-    shapes = {name: array.shape for name, array in made_up_feeds(specs, batch=4, length=7).items()}
+    shapes = {
+        name: array.shape for name, array in synthetic_feeds(specs, batch=4, length=7).items()
+    }
     assert shapes == {
         "x": (4, 7),
         "state": (2, 4, 8),
