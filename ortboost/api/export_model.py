@@ -54,6 +54,12 @@ class ExportResult(Shown):
         rule: How labels are compared with the scores.
         metrics: Metric name to its value before and after, if the data have labels.
         notes: Further remarks.
+
+    Example:
+        >>> import ortboost as ob
+        >>> result = ob.export("models/mlp.onnx", "mlp.opt.onnx")
+        >>> result.parity.ok, result.synthetic, result.step
+        (True, True, None)
     """
 
     path: Path
@@ -223,7 +229,7 @@ def export(
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         low_precision = None
         if precision != "fp32":
-            batches: list[Mapping[str, NDArray[Any]]] = []
+            batches: Sequence[Mapping[str, NDArray[Any]]] = ()
             ranges: dict[str, float] = {}
             if calibration is not None:
                 batches = collect(subject, calibration, "train", batch_size, mapping).feeds

@@ -12,7 +12,7 @@ from typing import NoReturn
 __all__ = ["interrupt_once", "leave_if_interrupted", "main", "print_error"]
 
 _INTERRUPTED = 130
-_FILE = 8
+_MISSING, _FILE = 7, 8
 _interrupts: list[int] = []
 
 
@@ -71,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             what = f"File system error: {error.strerror}."
             fix = "Check the permissions of the folder and the free disk space."
             return print_error(what, words, fix, _FILE, error.filename)
+        if isinstance(error, MemoryError):
+            fix = "Use a smaller batch, or data that are read on demand (.npy, Parquet, images)."
+            what = "There is not enough memory."
+            return print_error(what, words, fix, _MISSING, str(error) or None)
         if hasattr(error, "format_message"):  # raised by the argument parser
             fix = "See 'ortboost --help', or --help after the verb."
             return print_error(error.format_message(), words, fix, 2)

@@ -103,6 +103,15 @@ def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("accuracy ")
 
 
+@pytest.mark.parametrize("more", [[], ["--val", DIGITS], ["--val-split", "0.2"]])
+def test_the_export_that_follows_is_verified_on_data(more, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["convert", MLP, "-o", run, "-q"]) == 0
+    assert main(["train", run, "--data", DIGITS, "--max-steps", "1", *more]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(f"next: ortboost export {run} -o model.opt.onnx --verify {DIGITS}\n")
+
+
 def test_json_is_one_object_on_stdout(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "model.onnx"
     keys = {
@@ -430,6 +439,18 @@ def test_what_the_file_system_refuses_is_no_bug(trained, tmp_path, capsys, monke
     text = error_lines(capsys)
     assert "Permission denied" in text
     assert str(tmp_path) in text
+
+
+@pytest.mark.parametrize("said", ["Unable to allocate 12.2 MiB", ""])
+def test_a_lack_of_memory_is_no_bug(said, trained, capsys, monkeypatch):
+    def fail(*arguments, **settings):
+        raise MemoryError(said)
+
+    monkeypatch.setattr("ortboost.training.data.load.load_npz", fail)
+    assert main(["eval", str(trained), "--data", DIGITS]) == 7
+    what, where, _ = error_lines(capsys).splitlines()
+    assert what == "error: There is not enough memory."
+    assert where == f"  where: {said or f'ortboost eval {trained} --data {DIGITS}'}"
 
 
 def test_labels_that_do_not_count_are_in_no_accuracy(tmp_path, capsys):

@@ -12,13 +12,20 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ortboost.mindspore.boost.auto_boost import warn_of_unused
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
-from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
+from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.nn.compiled import CompiledSteps
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
+from ortboost.program.gradients import LARGEST_NORM
 
 __all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]
 
@@ -85,32 +92,80 @@ class _Boosts:
         return self.construct(*inputs)
 
     def gradient_accumulation_process(self, loss: Any, grads: Any, sens: Any, *inputs: Any) -> Any:
-        """Run one step of a window of accumulation; equivalent to calling the cell.
+        """Run one step of a window of accumulation.
+
+        Without gradients it is equivalent to calling the cell, which computes loss and gradients in
+        its graph. With gradients it adds them to the window and updates at its end; as in
+        MindSpore, they are already divided by the loss scale of a
+        ``BoostTrainOneStepWithLossScaleCell``, but not by the ``sens`` of a
+        ``BoostTrainOneStepCell``, and the scale does not change.
 
         Args:
-            loss: Ignored: the step computes it.
-            grads: Must be ``None``: gradients are computed in the graph and cannot be replaced.
-            sens: ``None``, or the ``sens`` of the cell.
-            *inputs: Data of each input, then the labels.
+            loss: With ``grads``, their loss, which is returned; otherwise ignored.
+            grads: ``None``, or the gradient of each of the optimizer's parameters, in their order.
+            sens: ``None``, or the ``sens`` of the cell; ignored with ``grads``.
+            *inputs: Without ``grads``: data of each input, then the labels.
 
         Raises:
-            ArgumentValueError: Nothing is accumulated.
-            NotInThisVersionError: Gradients were given, or another ``sens``.
+            ArgumentValueError: Nothing is accumulated, or a gradient has another shape, or is
+                infinite, NaN, or so large that its square overflows.
+            ArgumentTypeError: ``grads`` are not arrays, or not as many as there are parameters.
+            NotInThisVersionError: Another ``sens`` was given; or the cell freezes parameters, uses
+                DimReduce or THOR, or shares its steps with other processes, and gradients were
+                given.
+
+        Example:
+            >>> step = BoostTrainOneStepCell(  # doctest: +SKIP
+            ...     net_with_loss, GradientAccumulation(2, opt)
+            ... )
+            >>> for loss, grads in two_batches:  # doctest: +SKIP
+            ...     step.gradient_accumulation_process(loss, grads, None)
         """
         on, method = self.use_grad_accumulation, "gradient_accumulation_process"
         self._require(on, "accumulates", method, "GradientAccumulation")
+        if grads is not None:
+            self._steps.take(self._gradients(grads, f"{type(self).__name__}.{method}"))
+            return Tensor(loss)
         own = getattr(self, "sens", None)
-        other_sens = sens is not None and (own is None or np.any(np.asarray(sens) != own))
-        if grads is not None or other_sens:
+        if sens is not None and (own is None or np.any(np.asarray(sens) != own)):
             raise NotInThisVersionError(
-                "Gradients are computed in the graph, with the loss scale of the cell."
-                if grads is not None
-                else f"sens is {sens}; that of the cell is "
-                f"{'its loss scale' if own is None else own}.",
-                where=f"{type(self).__name__}.{method}, {'grads' if grads is not None else 'sens'}",
+                f"sens is {sens}; that of the cell is {'its loss scale' if own is None else own}.",
+                where=f"{type(self).__name__}.{method}, sens",
                 fix="Give None, or call the cell itself: step(data, label).",
             )
         return self.construct(*inputs)
+
+    def _gradients(self, grads: Any, where: str) -> dict[str, NDArray[Any]]:
+        """The gradients of trained parameters by name, checked."""
+        parameters = list(self.optimizer.parameters)
+        if not isinstance(grads, tuple | list) or len(grads) != len(parameters):
+            number = f"{len(grads)} " if isinstance(grads, tuple | list) else ""
+            raise ArgumentTypeError(
+                f"'grads' is {type(grads).__name__}, {number}given for {len(parameters)} "
+                "parameters.",
+                where=f"{where}, grads",
+                fix="Give a tuple with one gradient for each of optimizer.parameters.",
+            )
+        found = {}
+        for parameter, value in zip(parameters, grads, strict=True):
+            gradient = given_array(where, "grads", value).astype(np.float32, copy=False)
+            place = f"{where}, the gradient of '{parameter.name}'"
+            if gradient.shape != parameter.shape:
+                raise ArgumentValueError(
+                    f"A gradient has the shape {gradient.shape}, its parameter {parameter.shape}.",
+                    where=place,
+                    fix="Give the gradients in the order of optimizer.parameters.",
+                )
+            # Larger ones would make the optimizer's state infinite; steps skip them.
+            if not np.linalg.norm(gradient.astype(np.float64)) < LARGEST_NORM:
+                raise ArgumentValueError(
+                    "A gradient is not finite, or too large.",
+                    where=place,
+                    fix="Skip this step, as a training cell with a loss scale does.",
+                )
+            if parameter.requires_grad:
+                found[parameter.name] = gradient
+        return found
 
     def adasum_process(self, *args: Any) -> NoReturn:
         """Not supported in this version.

@@ -8,6 +8,7 @@ latest weights, slots and scale (see :mod:`ortboost.mindspore.core.live_state`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
-from ortboost.core.loss_scale import GroupedScaleConfig, ScaleConfig
+from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.mindspore.communication import shared_group
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input
 from ortboost.mindspore.nn.loss import LossBase
@@ -25,10 +30,12 @@ from ortboost.mindspore.nn.optimizer import exact_patterns
 from ortboost.mindspore.nn.updates import Updates
 from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
+from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.runtime.step_result import StepResult
 from ortboost.runtime.stepper import Stepper
+from ortboost.runtime.updater import Updater
 from ortboost.training.run_state import step_seed
 from ortboost.transforms.attach_loss import LossConfig
 
@@ -80,7 +87,7 @@ class CompiledSteps:
         self.line_search, self._order = updates.line_search, updates.order
         self.scale_state = LiveState()
         self.calls = 0
-        self._built: dict[Any, tuple[Stepper, dict[str, list[str]]]] = {}
+        self._built: dict[Any, tuple[Stepper | Updater, dict[str, list[str]]]] = {}
         self._last: Any = None
 
     def step(self, *inputs: Any) -> StepResult:
@@ -112,14 +119,36 @@ class CompiledSteps:
         """
         if self._last is None:
             return False
-        stepper = self._lent(self._last)
-        if not stepper.flush(self.optimizer.rates()):
+        if not self._lent(self._last).flush(self.optimizer.rates()):
             return False
         self._record(self.optimizer.applied_steps + 1)
         return True
 
+    def take(self, gradients: Mapping[str, NDArray[Any]]) -> None:
+        """Add gradients that the caller computed to the window; at its end, update.
+
+        The optimizer divides them by its ``loss_scale``; nothing else scales them.
+
+        Args:
+            gradients: Trained parameter to its gradient, float32, in its shape.
+
+        Raises:
+            NotInThisVersionError: The steps are shared by several processes, or need more than
+                the gradients: gradient freeze, DimReduce, THOR.
+            ArgumentRuntimeError: The list of learning rates has ended.
+        """
+        rates = self.optimizer.rates()
+        key = (tuple(gradients), "given")
+        if key not in self._built:
+            self._built[key] = self._build_updater(key[0])
+        self._last = key
+        updater = self._lent(key)
+        assert isinstance(updater, Updater)
+        updater.step(gradients, rates)
+        self._record(int(updater.get(names.STEP)))
+
     def _record(self, applied_steps: int) -> None:
-        """Record that a stepper has changed the state."""
+        """Record that a step has changed the state."""
         for state in (self.network.state, self.optimizer.state, self.scale_state):
             state.touch()
         self.optimizer.applied_steps = applied_steps
@@ -132,15 +161,17 @@ class CompiledSteps:
         if key not in self._built:
             self._built[key] = self._build(trained, config)
         self._last = key
-        return self._lent(key)
-
-    def _lent(self, key: Any) -> Stepper:
-        """A compiled step, with the latest state."""
-        stepper, names_of = self._built[key]
-        self.network.state.lend(stepper, names_of["network"])
-        self.optimizer.state.lend(stepper, names_of["optimizer"])
-        self.scale_state.lend(stepper, names_of["scale"])
+        stepper = self._lent(key)
+        assert isinstance(stepper, Stepper)
         return stepper
+
+    def _lent(self, key: Any) -> Stepper | Updater:
+        """A compiled step, with the latest state."""
+        holder, names_of = self._built[key]
+        self.network.state.lend(holder, names_of["network"])
+        self.optimizer.state.lend(holder, names_of["optimizer"])
+        self.scale_state.lend(holder, names_of["scale"])
+        return holder
 
     def _build(
         self, trained: tuple[str, ...], loss: LossConfig
@@ -159,17 +190,25 @@ class CompiledSteps:
                 where=f"'{self.line_search.name}', trained: {', '.join(updated)}",
                 fix="Set requires_grad before the optimizer is made, and do not change it.",
             )
-        names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
-        for entry in stepper.catalogue.state:
-            if entry.kind in ("parameter", "buffer"):
-                names_of["network"].append(entry.name)
-            elif entry.kind == "slot" or entry.name.startswith(_COUNTERS):
-                names_of["optimizer"].append(entry.name)
-            else:
-                names_of["scale"].append(entry.name)
-        return stepper, names_of
+        return stepper, _owned(stepper.catalogue)
 
-    def _program(self, trained: tuple[str, ...], loss: LossConfig) -> Program:
+    def _build_updater(self, trained: tuple[str, ...]) -> tuple[Updater, dict[str, list[str]]]:
+        """Compile the update alone. The loss and its scale have no part in it."""
+        shared = shared_group() is not None
+        if shared or self.freeze is not None or self.line_search is not None:
+            raise NotInThisVersionError(
+                "Gradients cannot be given to this training cell.",
+                where="several processes" if shared else "GradientFreeze, DimReduce",
+                fix="Give None for the gradients, or call the cell itself: step(data, label).",
+            )
+        loss = LossConfig(name="output") if self.loss is None else self.loss.config()
+        program = self._program(trained, loss, given=True)
+        updater = Updater(program, device=self.network.device, threads=self.network.threads)
+        return updater, _owned(updater.catalogue)
+
+    def _program(
+        self, trained: tuple[str, ...], loss: LossConfig, *, given: bool = False
+    ) -> Program:
         if not trained:
             raise ArgumentValueError(
                 "All parameters of the optimizer are frozen.",
@@ -192,9 +231,9 @@ class CompiledSteps:
                 # With LARS only the filter decides which parameters decay.
                 decay="no-norm" if adapted is None else "all",
                 groups=optimizer.groups(),
-                loss_scale=self._scale(trained),
-                check_finite=self.check_finite,
-                gradient_divisor=self.divisor,
+                loss_scale=NO_SCALE if given else self._scale(trained),
+                check_finite=self.check_finite and not given,
+                gradient_divisor=optimizer.loss_scale if given else self.divisor,
                 adapt=adapted,
                 trainable=exact_patterns(trained),
                 accumulate=self.accumulate,
@@ -259,3 +298,16 @@ class CompiledSteps:
             not isinstance(want, int) or want == have
             for want, have in zip(wanted, labels.shape, strict=True)
         )
+
+
+def _owned(catalogue: Catalogue) -> dict[str, list[str]]:
+    """The states of a compiled step that belong to the network, the optimizer and the scale."""
+    found: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
+    for entry in catalogue.state:
+        if entry.kind in ("parameter", "buffer"):
+            found["network"].append(entry.name)
+        elif entry.kind == "slot" or entry.name.startswith(_COUNTERS):
+            found["optimizer"].append(entry.name)
+        else:
+            found["scale"].append(entry.name)
+    return found

@@ -20,7 +20,7 @@ __all__ = [
     "bind_arrays",
     "convert",
     "first_row",
-    "stray_label",
+    "invalid_label",
 ]
 
 PIXEL_MAX = 255.0
@@ -240,7 +240,7 @@ class _Binder:
         )
 
     def _check_classes(self, spec: InputLike, key: str, array: Array) -> None:
-        found = stray_label(spec, array)
+        found = invalid_label(spec, array)
         if found is not None:
             what, row, fix = found
             raise self.error(what, f"'{key}', first in row {row}", fix)
@@ -321,7 +321,7 @@ def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
     return None
 
 
-def stray_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
+def invalid_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
     """The error text, row and fix for the first label that is not a class; ``None`` if all are.
 
     Args:

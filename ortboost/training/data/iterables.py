@@ -19,7 +19,7 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.bind import convert, first_row, stray_label
+from ortboost.training.data.bind import convert, first_row, invalid_label
 from ortboost.training.protocols import Batch, InputLike
 
 __all__ = ["IterableSource"]
@@ -158,7 +158,7 @@ class IterableSource:
             for spec, part in zip(self._inputs, parts, strict=True)
         }
         for spec in self._inputs:
-            stray = stray_label(spec, batch[spec.name])
+            stray = invalid_label(spec, batch[spec.name])
             if stray is not None:
                 raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
         length = batch_length(batch, where, axes=self._axes)

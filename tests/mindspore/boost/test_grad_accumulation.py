@@ -12,6 +12,7 @@ from ortboost.mindspore.boost import (
     FreezeOpt,
     GradientAccumulation,
 )
+from ortboost.mindspore.core.tensor import Tensor
 from tests.mindspore.boost.common import momentum, names, train, with_loss
 from tests.mindspore.nn import golden
 from tests.support import assert_three_lines
@@ -131,6 +132,96 @@ def test_freeze_inside_a_window():
     train(step, "mlp", 2)
     assert not np.array_equal(middle["fc1.weight"], golden.values(net)["fc1.weight"])
     assert optimizer.global_step == 2
+
+
+def gradients(net, x, labels):
+    """Those of a batch, from a step of gradient descent with the rate 1."""
+    other = golden.network("mlp")
+    for name, value in golden.values(net).items():
+        other.parameters_dict()[name].set_data(Tensor(value))
+    before = golden.values(other)
+    sgd = nn.SGD(other.trainable_params(), 1.0)
+    loss = nn.TrainOneStepCell(with_loss(other), sgd)(x, labels)
+    after = golden.values(other)
+    return loss, tuple(before[p.name] - after[p.name] for p in sgd.parameters)
+
+
+@pytest.mark.parametrize("scale", [None, 512.0])
+@pytest.mark.parametrize("loss_scale", [1.0, 8.0])
+def test_given_gradients_and_those_of_the_graph_share_a_window(scale, loss_scale):
+    """Given ones are neither divided by the loss scale of the cell, nor move it."""
+    sense = None if scale is None else nn.DynamicLossScaleUpdateCell(scale, 2, 3)
+    net, optimizer, step = accumulating(4, sense, loss_scale=loss_scale, weight_decay=0.01)
+    one, two, three, four = golden.batches("mlp", 4)
+    step(*one)
+    for batch in (two, four):
+        loss, given = gradients(net, *batch)
+        answer = step.gradient_accumulation_process(loss, given, None)
+        np.testing.assert_array_equal(answer, loss)
+    assert optimizer.global_step == 0
+    step(*three)
+    assert optimizer.global_step == 1
+    clean, _, again = accumulating(4, loss_scale=loss_scale, weight_decay=0.01)
+    train(again, "mlp", 4)
+    for name, value in golden.values(clean).items():
+        np.testing.assert_allclose(golden.values(net)[name], value, atol=1e-6)
+    if scale is not None:
+        assert float(step.scale_sense.asnumpy()) == scale
+        assert int(step._steps.scale_state.read("ortboost/good_steps")) == 2
+
+
+def test_what_is_left_of_a_window_of_given_gradients_can_be_applied():
+    net, optimizer, step = accumulating(3)
+    (x, labels), _ = golden.batches("mlp", 2)
+    step.gradient_accumulation_process(*gradients(net, x, labels), None)
+    assert step.flush() is True
+    assert (optimizer.global_step, step.flush()) == (1, False)
+    clean, _, again = accumulating(1)
+    again(x, labels)
+    for name, value in golden.values(clean).items():
+        np.testing.assert_allclose(golden.values(net)[name], value, atol=1e-6)
+
+
+def test_frozen_parameters_stay_and_their_gradients_are_not_read():
+    net, _, step = accumulating(2)
+    step.optimizer.parameters[0].requires_grad = False
+    before = golden.values(net)
+    for x, labels in golden.batches("mlp", 2):
+        step.gradient_accumulation_process(*gradients(net, x, labels), None)
+    after = golden.values(net)
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert moved == {"fc1.bias", "fc2.weight", "fc2.bias"}
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "what"),
+    [
+        (lambda g: g[:3], TypeError, "tuple, 3 given for 4 parameters"),
+        (lambda g: g[0], TypeError, "'grads' is ndarray, given for 4"),
+        (lambda g: (g[1], g[0], *g[2:]), ValueError, r"has the shape \(32,\), its parameter"),
+        (lambda g: (g[0], g[1] * np.nan, *g[2:]), ValueError, "not finite"),
+        (lambda g: (np.full_like(g[0], 1e19), *g[1:]), ValueError, "too large"),
+        (lambda g: ("x", *g[1:]), TypeError, "'grads' is str"),
+    ],
+)
+def test_gradients_that_fit_nothing_are_refused_and_change_nothing(change, kind, what):
+    net, _, step = accumulating(2)
+    loss, given = gradients(net, *next(iter(golden.batches("mlp", 1))))
+    with pytest.raises(kind, match=what) as raised:
+        step.gradient_accumulation_process(loss, change(given), None)
+    assert_three_lines(raised.value)
+    assert step.flush() is False
+
+
+def test_gradients_cannot_be_given_where_they_are_not_all_that_a_step_needs():
+    net = golden.network("mlp")
+    own = net.trainable_params()
+    frozen = GradientAccumulation(2, FreezeOpt(momentum(net), [own, own[2:]], [1, 0]))
+    given = tuple(np.zeros(p.shape, np.float32) for p in own)
+    step = BoostTrainOneStepCell(with_loss(net), frozen)
+    with pytest.raises(NotImplementedError, match="cannot be given") as raised:
+        step.gradient_accumulation_process(1.0, given, None)
+    assert_three_lines(raised.value)
 
 
 @pytest.mark.parametrize(

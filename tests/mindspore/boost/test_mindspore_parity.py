@@ -130,6 +130,37 @@ def test_the_cell_ends_at_the_weights_of_mindspore(name):
         assert_close({p.name: p.asnumpy() for p in net.get_parameters()}, name, index + 1)
 
 
+def own_gradients(weights: Mapping[str, Any], x: Any, labels: Any) -> tuple[float, list[Any]]:
+    """Loss and gradients of the perceptron, by hand."""
+    x = x.astype(np.float64)
+    w1, b1, w2, b2 = (weights[f"fc{i}.{kind}"] for i in (1, 2) for kind in ("weight", "bias"))
+    hidden = np.maximum(x @ w1.T + b1, 0)
+    logits = hidden @ w2.T + b2
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    rows = np.arange(len(x))
+    loss = -np.log(p[rows, labels]).mean()
+    p[rows, labels] -= 1
+    p /= len(x)
+    back = (p @ w2) * (hidden > 0)
+    return float(loss), [back.T @ x, back.sum(0), p.T @ hidden, p.sum(0)]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("mlp/accumulate")])
+def test_given_gradients_end_at_the_weights_of_mindspore(name):
+    """Gradients that numpy computed, and the graph accumulates and applies."""
+    net, cell = face(name)
+    own = net.parameters_dict()
+    names = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    assert [p.name for p in cell.optimizer.parameters] == names
+    for index, (_, x, labels) in enumerate(fed(RUNS[name])):
+        loss, grads = own_gradients({n: own[n].asnumpy() for n in names}, x, labels)
+        answer = cell.gradient_accumulation_process(loss, grads, None)
+        np.testing.assert_allclose(answer, FILE[f"{name}/loss"][index], atol=5e-6)
+        assert_close({p.name: p.asnumpy() for p in net.get_parameters()}, name, index + 1)
+    assert cell.optimizer.global_step == RUNS[name]["count"] // RUNS[name]["accumulate"]
+
+
 def test_the_rule_of_sixteen_leaves_the_small_convnet_alone():
     """No weight has a multiple of 16 on axis 1: MindSpore silently changes nothing."""
     reports = {r.rewrite: r for r in program("convbn/gc/momentum", "auto").reports}

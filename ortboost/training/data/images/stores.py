@@ -23,6 +23,8 @@ __all__ = ["ArrayImages", "FileImages", "Header", "ItemImages", "Store", "header
 T = TypeVar("T")
 _CHOSEN = 64  # number of images in a checksum
 _SAMPLED = 64 << 20  # maximum bytes of files that a checksum reads
+_ENDS = {b"\x89PNG": b"IEND\xaeB`\x82", b"\xff\xd8": b"\xff\xd9"}  # start of a format, its end
+_TAIL = 4096  # bytes in which to look for the end: some cameras append data
 
 
 class Header(NamedTuple):
@@ -80,12 +82,15 @@ def _require_pillow() -> None:
 class FileImages(Store):
     """Image files; all headers are read at the start, to find damaged files early.
 
+    A PNG or JPEG without its end marker is decoded at the start too: it is probably truncated.
+
     Args:
         paths: The files.
         root: The common folder, for relative paths in the checksum.
 
     Raises:
-        FileError: A file is not an image, or has more pixels than Pillow's ``MAX_IMAGE_PIXELS``.
+        FileError: A file is not an image, is truncated, or has more pixels than Pillow's
+            ``MAX_IMAGE_PIXELS``.
     """
 
     def __init__(self, paths: Sequence[str], root: Path) -> None:
@@ -127,7 +132,10 @@ class FileImages(Store):
 
         with warnings.catch_warnings():  # in one thread: warning filters are global
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
-            return self._read(path, lambda image: header_of(image, path))
+            header = self._read(path, lambda image: header_of(image, path))
+            if _lacks_end(path):
+                self._read(path, _decoded)
+            return header
 
     @staticmethod
     def _read(path: str, read: Callable[[Image], T]) -> T:
@@ -248,3 +256,12 @@ def header_of(image: Image, name: str) -> Header:
 def _decoded(image: Image) -> Image:
     image.load()
     return image
+
+
+def _lacks_end(path: str) -> bool:
+    """Whether a PNG or JPEG has no end marker; JPEG data never contain one by chance."""
+    with open(path, "rb") as file:
+        start = file.read(4)
+        file.seek(max(0, os.path.getsize(path) - _TAIL))
+        tail = file.read()
+    return any(start.startswith(first) and end not in tail for first, end in _ENDS.items())

@@ -1,0 +1,137 @@
+"""The update of a step alone, with gradients that were computed elsewhere.
+
+The step graph is cut at its gradients: what remains is the window of accumulation, the boosts and
+the optimizer, exactly as in a step. Forward and backward pass, loss and running statistics are not
+part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.autodiff.engine import gradient_name
+from ortboost.core.errors import ConfigError
+from ortboost.program import catalogue as names
+from ortboost.program.catalogue import Catalogue, TensorSpec, merged, read_catalogue
+from ortboost.program.program import Program
+from ortboost.program.split import slice_step
+from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.session import TRAINING_DEVICES, resolve_device
+from ortboost.runtime.state import DeviceState
+
+__all__ = ["Updater"]
+
+
+class Updater:
+    """Updates the state of a program that accumulates gradients with gradients of the caller.
+
+    Args:
+        program: A program with one step graph, with gradient accumulation, and without loss scale
+            and finite check (the gate of the check encloses the running statistics, too).
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: Intra-op threads; the runtime's choice if not given.
+
+    Raises:
+        ConfigError: A boost reads more than the gradients, or updates parameters in turns.
+
+    Example:
+        >>> updater = Updater(program, device="cpu", threads=None)          # doctest: +SKIP
+        >>> updater.step({"fc1.weight": gradient}, {"learning_rate": 0.1})  # doctest: +SKIP
+    """
+
+    def __init__(self, program: Program, *, device: str, threads: int | None) -> None:
+        _require_one_step(program)
+        update = _sliced(program)
+        flush = program.graphs[names.FLUSH_GRAPH]
+        graphs = [(update, _catalogue(update, program)), (flush, read_catalogue(flush))]
+        self.catalogue = merged([catalogue for _, catalogue in graphs])
+        device = resolve_device(device, among=TRAINING_DEVICES)
+        initial = {entry.name: program.initial[entry.name] for entry in self.catalogue.state}
+        self._state = DeviceState(self.catalogue, initial, device, ())
+        self._update, self._flush = (
+            CompiledGraph(model, catalogue, self._state, device=device, threads=threads)
+            for model, catalogue in graphs
+        )
+
+    def step(self, gradients: Mapping[str, NDArray[Any]], hyper: Mapping[str, float]) -> None:
+        """Add gradients to the window; at its end, update.
+
+        Args:
+            gradients: Parameter to its gradient, in its shape.
+            hyper: Learning-rate input to value.
+        """
+        feeds = {gradient_name(name): np.asarray(g, order="C") for name, g in gradients.items()}
+        self._update.run({**feeds, **_rates(self._update.catalogue, hyper)})
+
+    def flush(self, hyper: Mapping[str, float]) -> bool:
+        """Apply an incomplete window; False if there is none."""
+        if not self.get(names.MICRO_STEPS):
+            return False
+        self._flush.run(_rates(self._flush.catalogue, hyper))
+        return True
+
+    def get(self, name: str) -> NDArray[Any]:
+        """Copy one state tensor to the host."""
+        return self._state.read(name)
+
+    def set(self, name: str, value: NDArray[Any]) -> None:
+        """Replace one state tensor."""
+        self._state.write(name, value)
+
+
+def _require_one_step(program: Program) -> None:
+    steps = [name for name in program.graphs if name.partition(".")[0] == names.STEP_GRAPH]
+    if len(steps) > 1:
+        raise ConfigError(
+            "The program has several step graphs, which gradients alone cannot choose from.",
+            where=", ".join(steps),
+            fix="Train without gradient freeze and THOR, or call the training cell itself.",
+        )
+
+
+def _sliced(program: Program) -> ir.Model:
+    """The nodes that compute the next states, but for running statistics, from the gradients."""
+    entries = [e for e in program.catalogue.state if e.next is not None and e.kind != "buffer"]
+    gradients = [gradient_name(entry.name) for entry in entries if entry.kind == "parameter"]
+    return slice_step(program.step, [e.next for e in entries if e.next], gradients)
+
+
+def _catalogue(update: ir.Model, program: Program) -> Catalogue:
+    """The catalogue of the sliced graph."""
+    whole = program.catalogue
+    inputs = {value.name or "": value for value in update.graph.inputs}
+    outputs = {value.name for value in update.graph.outputs}
+    state = tuple(
+        dataclasses.replace(entry, next=entry.next if entry.next in outputs else None)
+        for entry in whole.state
+        if entry.name in inputs
+    )
+    gradients = [gradient_name(entry.name) for entry in state if entry.kind == "parameter"]
+    rates = {spec.name for spec in whole.hyper}
+    known = {*gradients, *rates, *(entry.name for entry in state)}
+    other = next((name for name in inputs if name not in known), None)
+    if other is not None:
+        raise ConfigError(
+            "The update reads more than the gradients.",
+            where=f"tensor '{other}'",
+            fix="Use an optimizer and boosts that only read gradients.",
+        )
+    return Catalogue(
+        batch=tuple(TensorSpec.of(inputs[name]) for name in gradients if name in inputs),
+        hyper=tuple(spec for spec in whole.hyper if spec.name in inputs),
+        state=state,
+        outputs=(),
+    )
+
+
+def _rates(catalogue: Catalogue, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
+    return {
+        spec.name: np.asarray(hyper.get(spec.name, hyper.get(names.LEARNING_RATE)), np.float32)
+        for spec in catalogue.hyper
+    }
