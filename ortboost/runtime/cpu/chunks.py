@@ -118,9 +118,12 @@ def _part(chain: Chain, wished: int) -> int | None:
     """
     known = _numbers(chain.shape)
     count, smallest = math.prod(known), wished // _SLACK
-    if len(known) < len(chain.shape):
+    symbolic = len(chain.shape) - len(known)
+    if symbolic:
         smallest = wished // _SMALLER
-        if len(chain.nodes) < _NODES:
+        # A sample should not fit into the cache, or there may be many rows for each.
+        enough = count >= 2 * _PART or symbolic > 1
+        if len(chain.nodes) < _NODES or not enough:
             return None
     elif count < _LARGE * wished or len(chain.nodes) < 2:
         return None
