@@ -212,7 +212,7 @@ class GroupedScaleConfig:
                 where="loss scale, min_scale and max_scale",
                 fix="Use min_scale <= init <= max_scale, or None for no limit.",
             )
-        if min(starts) / max(starts) < _SMALLEST:
+        if min(starts) / max(starts) < _SMALLEST:  # the ratio would underflow
             raise ConfigError(
                 f"The initial scales {min(starts):g} and {max(starts):g} are too far apart.",
                 where="loss scale, init",

@@ -184,7 +184,7 @@ def _fit(name: str, known: tuple[int | str | None, ...] | None, shape: tuple[int
         raise UsageError(
             f"The shape {list(shape)} does not fit the input '{name}'.",
             where=f"input '{name}'",
-            fix=f"The model expects {format_shape(known or ())}.",
+            fix=f"The model expects {format_shape(known)}.",
         )
 
 

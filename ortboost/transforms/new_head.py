@@ -126,7 +126,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
         report.changed[value.name or ""] = f"{old.shape} -> {shape}, new values"
         value.const_value = ir.tensor(drawn, name=value.name)
         value.shape = ir.Shape(shape)
-    _forget_shapes_after(head.node)
+    _forget_shapes_after(head.node)  # inference keeps shapes that it finds
     infer_shapes(model)
     return report
 

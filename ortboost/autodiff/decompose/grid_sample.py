@@ -56,7 +56,7 @@ def _grid_sample(site: Site) -> list[ir.Value | None]:
         raise Refusal(f"mode='{mode}' is not in the standard; use linear, cubic or nearest")
     if mode == "cubic" and axes == 3:
         raise Refusal("cubic over three spatial axes is not in the standard; use linear")
-    image, point = site.input(0), _in_pixels(site)
+    image, point = site.input(0), _in_pixels(site)  # [N, C, H, W], [N, ..., axes]
     if mode == "nearest":
         point = site.op("Round", point)
     if padding == "reflection":
@@ -64,7 +64,7 @@ def _grid_sample(site: Site) -> list[ir.Value | None]:
     frame = 2 if padding == "zeros" else 0
     if frame:
         image = site.op("Pad", image, site.ints(*([0, 0] + axes * [1]) * 2))
-    if mode == "cubic":
+    if mode == "cubic":  # the padding applies to each of its pixels
         low, fraction = _apart(site, point, 2)
         around = _inside(site, _neighbours(site, low, mode), padding)
         return [_channels_first(site, _weighed(site, image, around, fraction, frame, mode))]

@@ -13,7 +13,7 @@ import functools
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
-from ortboost.graph.query import constant, known_shape
+from ortboost.graph.query import constant, input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
@@ -189,22 +189,20 @@ def _is_kept(site: Site, axis: int, place: int) -> bool:
     if isinstance(found, tuple):
         source, index = found
         shape = known_shape(source)
-        if source is site.input(0) and index == axis:
-            return True
-        found = None if shape is None else shape[index]
+        same = source is site.input(0) and index == axis
+        return same or (shape is not None and length is not None and shape[index] == length)
     return found is not None and found == length
 
 
-def _element(value: ir.Value, place: int) -> float | str | tuple[ir.Value, int] | None:
+def _element(value: ir.Value, place: int) -> float | tuple[ir.Value, int] | None:
     """An element of a computed vector: a number, or a dimension of a value; None if unknown."""
     array = constant(value)
     if array is not None:
         return float(array.reshape(-1)[place]) if place < array.size else None
+    # Exporters join sizes from lengths of the input: Concat(Slice(Shape(x)), constants).
     node = value.producer()
-    if node is None or node.inputs[:1] == (None,):
-        return None
-    source = node.inputs[0] if node.inputs else None
-    if source is None:
+    source = None if node is None else input_at(node, 0)
+    if node is None or source is None:
         return None
     if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"):
         return _element(source, place)
@@ -214,10 +212,9 @@ def _element(value: ir.Value, place: int) -> float | str | tuple[ir.Value, int] 
         index = place + (index + rank if index < 0 else index)
         return (source, index) if index < rank else None
     if node.op_type in ("Gather", "Slice"):
-        given = None if node.inputs[1] is None else constant(node.inputs[1])
-        steps = node.inputs[4] if node.op_type == "Slice" and len(node.inputs) > 4 else None
-        step = None if steps is None else constant(steps)
-        if given is None or given.min() < 0 or (steps is not None and (step is None or step != 1)):
+        given = constant(input_at(node, 1))
+        steps = input_at(node, 4)
+        if given is None or given.min() < 0 or (steps is not None and constant(steps) != 1):
             return None
         flat = given.reshape(-1)
         if node.op_type == "Slice":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import reduced_axes
 from ortboost.autodiff.portable.rules.losses import LOWERINGS
 from ortboost.core.report import Report
 from ortboost.graph.rewriting import Site, rewrite_nodes
@@ -24,11 +25,9 @@ def empty_reductions(model: ir.Model) -> Report:
 
 
 def _empty(site: Site) -> list[ir.Value | None] | None:
-    axes = site.array(1)
-    absent = site.optional(1) is None or (axes is not None and axes.size == 0)
-    if site.integer("noop_with_empty_axes", 0) and absent:
-        return [site.op("Identity", site.input(0), shape=site.input(0).shape)]
-    return None
+    if reduced_axes(site) != ():
+        return None
+    return [site.op("Identity", site.input(0), shape=site.input(0).shape)]
 
 
 def lower_losses(model: ir.Model) -> Report:

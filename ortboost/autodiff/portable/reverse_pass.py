@@ -60,7 +60,7 @@ def reverse_pass(
     kept = set(wanted)
     for node in reversed(reached.nodes):
         found = [_total(parts.pop(out.name or "", []), builder) for out in node.outputs]
-        # requested gradients are needed again at the end
+        # Requested gradients of inner values are needed again at the end.
         for output, gradient in zip(node.outputs, found, strict=True):
             if gradient is not None and output.name in kept:
                 parts[output.name or ""] = [gradient]
@@ -92,7 +92,7 @@ def _apply(
             where=f"node '{label(node)}'",
             fix="Export it in another form, or freeze the parameters before it.",
         ) from refusal
-    except IndexError as error:
+    except IndexError as error:  # of a shape or attribute shorter than the operator needs
         fault = node_fault(node, opset) if is_standard(node) else None
         if fault is None:
             raise

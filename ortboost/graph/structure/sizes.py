@@ -86,7 +86,7 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
                 where=f"{where}: {' -> '.join(name for _, name in (*active, key))}",
                 fix="ONNX has no recursion; export the model again.",
             )
-        if key not in sizes:
+        if key not in sizes:  # counted once: calls may multiply exponentially
             active.append(key)
             sizes[key] = count(functions[key].node, 0)
             active.pop()

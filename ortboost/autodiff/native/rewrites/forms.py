@@ -76,9 +76,7 @@ def _reduce(site: Site) -> list[ir.Value | None] | None:
 
 def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
     """Replace ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) by an Identity."""
-    if site.integer("noop_with_empty_axes", 0) and reduced_axes(site) == ():
-        return [site.op("Identity", site.input(0))]
-    return None
+    return [site.op("Identity", site.input(0))] if reduced_axes(site) == () else None
 
 
 def _scalar(site: Site) -> list[ir.Value | None] | None:

@@ -148,7 +148,7 @@ def _pow_base(b: Backward) -> ir.Value:
         return b.op("Div", times(g, b.const(0.5)), y, shape=shape)
     if value == -1.0:
         return b.op("Neg", times(g, times(y, y)), shape=shape)
-    if value == 0.0:
+    if value == 0.0:  # 0 even where g is not finite
         return b.op("Where", b.const(False, ir.DataType.BOOL), g, b.const(0.0), dtype=b.dtype)
     if value is not None:
         lower = b.const(value - 1.0)
@@ -156,7 +156,7 @@ def _pow_base(b: Backward) -> ir.Value:
     power = b.cast(exponent)
     lower = b.op("Sub", power, b.const(1.0), shape=exponent.shape)
     slope = times(b.op("Pow", base, lower, shape=shape), power)
-    zero = b.const(0.0)
+    zero = b.const(0.0)  # 0^-1 is infinite, and its product with p = 0 is NaN
     none = b.op("Equal", power, zero, dtype=ir.DataType.BOOL, shape=exponent.shape)
     return b.op("Where", none, zero, times(g, slope), dtype=b.dtype, shape=shape)
 

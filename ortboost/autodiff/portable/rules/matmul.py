@@ -66,7 +66,7 @@ def matmul(b: Backward) -> Gradients:
     if ranks[1] == 1:
         right = b.op("Unsqueeze", right, b.ints(1), shape=[*shapes[1], 1])
         gone.append(-1)
-    if gone:
+    if gone:  # the product lacks the axes of vectors
         g = b.op("Unsqueeze", g, b.ints(*gone))
     grads: list[ir.Value | None] = []
     for own, index in ((left, 0), (right, 1)):

@@ -169,7 +169,7 @@ def layer_norm(b: Backward) -> Gradients:
         grads[2] = b.sum_to_shape(g, bias)
     if not b.needs_gradient(0):
         return grads[: len(b.node.inputs)]
-    inner = b.op("Mul", g, scale, shape=shape)
+    inner = b.op("Mul", g, scale, shape=shape)  # the gradient of the normalized input
     pulled = b.op("ReduceMean", inner, axes, keepdims=1, shape=rows)
     weighed = b.op("Mul", inner, normal, shape=shape)
     moment = b.op("ReduceMean", weighed, axes, keepdims=1, shape=rows)
