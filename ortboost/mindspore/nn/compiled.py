@@ -33,7 +33,7 @@ from ortboost.transforms.attach_loss import LossConfig
 
 __all__ = ["CompiledSteps"]
 
-_COUNTERS = (names.STEP, names.MICRO_STEPS)  # prefixes: freeze groups have their own
+_OF_OPTIMIZER = (names.STEP, names.MICRO_STEPS)  # prefixes; also of the counters of freeze groups
 
 
 class CompiledSteps:
@@ -91,16 +91,16 @@ class CompiledSteps:
             ModelError: The model cannot be trained in this form.
         """
         data, labels = self._arrays(inputs)
-        rates = self.optimizer.rates()  # before anything changes: a list of rates may have ended
+        hyper = self.optimizer.rates()
         stepper = self.stepper(labels)
         feeds = dict(data)
         if labels is not None:
             feeds[stepper.program.config.loss.labels] = labels
         random = stepper.catalogue.randomness
         seed = step_seed(self.network.seed, self.calls) if random else 0
-        result = stepper.step(feeds, rates, seed=seed)
+        result = stepper.step(feeds, hyper, seed=seed)
         self.calls += 1
-        self._record(result.applied_steps)
+        self._moved(stepper, result.applied_steps)
         return result
 
     def flush(self) -> bool:
@@ -114,10 +114,10 @@ class CompiledSteps:
         stepper = self._lent(self._last)
         if not stepper.flush(self.optimizer.rates()):
             return False
-        self._record(self.optimizer.applied_steps + 1)
+        self._moved(stepper, self.optimizer.applied_steps + 1)
         return True
 
-    def _record(self, applied_steps: int) -> None:
+    def _moved(self, stepper: Stepper, applied_steps: int) -> None:
         """Record that a stepper has changed the state."""
         for state in (self.network.state, self.optimizer.state, self.scale_state):
             state.touch()
@@ -151,18 +151,18 @@ class CompiledSteps:
             threads=self.network.threads,
             group=shared_group(),
         )
-        updated = [e.name for e in stepper.catalogue.entries("parameter") if e.next is not None]
-        if self.taker is not None and updated != list(self._order):
+        moved = tuple(e.name for e in stepper.catalogue.entries("parameter") if e.next is not None)
+        if self.taker is not None and moved != self._order:
             raise ArgumentValueError(
                 "The trained parameters do not match those of the components.",
-                where=f"'{self.taker.name}', trained: {', '.join(updated)}",
+                where=f"'{self.taker.name}', trained: {', '.join(moved)}",
                 fix="Set requires_grad before the optimizer is made, and do not change it.",
             )
         names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
         for entry in stepper.catalogue.state:
             if entry.kind in ("parameter", "buffer"):
                 names_of["network"].append(entry.name)
-            elif entry.kind == "slot" or entry.name.startswith(_COUNTERS):
+            elif entry.kind == "slot" or entry.name.startswith(_OF_OPTIMIZER):
                 names_of["optimizer"].append(entry.name)
             else:
                 names_of["scale"].append(entry.name)
