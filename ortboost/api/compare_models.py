@@ -132,6 +132,8 @@ def compare(
 
     Raises:
         UsageError: The models have no output in common, or have different inputs.
+        FileError: A file cannot be read, or the checkpoint cannot be used.
+        ModelError: The runtime rejects a model.
 
     Example:
         >>> import ortboost as ob

@@ -76,7 +76,8 @@ def evaluate(
 
     Raises:
         UsageError: A setting of a file was given for a program, or ``update_bn`` for a file.
-        ModelError: The class axis of a file is ambiguous.
+        FileError: A file cannot be read, or the checkpoint cannot be used.
+        ModelError: The class axis of a file is ambiguous, or the runtime rejects it.
 
     Example:
         >>> import ortboost as ob

@@ -177,6 +177,9 @@ def export(
             rewrite that is the cause.
         UsageError: The file would overwrite the program or the model, or target, precision and
             opset are not compatible.
+        FileError: A file cannot be read or written, or the checkpoint cannot be used.
+        ModelError: The opset cannot be converted, or the runtime rejects the model.
+        DependencyError: The device is not available, or onnxslim is not installed.
 
     Example:
         >>> import ortboost as ob

@@ -88,7 +88,7 @@ class Subject:
         """How labels are compared with scores."""
         return LabelRule.of(self.inputs, self.labels or _LABELS)
 
-    def synthetic_batch(self) -> Feeds:
+    def synthetic(self) -> Feeds:
         """Make a batch of synthetic inputs; see :mod:`ortboost.deploy.synthetic_inputs`."""
         graph = self.export(optimize=False).model
         ranges = input_ranges(graph)
@@ -365,7 +365,7 @@ def collect(
         mapping: Input name to the key of its array.
     """
     if data is None:
-        return Collected([subject.synthetic_batch()], [None])
+        return Collected([subject.synthetic()], [None])
     fixed = static_batch(subject.evaluator.inputs)
     if isinstance(data, Iterator):  # it may be read twice, with and without labels
         data = list(data)
