@@ -194,8 +194,8 @@ def open_session(
                 fix="Use --device cuda.",
             )
         providers[0] = (provider, {"enable_cuda_graph": "1"})
-    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
-        source = _readable(model, Path(folder))
+    with contextlib.ExitStack() as stack:
+        source = _readable(model, stack)
         try:
             session = ort.InferenceSession(
                 source,
@@ -214,14 +214,15 @@ def open_session(
     return session
 
 
-def _readable(model: ir.Model | str | os.PathLike[str], folder: Path) -> bytes | str:
-    """A model in the form that the runtime reads: a protobuf message, or the path of a file."""
+def _readable(model: ir.Model | str | os.PathLike[str], stack: contextlib.ExitStack) -> bytes | str:
+    """A model as the runtime reads it: a message, or a path; the stack removes what is written."""
     if not isinstance(model, ir.Model):
         return str(model)
     if sum(tensor.nbytes for _, tensor in all_tensors(model)) < EXTERNAL_DATA_THRESHOLD:
         message: bytes = ir.to_proto(model).SerializeToString()
         return message
-    path = folder / "model.onnx"
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ortboost-"))
+    path = Path(folder) / "model.onnx"
     save_model(model, path)
     return str(path)
 
