@@ -47,7 +47,7 @@ from ortboost.graph.parameters import Parameter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
+__all__ = ["Boost", "GraphContext", "Rows", "Stage", "State", "StepContext", "UpdateContext"]
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
 """Where a boost mainly acts; informative only. The order is that of the table."""
@@ -73,6 +73,19 @@ class State:
     moves: Literal["update", "step", "never"] = "update"
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table that a step reads; only these have a gradient and are updated.
+
+    Args:
+        indices: Name of their numbers, int64 ``[rows]``, each once.
+        values: Name of the rows, ``[rows, ...]``; its gradient replaces that of the table.
+    """
+
+    indices: str
+    values: str
+
+
 @dataclass
 class GraphContext:
     """A graph to rewrite, and the information available at this stage.
@@ -92,6 +105,7 @@ class GraphContext:
             boost knows the type.
         number: Index of the step graph, as numbered by the boost that splits the update.
         window: Steps per update: 1 without accumulation.
+        rows: Table to its rows, for those with sparse gradients.
     """
 
     model: ir.Model
@@ -105,6 +119,11 @@ class GraphContext:
     memory: dict[str, Any] = field(default_factory=dict)
     number: int = 0
     window: int = 1
+    rows: dict[str, Rows] = field(default_factory=dict)
+
+    def differentiated(self, parameter: str) -> str:
+        """Name of the tensor whose gradient updates a parameter: itself, or rows of a table."""
+        return self.rows[parameter].values if parameter in self.rows else parameter
 
 
 @dataclass
@@ -159,12 +178,16 @@ class Boost:
         stage: Where it acts.
         card: Name of its card in ``docs/cards``; ``None`` if it has none.
         excludes: Names of boosts that it cannot be combined with, and the reasons.
+        row_wise: Whether its changes of gradients are also right for the gradient of the distinct
+            rows that a batch reads of a table, ``[rows, ...]``; see
+            :mod:`ortboost.boosts.sparse_embedding`.
     """
 
     name: ClassVar[str]
     stage: ClassVar[Stage]
     card: ClassVar[str | None] = None
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    row_wise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_kinds(self, f"boost '{self.name}'")
@@ -180,6 +203,13 @@ class Boost:
         if type(self).watched is Boost.watched or type(self).batch_means is not Boost.batch_means:
             return None
         return "It uses intermediate values of the local batch, which processes do not share."
+
+    def misfit(self, optimizer: object, others: Sequence[Boost]) -> str | None:
+        """Why it cannot be used with an optimizer, or with other boosts; ``None`` if it can.
+
+        For what :attr:`excludes` does not name, such as boosts of other packages.
+        """
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as JSON data."""

@@ -71,6 +71,7 @@ class GradCentralization(Boost):
     name: ClassVar[str] = "grad-centralization"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "grad-centralization"
+    row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_kinds(self, "centralize")
