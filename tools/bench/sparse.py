@@ -55,7 +55,8 @@ def _ours(rows: int, feeds: dict[str, NDArray[Any]], optimizer: str, *, sparse: 
         f"""<ir_version: 10, opset_import: ["" : 18]>
         bag (int64[N,{_TOKENS}] ids, float[{rows},{_WIDTH}] table, float[{_WIDTH},{_CLASSES}] head,
              int64[1] axis) => (float[N,{_CLASSES}] logits) {{
-          e = Gather(table, ids) h = ReduceMean<keepdims = 0>(e, axis) logits = MatMul(h, head) }}"""
+          e = Gather(table, ids) h = ReduceMean<keepdims = 0>(e, axis)
+          logits = MatMul(h, head) }}"""
     )
     values = {value.name: value for value in model.graph.inputs}
     for name, array in {**_weights(rows), "axis": np.array([1])}.items():
