@@ -181,7 +181,7 @@ def _readers(table: ir.Value, graph: ir.Graph) -> _Readers:
             elif node.graph is graph and is_standard(node, "Gather") and _is_lookup(node, index):
                 lookups.append(node)
             else:
-                reason = f"{node.op_type} '{label(node)}' reads it too"
+                reason = reason or f"{node.op_type} '{label(node)}' reads it too"
     ids = [node.inputs[1] for node in lookups]
     if reason is None and not lookups:
         reason = "nothing looks up its rows"
@@ -218,7 +218,7 @@ def _through_distinct_rows(parameter: Parameter, readers: _Readers, b: Builder) 
     ids = list(dict.fromkeys(node.inputs[1] for node in readers.lookups if node.inputs[1]))
     flat = [b.op("Reshape", b.cast(value, _INT64), b.ints(-1), shape=[None]) for value in ids]
     indices = _from_the_start(b, _joined(b, flat), parameter.shape[0])
-    distinct, _, places, _ = b.ops("Unique", indices, names=[None] * 4, shape=[None], sorted=0)
+    distinct, places = _distinct(b, indices)
     rows = b.op("Gather", table, distinct, axis=0)
     lengths = [b.op("Shape", value, dtype=_INT64, shape=[1]) for value in flat]
     parts = (places,)
@@ -247,6 +247,26 @@ def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
     from_start = b.op("Add", indices, b.const(length, _INT64))
     counted = b.op("And", below, inside)
     return b.op("Where", counted, from_start, indices, dtype=_INT64, shape=indices.shape)
+
+
+def _distinct(b: Builder, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The distinct values in order, and for each index the place of its value among them.
+
+    Sorting is faster than the CPU kernel of Unique (a quarter of its time in onnxruntime 1.31 for
+    8,192 indices), which has no kernel on CUDA.
+    """
+    length = b.op("Shape", indices, dtype=_INT64, shape=[1])
+    ordered, order = b.ops(
+        "TopK", indices, length, names=[None] * 2, shape=[None], axis=0, largest=0, sorted=1
+    )
+    before = b.op("Slice", ordered, b.ints(0), b.ints(-1), b.ints(0), shape=[None])
+    before = b.op("Concat", b.ints(-1), before, axis=0, shape=[None])  # no index is -1 by now
+    new = b.op("Not", b.op("Equal", ordered, before, dtype=_BOOL, shape=[None]), shape=[None])
+    distinct = b.op("Compress", ordered, new, axis=0, shape=[None])
+    number = b.op("CumSum", b.cast(new, _INT64), b.const(0, _INT64), shape=[None])
+    number = b.op("Sub", number, b.const(1, _INT64), shape=[None])
+    # Every element is replaced: the first input only gives the shape.
+    return distinct, b.op("ScatterElements", indices, order, number, axis=0, shape=[None])
 
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
