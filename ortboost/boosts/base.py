@@ -47,7 +47,7 @@ from ortboost.graph.parameters import Parameter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Boost", "GraphContext", "Rows", "Stage", "State", "StepContext", "UpdateContext"]
+__all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
 """Where a boost mainly acts; informative only. The order is that of the table."""
@@ -73,19 +73,6 @@ class State:
     moves: Literal["update", "step", "never"] = "update"
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a table that a step reads; only these have a gradient and are updated.
-
-    Args:
-        indices: Name of their numbers, int64 ``[rows]``, each once.
-        values: Name of the rows, ``[rows, ...]``; its gradient replaces that of the table.
-    """
-
-    indices: str
-    values: str
-
-
 @dataclass
 class GraphContext:
     """A graph to rewrite, and the information available at this stage.
@@ -105,7 +92,8 @@ class GraphContext:
             boost knows the type.
         number: Index of the step graph, as numbered by the boost that splits the update.
         window: Steps per update: 1 without accumulation.
-        rows: Table to its rows, for those with sparse gradients.
+        rows: Table whose gradient is sparse, to the name of the numbers of its rows: int64
+            ``[rows]``, each once. In ``rewrite_gradients``, its gradient is ``[rows, ...]``.
     """
 
     model: ir.Model
@@ -119,11 +107,7 @@ class GraphContext:
     memory: dict[str, Any] = field(default_factory=dict)
     number: int = 0
     window: int = 1
-    rows: dict[str, Rows] = field(default_factory=dict)
-
-    def differentiated(self, parameter: str) -> str:
-        """Name of the tensor whose gradient updates a parameter: itself, or rows of a table."""
-        return self.rows[parameter].values if parameter in self.rows else parameter
+    rows: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,21 +1,21 @@
 r"""Sparse gradients of embedding tables: an update reads and writes only the rows of its batch.
 
-A table `w` of `n` rows that is only looked up, `y = w[i]`, is read through its distinct rows:
+A table `w` of `n` rows that is only looked up, `y = w[i]`, is not differentiated; the gradient of
+`y` is. Its rows, with those of further lookups of the table, are summed over repeated indices:
 
-    u  = the distinct values of i, where an index -k stands for n - k
-    r  = w[u]                     [rows, ...]
-    y  = r[j]                     with u[j] = i
+    u  = the distinct values of i, where an index -k stands for n - k      [rows]
+    g  = for each of u, the sum of dL/dy over its places in i              [rows, ...]
 
-The loss is differentiated with respect to `r` instead of `w`, so the gradients of repeated indices
-are summed in a tensor of the size of the batch, and nothing of the size of the table is computed.
-Several lookups of a table share `u`. The update reads `w[u]` and the slots `m[u]`, and writes
+Nothing of the size of the table is computed. The update reads `w[u]` and the slots `m[u]`, and
+writes
 
     w[u] <- w',  m[u] <- m'
 
 in place. All other rows keep every bit: for SGD without momentum and weight decay, whose dense
-update does not change them either, the results are equal. Otherwise the update is *lazy*: momentum
-and Adam's averages of the other rows do not decay, and no momentum or weight decay moves them. The
-number of updates, for Adam's bias correction, is that of all steps.
+update does not change them either, the results are equal (bitwise for a single lookup; with several
+the order of summation differs). Otherwise the update is *lazy*: momentum and Adam's averages of the
+other rows do not decay, and no momentum or weight decay moves them. The number of updates, for
+Adam's bias correction, is that of all steps.
 
 Sources: ``torch.nn.Embedding(sparse=True)`` and ``torch.optim.SparseAdam`` (documentation of torch
 2.13); Abadi et al., "TensorFlow: A System for Large-Scale Machine Learning", OSDI 2016, section
@@ -24,22 +24,23 @@ Sources: ``torch.nn.Embedding(sparse=True)`` and ``torch.optim.SparseAdam`` (doc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
-from ortboost.boosts.base import Boost, GraphContext, Rows, Stage
+from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.boosts.roles import GradientGatherer, StepTaker
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, free_name
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import constant, is_standard, label, match_names
-from ortboost.graph.reach import uses_inside
+from ortboost.graph.query import constant, input_at, is_standard, label, match_names
+from ortboost.graph.reach import reach, values_by_name
 
 __all__ = ["SparseEmbedding"]
 
@@ -96,29 +97,30 @@ class SparseEmbedding(Boost):
         return None
 
     def rewrite_decomposed(self, graph: GraphContext) -> Report:
-        """Look up distinct rows, and look up the results in these.
+        """Choose the tables.
 
         Raises:
             ConfigError: A pattern matches nothing.
         """
         report = Report(self.name)
         asked = self._asked(graph.trained)
+        tables = [p for p in graph.trained if p.name in asked]
+        active = reach(graph.model, [p.name for p in tables], graph.objective).active
         values = {value.name: value for value in graph.model.graph.inputs}
-        b = Builder(graph.model.graph, f"ortboost/{self.name}")
-        for parameter in graph.trained:
-            found = _readers(values[parameter.name], graph.model.graph)
-            if parameter.name not in asked or not (asked[parameter.name] or found.lookups):
+        chosen = graph.memory[self.name] = {}
+        for parameter in tables:
+            lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)
+            if not (lookups or asked[parameter.name]):
                 continue
-            reason = found.reason or self._too_small(parameter)
+            reason = reason or self._too_small(parameter)
             if reason is None:
-                graph.rows[parameter.name] = _through_distinct_rows(parameter, found, b)
-                count = len(found.lookups)
+                graph.rows[parameter.name] = f"ortboost/rows/{parameter.name}"
+                chosen[parameter.name] = lookups
                 report.changed[parameter.name] = (
-                    f"the rows of {count} lookup{'s' * (count > 1)} are updated, lazily"
+                    f"the rows of {count_of(len(lookups), 'lookup')} are updated, lazily"
                 )
             else:
                 report.kept[parameter.name] = f"dense, {reason}"
-        graph.model.graph.sort()
         if not report.changed:
             report.notes.append("no table has a sparse gradient")
         return report
@@ -142,9 +144,25 @@ class SparseEmbedding(Boost):
         return None if rows >= self.min_rows else f"it has {rows} rows, min_rows is {self.min_rows}"
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
-        """The row numbers, which the update needs."""
-        trained = {parameter.name for parameter in graph.trained}
-        return [rows.indices for name, rows in graph.rows.items() if name in trained], ()
+        """The indices of the lookups, and the gradients of their results."""
+        found = [pair for p in graph.trained for pair in graph.memory[self.name].get(p.name, ())]
+        return [indices for indices, _ in found], [result for _, result in found]
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Append the distinct rows and their gradients, by the names of the tables."""
+        values = values_by_name(graph.model.graph)
+        b = Builder(graph.model.graph, f"ortboost/{self.name}")
+        for parameter in graph.trained:
+            lookups = graph.memory[self.name].get(parameter.name)
+            if lookups is None:
+                continue
+            ids = [values[indices] for indices, _ in lookups]
+            parts = [values[f"{result}_grad"] for _, result in lookups]
+            gradient = _summed(b, parameter, ids, parts, graph.rows[parameter.name])
+            free_name(graph.model.graph, f"{parameter.name}_grad", owner=gradient)
+            gradient.name = f"{parameter.name}_grad"
+            graph.model.graph.outputs.append(gradient)
+        b.flush()
 
 
 def _transforms(boost: type[Boost]) -> bool:
@@ -153,121 +171,93 @@ def _transforms(boost: type[Boost]) -> bool:
     return any(getattr(boost, name) is not getattr(Boost, name) for name in methods)
 
 
-@dataclass(frozen=True)
-class _Readers:
-    """What reads a table.
+def _lookups(
+    table: ir.Value, graph: ir.Graph, active: Container[str | None]
+) -> tuple[list[tuple[str, str]], str | None]:
+    """Indices and result of each lookup of a table, and why its gradient stays dense, if it does.
 
-    Args:
-        lookups: Its lookups.
-        copies: The table, and casts of it, which the lookups read.
-        reason: Why its gradient stays dense.
+    Lookups whose result does not lead to the loss are left out.
     """
-
-    lookups: Sequence[ir.Node]
-    copies: Sequence[ir.Value]
-    reason: str | None = None
-
-
-def _readers(table: ir.Value, graph: ir.Graph) -> _Readers:
-    lookups: list[ir.Node] = []
-    copies = [table]
+    found: list[tuple[str, str]] = []
     reason = None
+    copies = [table]
     for value in copies:  # grows
-        if value.is_graph_output():
-            reason = "it is an output of the model"
         for node, index in value.uses():
-            if node.graph is graph and is_standard(node, "Cast", "Identity"):
+            if node.graph is graph and is_standard(node, "Identity"):
                 copies.append(node.outputs[0])
-            elif node.graph is graph and is_standard(node, "Gather") and _is_lookup(node, index):
-                lookups.append(node)
-            else:
+                continue
+            ids = input_at(node, 1)
+            if node.graph is not graph or index != 0 or ids is None or not _along_rows(node):
                 reason = reason or f"{node.op_type} '{label(node)}' reads it too"
-    ids = [node.inputs[1] for node in lookups]
-    if reason is None and not lookups:
-        reason = "nothing looks up its rows"
-    if reason is None and all(constant(value) is not None for value in ids):
-        reason = "its indices are constant"
-    if reason is None and _depend(ids, lookups):
-        reason = "the indices of a lookup depend on another one"
-    return _Readers(lookups, copies, reason)
+            elif node.outputs[0].name in active:
+                if constant(ids) is not None:
+                    reason = reason or "the indices of a lookup are constant"
+                found.append((ids.name or "", node.outputs[0].name or ""))
+    return found, reason if found else reason or "nothing looks up its rows"
 
 
-def _is_lookup(node: ir.Node, index: int) -> bool:
-    """Whether a Gather reads the value as a table: along its first axis."""
+def _along_rows(node: ir.Node) -> bool:
+    """Whether a node is a Gather along the first axis."""
     table = node.inputs[0]
     rank = 0 if table is None or table.shape is None else len(table.shape)
-    return index == 0 and node.attributes.get_int("axis", 0) in (0, -rank)
+    return is_standard(node, "Gather") and node.attributes.get_int("axis", 0) in (0, -rank)
 
 
-def _depend(values: Iterable[ir.Value | None], nodes: Sequence[ir.Node]) -> bool:
-    """Whether one of the values is computed from a result of the nodes."""
-    seen: set[ir.Node] = set()
-    pending = [value.producer() for value in values if value is not None]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            read = (*node.inputs, *uses_inside(node))
-            pending += [value.producer() for value in read if value is not None]
-    return not seen.isdisjoint(nodes)
+def _summed(
+    b: Builder,
+    table: Parameter,
+    ids: Sequence[ir.Value],
+    gradients: Sequence[ir.Value],
+    name: str,
+) -> ir.Value:
+    """The gradient of the distinct rows, ``[rows, ...]``; their numbers get the name.
 
-
-def _through_distinct_rows(parameter: Parameter, readers: _Readers, b: Builder) -> Rows:
-    """Let the lookups of a table read its distinct rows; see the module's formulas."""
-    table = readers.copies[0]
-    ids = list(dict.fromkeys(node.inputs[1] for node in readers.lookups if node.inputs[1]))
-    flat = [b.op("Reshape", b.cast(value, _INT64), b.ints(-1), shape=[None]) for value in ids]
-    indices = _from_the_start(b, _joined(b, flat), parameter.shape[0])
-    distinct, places = _distinct(b, indices)
-    rows = b.op("Gather", table, distinct, axis=0)
-    lengths = [b.op("Shape", value, dtype=_INT64, shape=[1]) for value in flat]
-    parts = (places,)
-    if len(flat) > 1:
-        parts = b.ops("Split", places, _joined(b, lengths), names=[None] * len(flat), axis=0)
-    place_of = {}
-    for value, part in zip(ids, parts, strict=True):
-        shape = b.op("Shape", value, dtype=_INT64)
-        place_of[value] = b.op("Reshape", part, shape, allowzero=1, shape=value.shape)
-    b.flush()
-    for copy in readers.copies:
-        for node, index in list(copy.uses()):
-            if node in readers.lookups:
-                node.replace_input_with(1, place_of[node.inputs[1]])
-            if copy is table and node is not rows.producer():
-                node.replace_input_with(index, rows)
-    for copy in (rows, *readers.copies[1:]):
-        copy.shape = ir.Shape([None, *parameter.shape[1:]])
-    return Rows(distinct.name or "", rows.name or "")
-
-
-def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
-    """Count negative indices from the start; those out of range stay, and the lookup fails."""
-    below = b.op("Less", indices, b.const(0, _INT64), dtype=_BOOL)
-    inside = b.op("GreaterOrEqual", indices, b.const(-length, _INT64), dtype=_BOOL)
-    from_start = b.op("Add", indices, b.const(length, _INT64))
-    counted = b.op("And", below, inside)
-    return b.op("Where", counted, from_start, indices, dtype=_INT64, shape=indices.shape)
-
-
-def _distinct(b: Builder, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The distinct values in order, and for each index the place of its value among them.
-
-    Sorting is faster than the CPU kernel of Unique (a quarter of its time in onnxruntime 1.31 for
-    8,192 indices), which has no kernel on CUDA.
+    The first gradient of each row is gathered, the others are added: most indices of a batch are
+    distinct if the table is large, and ScatterElements is far slower than Gather.
     """
-    length = b.op("Shape", indices, dtype=_INT64, shape=[1])
+    kind = table.dtype if table.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    row, rest = [None, *table.shape[1:]], table.shape[1:]
+    indices = _joined(
+        b, [b.op("Reshape", b.cast(i, _INT64), b.ints(-1), shape=[None]) for i in ids]
+    )
+    indices = _from_the_start(b, indices, table.shape[0])
+    rows = [b.op("Reshape", b.cast(g, kind), b.ints(-1, *rest), shape=row) for g in gradients]
+    gradient = _joined(b, rows)
     ordered, order = b.ops(
-        "TopK", indices, length, names=[None] * 2, shape=[None], axis=0, largest=0, sorted=1
+        "TopK",
+        indices,
+        b.op("Shape", indices, dtype=_INT64, shape=[1]),
+        names=[None] * 2,
+        shape=[None],
+        axis=0,
+        largest=0,
     )
     before = b.op("Slice", ordered, b.ints(0), b.ints(-1), b.ints(0), shape=[None])
     before = b.op("Concat", b.ints(-1), before, axis=0, shape=[None])  # no index is -1 by now
-    new = b.op("Not", b.op("Equal", ordered, before, dtype=_BOOL, shape=[None]), shape=[None])
-    distinct = b.op("Compress", ordered, new, axis=0, shape=[None])
-    number = b.op("CumSum", b.cast(new, _INT64), b.const(0, _INT64), shape=[None])
-    number = b.op("Sub", number, b.const(1, _INT64), shape=[None])
-    # Every element is replaced: the first input only gives the shape.
-    return distinct, b.op("ScatterElements", indices, order, number, axis=0, shape=[None])
+    again = b.op("Equal", ordered, before, dtype=_BOOL, shape=[None])
+    new = b.op("Not", again, shape=[None])
+    b.op("Compress", ordered, new, axis=0, name=name, shape=[None])
+    first = b.op("Compress", order, new, axis=0, shape=[None])
+    others = b.op("Compress", order, again, axis=0, shape=[None])
+    place = b.op("CumSum", b.cast(new, _INT64), b.const(0, _INT64), shape=[None])
+    place = b.op("Compress", place, again, axis=0, shape=[None])
+    place = b.op("Sub", place, b.const(1, _INT64), shape=[None])
+    added = b.op("Gather", gradient, others, axis=0, shape=row)
+    column = b.op("Reshape", place, b.ints(-1, *[1] * len(rest)), shape=[None, *[1] * len(rest)])
+    column = b.op("Expand", column, b.op("Shape", added, dtype=_INT64), shape=row)
+    total = b.op("Gather", gradient, first, axis=0, shape=row)
+    total = b.op("ScatterElements", total, column, added, axis=0, reduction="add", shape=row)
+    return b.cast(total, table.dtype)
+
+
+def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
+    """Count negative indices from the start; the lookup has refused those out of range."""
+    below = b.op("Less", indices, b.const(0, _INT64), dtype=_BOOL, shape=[None])
+    from_start = b.op("Add", indices, b.const(length, _INT64), shape=[None])
+    return b.op("Where", below, from_start, indices, dtype=_INT64, shape=[None])
 
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
-    return values[0] if len(values) == 1 else b.op("Concat", *values, axis=0, shape=[None])
+    if len(values) == 1:
+        return values[0]
+    return b.op("Concat", *values, axis=0, shape=[None, *(values[0].shape or ())[1:]])

@@ -326,7 +326,7 @@ def _build_step(
         step,
         config,
         trained,
-        {p.name: values[gradient_name(graph.differentiated(p.name))] for p in trained},
+        {p.name: values[gradient_name(p.name)] for p in trained},
         {buffer: values[raw] for buffer, raw in plan.buffers_next.items()},
         values.get(names.SCALE),
         group=group,
@@ -358,7 +358,7 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
         boost.watched(plan.context(model, trained, number)) for boost in plan.config.enabled_boosts
     ]
     kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
-    requested = dict.fromkeys(plan.graph.differentiated(p.name) for p in trained)
+    requested = dict.fromkeys(p.name for p in trained if p.name not in plan.graph.rows)
     requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}

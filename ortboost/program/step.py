@@ -148,7 +148,7 @@ class _Writer:
         )
         values = values_by_name(self.graph) if graph.rows else {}
         self.rows = {
-            p.name: values[graph.rows[p.name].indices] for p in self.trained if p.name in graph.rows
+            p.name: values[graph.rows[p.name]] for p in self.trained if p.name in graph.rows
         }
         self.boosts = config.enabled_boosts
         self.gatherer = config.gatherer

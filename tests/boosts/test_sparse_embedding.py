@@ -99,6 +99,15 @@ def trained(program, *, steps=4, **arguments):
     return found
 
 
+ONE_LOOKUP = "e = Gather(table, ids) h = ReduceSum<keepdims = 0>(e, axis)"
+
+
+def assert_close(expected, found):
+    """Equal but for the order of sums."""
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-6, atol=1e-7, err_msg=name)
+
+
 def reports(program):
     return next(r for r in program.reports if r.rewrite == "sparse-embedding")
 
@@ -109,13 +118,17 @@ def reports(program):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("scale", [SCALE, LossScale(NO_SCALE)], ids=["scaled", "plain"])
-def test_sgd_has_the_bits_of_the_dense_update(engine, check, scale):
+def test_sgd_has_the_results_of_the_dense_update(engine, check, scale):
     if not check and scale is SCALE:
         pytest.skip("a dynamic scale needs the check")
-    one = trained(built(scale, engine=engine, check_finite=check))
-    other = trained(built(scale, SPARSE, engine=engine, check_finite=check))
-    assert_same_bits(one.state(), other.state())
-    assert one.get(TABLE).tobytes() != weights(ROWS, WIDTH).tobytes()
+    for body in ("", ONE_LOOKUP):
+        dense, sparse = (
+            trained(built(scale, *b, model=network(body), engine=engine, check_finite=check))
+            for b in ((), (SPARSE,))
+        )
+        compare = assert_close if body == "" else assert_same_bits
+        compare(dense.state(), sparse.state())
+        assert dense.get(TABLE).tobytes() != weights(ROWS, WIDTH).tobytes()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -134,11 +147,9 @@ def test_sgd_has_the_bits_of_the_dense_update(engine, check, scale):
     ids=lambda boost: getattr(boost, "by", boost.name),
 )
 def test_with_other_boosts(boost, engine):
-    dense, sparse = trained(built(boost, engine=engine)), built(boost, SPARSE, engine=engine)
+    sparse = built(boost, SPARSE, engine=engine)
     assert TABLE in reports(sparse).changed
-    found = trained(sparse).state()
-    for name, expected in dense.state().items():
-        np.testing.assert_allclose(found[name], expected, rtol=2e-6, atol=1e-7, err_msg=name)
+    assert_close(trained(built(boost, engine=engine)).state(), trained(sparse).state())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -159,18 +170,19 @@ def test_with_other_boosts(boost, engine):
             (ROWS, 2, WIDTH),
         ),
         (
-            "t = Cast<to = 11>(table) e = Gather(t, one) s = Cast<to = 1>(e) c = Identity(table) "
-            "f = Gather(c, one) h = Add(s, f)",
+            "e = Gather(table, one) k = ArgMax<axis = 1, keepdims = 0>(e) f = Gather(table, k) "
+            "s = Identity(table) g = Gather(s, one) m = ArgMax<axis = 1>(g) i = Add(e, f) "
+            "n = Cast<to = 1>(m) h = Add(i, n)",
             (ROWS, WIDTH),
         ),
     ],
-    ids=["negative axis", "int32", "rank 1", "scalar index", "rank 3", "casts"],
+    ids=["negative axis", "int32", "rank 1", "scalar index", "rank 3", "dependent, without loss"],
 )
 def test_forms_of_lookups(body, shape, engine):
     model = network(body, table=weights(*shape), head_width=3 if len(shape) == 1 else WIDTH)
     sparse = built(SPARSE, model=model, engine=engine)
     assert TABLE in reports(sparse).changed
-    assert_same_bits(trained(built(model=model, engine=engine)).state(), trained(sparse).state())
+    assert_close(trained(built(model=model, engine=engine)).state(), trained(sparse).state())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -180,7 +192,7 @@ def test_a_table_of_few_values_is_not_packed_with_others(engine):
     feeds = {k: v % 40 if k != "labels" else v for k, v in batch().items()}
     for training in (one, other):
         training.step(feeds, RATE)
-    assert_same_bits(one.state(), other.state())
+    assert_close(one.state(), other.state())
 
 
 # ---- lazy -------------------------------------------------------------------------------------
@@ -212,7 +224,7 @@ def test_only_the_rows_of_the_batch_are_updated_and_these_like_by_the_dense_upda
         others = np.setdiff1d(np.arange(ROWS), rows)
         for state in (TABLE, *(s for s in before if s.endswith(f"/{TABLE}"))):
             after, expected = sparse.get(state), dense.get(state)
-            np.testing.assert_array_equal(after[rows], expected[rows])
+            np.testing.assert_allclose(after[rows], expected[rows], rtol=2e-5, atol=1e-7)
             np.testing.assert_array_equal(after[others], before[state][others])
             assert (after[rows] != before[state][rows]).any()
 
@@ -322,7 +334,7 @@ def test_an_index_and_its_negative_form_are_one_row(engine):
     }
     for training in (dense, sparse):
         training.step(feeds, RATE)
-    assert_same_bits(dense.state(), sparse.state())
+    assert_close(dense.state(), sparse.state())
 
 
 @pytest.mark.parametrize("index", [ROWS, -ROWS - 1, 2 * ROWS, -2 * ROWS - 1])
@@ -349,13 +361,13 @@ TIED = "e = Gather(table, one) t = Transpose(table) z = MatMul(e, t) h = MatMul(
         ("e = Gather(table, one) n = Abs(table) m = ReduceMean(n) h = Add(e, m)", "Abs '"),
         ("k = Constant<value = int64[2] {1, 5}>() c = Gather(table, k) "
          "m = ReduceSum(c) e = Cast<to = 1>(ids) f = ReduceSum(e, axis) g = Mul(f, m) "
-         "h = Concat<axis = 1>(g, g, g, g)", "its indices are constant"),
-        ("e = Gather(table, one) k = ArgMax<axis = 1, keepdims = 0>(e) f = Gather(table, k) "
-         "h = Add(e, f)", "the indices of a lookup depend on another one"),
+         "h = Concat<axis = 1>(g, g, g, g)", "the indices of a lookup are constant"),
+        ("c = Cast<to = 11>(table) e = Gather(c, one) d = Cast<to = 1>(e) f = Gather(table, one) "
+         "h = Add(d, f)", "Cast '"),
         ("k = Constant<value = int64[4] {1, 0, 2, 3}>() f = Gather<axis = 1>(table, k) "
          "e = Gather(table, one) g = Gather(f, one) h = Add(e, g)", "Gather '"),
     ],
-    ids=["tied", "penalty", "constant", "dependent", "other axis"],
+    ids=["tied", "penalty", "constant", "cast", "other axis"],
 )  # fmt: skip
 def test_a_table_stays_dense(body, reason):
     program = built(SPARSE, model=network(body))
