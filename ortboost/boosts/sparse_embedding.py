@@ -39,7 +39,7 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import constant, input_at, is_standard, label, match_names
+from ortboost.graph.query import constant, input_at, is_standard, known_shape, label, match_names
 from ortboost.graph.reach import reach, values_by_name
 
 __all__ = ["SparseEmbedding"]
@@ -258,6 +258,5 @@ def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
 
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
-    if len(values) == 1:
-        return values[0]
-    return b.op("Concat", *values, axis=0, shape=[None, *(values[0].shape or ())[1:]])
+    shape = [None, *(known_shape(values[0]) or ())[1:]]
+    return values[0] if len(values) == 1 else b.op("Concat", *values, axis=0, shape=shape)
