@@ -212,26 +212,19 @@ def _summed(
 ) -> ir.Value:
     """The gradient of the distinct rows, ``[rows, ...]``; their numbers get the name.
 
-    The first gradient of each row is gathered, the others are added: most indices of a batch are
-    distinct if the table is large, and ScatterElements is far slower than Gather.
+    The indices are sorted: the CPU kernel of Unique takes four times as long in onnxruntime 1.31,
+    and CUDA has none. The first gradient of each row is gathered, and only the others are added:
+    ScatterElements is far slower than Gather.
     """
     kind = table.dtype if table.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     row, rest = [None, *table.shape[1:]], table.shape[1:]
-    indices = _joined(
-        b, [b.op("Reshape", b.cast(i, _INT64), b.ints(-1), shape=[None]) for i in ids]
-    )
-    indices = _from_the_start(b, indices, table.shape[0])
+    flat = [b.op("Reshape", b.cast(value, _INT64), b.ints(-1), shape=[None]) for value in ids]
+    indices = _from_the_start(b, _joined(b, flat), table.shape[0])
     rows = [b.op("Reshape", b.cast(g, kind), b.ints(-1, *rest), shape=row) for g in gradients]
     gradient = _joined(b, rows)
-    ordered, order = b.ops(
-        "TopK",
-        indices,
-        b.op("Shape", indices, dtype=_INT64, shape=[1]),
-        names=[None] * 2,
-        shape=[None],
-        axis=0,
-        largest=0,
-    )
+    number = b.op("Shape", indices, dtype=_INT64, shape=[1])
+    names = [None] * 2
+    ordered, order = b.ops("TopK", indices, number, names=names, shape=[None], axis=0, largest=0)
     before = b.op("Slice", ordered, b.ints(0), b.ints(-1), b.ints(0), shape=[None])
     before = b.op("Concat", b.ints(-1), before, axis=0, shape=[None])  # no index is -1 by now
     again = b.op("Equal", ordered, before, dtype=_BOOL, shape=[None])
@@ -251,7 +244,7 @@ def _summed(
 
 
 def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
-    """Count negative indices from the start; the lookup has refused those out of range."""
+    """Count negative indices from the start; the CPU's lookup has refused those out of range."""
     below = b.op("Less", indices, b.const(0, _INT64), dtype=_BOOL, shape=[None])
     from_start = b.op("Add", indices, b.const(length, _INT64), shape=[None])
     return b.op("Where", below, from_start, indices, dtype=_INT64, shape=[None])

@@ -188,7 +188,7 @@ def test_forms_of_lookups(body, shape, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_of_few_values_is_not_packed_with_others(engine):
     boost, model = SparseEmbedding(min_rows=1), network(table=weights(40, WIDTH))
-    one, other = (stepper(built(*b, model=model, engine=engine)) for b in ((), (boost,)))
+    one, other = (stepper(built(SCALE, *b, model=model, engine=engine)) for b in ((), (boost,)))
     feeds = {k: v % 40 if k != "labels" else v for k, v in batch().items()}
     for training in (one, other):
         training.step(feeds, RATE)
