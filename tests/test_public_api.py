@@ -81,6 +81,7 @@ NAMES = [
     "RunContext",
     "ScaleConfig",
     "Sgd",
+    "SparseEmbedding",
     "Stepper",
     "TargetReport",
     "Tensor",

@@ -20,6 +20,7 @@ from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
+from ortboost.boosts.sparse_embedding import SparseEmbedding
 from ortboost.boosts.table import register, registered
 from ortboost.boosts.thor import Thor
 
@@ -38,6 +39,7 @@ __all__ = [
     "LossScale",
     "MixedPrecision",
     "Recompute",
+    "SparseEmbedding",
     "State",
     "Thor",
     "UpdateContext",

@@ -92,6 +92,8 @@ class GraphContext:
             boost knows the type.
         number: Index of the step graph, as numbered by the boost that splits the update.
         window: Steps per update: 1 without accumulation.
+        rows: Table whose gradient is sparse, to the name of the numbers of its rows: int64
+            ``[rows]``, each once. In ``rewrite_gradients``, its gradient is ``[rows, ...]``.
     """
 
     model: ir.Model
@@ -105,6 +107,7 @@ class GraphContext:
     memory: dict[str, Any] = field(default_factory=dict)
     number: int = 0
     window: int = 1
+    rows: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -159,6 +162,9 @@ class Boost:
         stage: Where it acts.
         card: Name of its card in ``docs/cards``; ``None`` if it has none.
         excludes: Names of boosts that it cannot be combined with, and the reasons.
+        row_wise: Whether its changes of gradients are also right for the gradient of the distinct
+            rows that a batch reads of a table, ``[rows, ...]``; see
+            :mod:`ortboost.boosts.sparse_embedding`.
 
     Example:
         >>> from ortboost.boosts import Clip
@@ -170,6 +176,7 @@ class Boost:
     stage: ClassVar[Stage]
     card: ClassVar[str | None] = None
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    row_wise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_kinds(self, f"boost '{self.name}'")
@@ -185,6 +192,13 @@ class Boost:
         if type(self).watched is Boost.watched or type(self).batch_means is not Boost.batch_means:
             return None
         return "It uses intermediate values of the local batch, which processes do not share."
+
+    def misfit(self, optimizer: object, others: Sequence[Boost]) -> str | None:
+        """Why it cannot be used with an optimizer, or with other boosts; ``None`` if it can.
+
+        For what :attr:`excludes` does not name, such as boosts of other packages.
+        """
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as JSON data."""

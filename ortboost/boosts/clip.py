@@ -44,6 +44,7 @@ class Clip(Boost):
 
     name: ClassVar[str] = "clip"
     stage: ClassVar[Stage] = "gradients"
+    row_wise: ClassVar[bool] = True
 
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]

@@ -71,6 +71,7 @@ class GradCentralization(Boost):
     name: ClassVar[str] = "grad-centralization"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "grad-centralization"
+    row_wise: ClassVar[bool] = True
 
     def rewrite_forward(self, graph: GraphContext) -> Report:
         """Select the parameters, while layers are not yet decomposed."""

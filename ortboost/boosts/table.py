@@ -15,6 +15,8 @@ gradients, then the update; gradient freeze makes one such graph per group. The 
 - ``loss-scale`` before ``grad-accumulation``: the sum is over gradients unscaled by the scale in
   use, without micro-batches that overflowed;
 - ``clip`` after ``grad-accumulation``: the norm is that of the update;
+- ``sparse-embedding`` after all that look for layers or insert nodes next to weights: it replaces
+  tables by their rows;
 - ``recompute`` last, hence first among the rewrites of gradients: it sees the engine's original
   graph.
 
@@ -48,6 +50,7 @@ from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
 from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
+from ortboost.boosts.sparse_embedding import SparseEmbedding
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
@@ -70,6 +73,7 @@ _TABLE: list[type[Boost]] = [
     GradFreeze,
     AdaSum,
     DimReduce,
+    SparseEmbedding,
     Recompute,
 ]
 

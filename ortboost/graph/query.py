@@ -16,7 +16,6 @@ __all__ = [
     "RANDOM_OPERATORS",
     "ROLE_MARK",
     "all_tensors",
-    "ancestors",
     "constant",
     "count_operators",
     "find_schema",
@@ -183,17 +182,6 @@ def source_before(value: ir.Value | None, *op_types: str) -> ir.Value | None:
     while (node := producer_of(value, *op_types)) is not None:
         value = node.inputs[0]
     return value
-
-
-def ancestors(*values: ir.Value | None) -> Iterator[ir.Node]:
-    """The nodes that values depend on, each once; values captured by subgraphs do not count."""
-    pending, seen = list(values), set[int]()
-    while pending:
-        node = producer_of(pending.pop())
-        if node is not None and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            pending += node.inputs
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES, ancestors, is_standard, producer_of
-from ortboost.graph.reach import STOPS
+from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
+from ortboost.graph.reach import STOPS, ancestors
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
 
@@ -280,4 +280,4 @@ def _normalizes_groups(node: ir.Node) -> bool:
 
 def _is_raw(value: ir.Value | None) -> bool:
     """Whether a value comes from the model's inputs without passing an operator with weights."""
-    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors(value))
+    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors([value]))

@@ -58,6 +58,7 @@ class Adam:
 
     name: ClassVar[str] = "adam"
     decoupled: ClassVar[bool] = False
+    row_wise: ClassVar[bool] = True
     beta1: Decay = 0.9
     beta2: Decay = 0.999
     eps: Annotated[float, Range(1e-38, below=3.4e38)] = 1e-8

@@ -66,6 +66,10 @@ class Update:
 class Optimizer(Protocol):
     """An update rule as a graph fragment.
 
+    A class attribute ``row_wise = True`` says that the rule treats each element, or each row along
+    the first axis, by itself. It is then also used with some of the rows of a table
+    (:mod:`ortboost.boosts.sparse_embedding`).
+
     Example:
         >>> from ortboost.optimizers import AdamW
         >>> AdamW().name, AdamW().slots

@@ -46,6 +46,7 @@ class Sgd:
     """
 
     name: ClassVar[str] = "sgd"
+    row_wise: ClassVar[bool] = True
     momentum: NotNegative = 0.0
     dampening: Annotated[float, Range(0, 1)] = 0.0
     nesterov: bool = False

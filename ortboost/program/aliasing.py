@@ -8,7 +8,10 @@ the one that writes `next(S)`, and training is silently wrong. It is safe if
    `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts; and
 2. within each branch of `G`, every reader of `S` is the node that computes the branch's output for
    `S`, or an ancestor of it, and that node is elementwise, so that it never reads an element after
-   writing it.
+   writing it, or a ScatterND into `S`, which in place only writes.
+
+The second point alone suffices for a ScatterND in the graph itself: a table that a step without a
+gate updates (:mod:`ortboost.boosts.sparse_embedding`).
 
 Nodes that read `S` through a view such as Reshape also count as readers: the runtime gives such a
 view the memory of its input.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.graph.query import is_standard
 from ortboost.graph.reach import ancestors, uses_inside
 from ortboost.program.catalogue import Catalogue
 
@@ -51,7 +55,7 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
             continue
         source, target = inputs[entry.name], outputs[entry.next]
         writer = target.producer()
-        if writer is None or writer.op_type != "If":
+        if writer is None or not (writer.op_type == "If" or _scatters(writer, source)):
             continue
         if writer not in before:
             before[writer] = _ancestors(writer, model.graph)
@@ -60,6 +64,12 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
         ):
             proven.add(entry.name)
     return frozenset(proven)
+
+
+def _scatters(node: ir.Node, source: ir.Value) -> bool:
+    """Whether a node is a ScatterND into the state, and reads it in no other way."""
+    uses = [usage for usage in source.uses() if usage.node is node]
+    return is_standard(node, "ScatterND") and [usage.idx for usage in uses] == [0]
 
 
 def _branches(node: ir.Node) -> list[ir.Graph]:
@@ -75,6 +85,8 @@ def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:
     branches = _branches(writer)
     for node in _readers(source):
+        if node is writer and _scatters(node, source):
+            continue
         if node.graph is writer.graph:
             if node not in before:
                 return False
@@ -101,6 +113,7 @@ def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
     if producer is None or producer.graph is not branch or len(producer.outputs) != 1:
         return False
     readers = {node for node in _readers(source) if node.graph is branch}
-    if producer in readers and producer.op_type not in _ELEMENTWISE:
+    in_order = producer.op_type in _ELEMENTWISE or _scatters(producer, source)
+    if producer in readers and not in_order:
         return False
     return readers <= {producer, *_ancestors(producer, branch)}

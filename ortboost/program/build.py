@@ -345,7 +345,7 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
         boost.watched(plan.context(model, trained, number)) for boost in plan.config.enabled_boosts
     ]
     kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
-    requested = dict.fromkeys([p.name for p in trained])
+    requested = dict.fromkeys(p.name for p in trained if p.name not in plan.graph.rows)
     requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
     # An engine keeps only outputs: make what boosts want to see one, for this differentiation.
     outputs = list(model.graph.outputs)

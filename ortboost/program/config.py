@@ -189,6 +189,16 @@ class ProgramConfig:
                 where="check_finite",
                 fix="Keep check_finite on, or use a fixed scale.",
             )
+        for boost in self.enabled_boosts:
+            others = [other for other in self.enabled_boosts if other is not boost]
+            misfit = boost.misfit(self.optimizer, others)
+            if misfit is not None:
+                raise ConfigError(
+                    f"The boost '{boost.name}' cannot be used here: {misfit}.",
+                    where=f"boost '{boost.name}'",
+                    fix=f"Leave out {boost.name}, or the other.",
+                )
+
         search = self.line_search
         if search is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
             raise ConfigError(

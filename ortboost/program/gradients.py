@@ -22,7 +22,7 @@ their elements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +58,7 @@ class ScaledGradients:
         groups: Parameter to its scale group, from 1; ``None`` if there is a single scale.
         incoming: Pair of a group and the group above it, to the gradients that enter the former
             from the latter.
+        sparse: Parameters whose gradient has only some of their rows.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ScaledGradients:
         scale: ir.Value | None,
         groups: Mapping[str, int] | None = None,
         incoming: Mapping[tuple[int, int], Sequence[ir.Value]] | None = None,
+        sparse: Container[str] = (),
     ) -> None:
         self.b, self.gradients = b, gradients
         self.scaler, self.divisor = scaler, divisor
@@ -80,7 +82,7 @@ class ScaledGradients:
             members.setdefault(number, []).append(parameter)
         # The reciprocals are computed here, in the main graph: before a branch writes the scale.
         self.bundles = {
-            number: _Bundle(b, found, gradients, self._factor(scale, number))
+            number: _Bundle(b, found, gradients, self._factor(scale, number), sparse)
             for number, found in sorted(members.items())
         }
 
@@ -159,10 +161,11 @@ class _Bundle:
         members: Sequence[Parameter],
         gradients: Mapping[str, ir.Value],
         factor: ir.Value | None,
+        sparse: Container[str],
     ) -> None:
         self.b, self.factor = b, factor
         self.gradients = {p.name: gradients[p.name] for p in members}
-        self.small = [p for p in members if p.size <= _SMALL]
+        self.small = [p for p in members if p.size <= _SMALL and p.name not in sparse]
         self.packed: ir.Value | None = None
         self.made: dict[str, ir.Value] = {}
 

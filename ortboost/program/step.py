@@ -33,6 +33,7 @@ from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
+from ortboost.graph.reach import values_by_name
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import StateEntry
@@ -101,9 +102,10 @@ def append_update(
         config.gradient_divisor,
         graph.trained,
         gradients,
-        scale,
+        None if scaler is None else scale,
         None if scaler is None else scaler.groups(graph),
         None if scaler is None else scaler.incoming(graph),
+        graph.rows,
     )
     if len(scaled.bundles) == 1:  # one scale for all layers
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
@@ -140,6 +142,10 @@ class _Writer:
         self.context = StepContext(
             self.b, self.trained, self.inputs, graph.memory, graph.number, graph.window
         )
+        values = values_by_name(self.graph) if graph.rows else {}
+        self.rows = {
+            p.name: values[graph.rows[p.name]] for p in self.trained if p.name in graph.rows
+        }
         self.boosts = config.enabled_boosts
         self.accumulator = config.accumulator
         self.scaler = config.scaler
@@ -387,9 +393,9 @@ class _Writer:
             update = self.config.optimizer.update(
                 b,
                 UpdateInputs(
-                    weight=self.inputs[parameter.name],
+                    weight=self._read(parameter.name, parameter),
                     grad=gradients[parameter.name],
-                    slots={slot: self.inputs[name] for slot, name in slots.items()},
+                    slots={slot: self._read(name, parameter) for slot, name in slots.items()},
                     learning_rate=rate,
                     step=step,
                     weight_decay=decay,
@@ -397,10 +403,27 @@ class _Writer:
                     after_decay=partial(self._after_decay, context, parameter),
                 ),
             )
-            next_of[parameter.name] = update.weight
-            next_of.update({slots[slot]: value for slot, value in update.slots.items()})
+            found = {parameter.name: update.weight}
+            found |= {slots[slot]: value for slot, value in update.slots.items()}
+            next_of |= {
+                name: self._written(name, parameter, value) for name, value in found.items()
+            }
         own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
         return {**next_of, **own, **counts}
+
+    def _read(self, state: str, parameter: Parameter) -> ir.Value:
+        """A state of a parameter; of a table with a sparse gradient, its rows of this batch."""
+        value, rows = self.inputs[state], self.rows.get(parameter.name)
+        return value if rows is None else self.b.op("Gather", value, rows, axis=0)
+
+    def _written(self, state: str, parameter: Parameter, value: ir.Value) -> ir.Value:
+        """The next value of a state from what replaces :meth:`_read`."""
+        old, rows = self.inputs[state], self.rows.get(parameter.name)
+        if rows is None:
+            return value
+        b = self.b
+        places = b.shared(("places", rows.name), lambda: b.op("Unsqueeze", rows, b.ints(1)))
+        return b.op("ScatterND", old, places, value, shape=old.shape)
 
     def _after_decay(
         self, context: UpdateContext, parameter: Parameter, gradient: ir.Value

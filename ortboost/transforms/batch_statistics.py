@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import ancestors, is_read, known_shape, label
+from ortboost.graph.query import is_read, known_shape, label
+from ortboost.graph.reach import ancestors
 from ortboost.transforms.trainable_norm import batch_norms, is_training, running_statistics
 
 __all__ = ["write_out_batch_statistics"]
@@ -78,4 +79,4 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int) -> None:
 
 
 def _depends(value: ir.Value | None, source: ir.Value) -> bool:
-    return any(source in node.inputs for node in ancestors(value))
+    return any(source in node.inputs for node in ancestors([value]))

@@ -6,7 +6,6 @@ import pytest
 
 from ortboost.graph.query import (
     all_tensors,
-    ancestors,
     has_subgraph,
     known_shape,
     match_names,
@@ -41,16 +40,6 @@ def test_the_subgraphs_of_a_node():
     assert has_subgraph(branch)
     (node,) = next(subgraphs(branch))
     assert not has_subgraph(node)
-
-
-def test_ancestors_of_values_come_once():
-    model = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]> net (float[2] x) => (float[2] y) {
-          a = Exp(x) b = Add(a, a) c = Clip(b, , x) y = Mul(b, c) z = Neg(x) }"""
-    )
-    found = [node.op_type for node in ancestors(*model.graph.outputs, None)]
-    assert sorted(found) == ["Add", "Clip", "Exp", "Mul"]
-    assert list(ancestors(model.graph.inputs[0])) == []
 
 
 def test_the_source_before_a_chain():

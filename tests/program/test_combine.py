@@ -21,6 +21,7 @@ from ortboost.boosts import (
     LossScale,
     MixedPrecision,
     Recompute,
+    SparseEmbedding,
     Thor,
     registered,
 )
@@ -57,6 +58,7 @@ BOOSTS = {
         Thor(frequency=4),
         AdaSum(group_size=1),
         DimReduce("basis.npy", alpha=0.05),  # made by `build`
+        SparseEmbedding(),  # has its own tests with tables
     )
 }
 NAMES = [boost.name for boost in registered()]
@@ -69,9 +71,10 @@ EXCLUDED = {
         frozenset({"dim-reduce", name})
         for name in (
             *("grad-freeze", "grad-accumulation", "group-loss-scale", "adasum", "clip"),
-            *("grad-centralization", "thor"),
+            *("grad-centralization", "thor", "sparse-embedding"),
         )
     ),
+    *(frozenset({"sparse-embedding", name}) for name in ("grad-accumulation", "thor", "adasum")),
 }
 RATE = {"learning_rate": 0.05}
 

@@ -22,6 +22,7 @@ _MORE = (
     "--accumulate 2 --optimizer lars --clip global-norm:1",
     "--optimizer thor:frequency=2",
     "--boost recompute",
+    "--boost sparse-embedding:min-rows=1",
     "--boost O1 --loss-scale grouped:4096,groups=2",
     "--shift-labels --ignore-index -100",
     "--class-axis -1 --reduction sum --dry-run --explain",

@@ -117,8 +117,7 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
 def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
     """Let chains compute a second time what they read of each other, if they then read less.
 
-    Only for tensors with symbolic lengths: these are activations. The others may be states, which
-    must not be read again after they were written.
+    Not if that would read a state a second time, when it may have been written already.
 
     Args:
         chains: All chains of one graph. New nodes are added to those that read; nodes whose results
@@ -127,12 +126,10 @@ def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
     """
     home = {id(value): chain for chain in chains for value in chain.computed}
     for chain in chains:
-        if all(isinstance(length, int) for length in chain.shape):
-            continue
         read = set(chain.tensors)
         cones = {value: _cone(value, home[id(value)]) for value in read if id(value) in home}
         needed = (read - cones.keys()).union(*(cone.tensors for cone in cones.values()))
-        if len(needed) < len(read) and not any(map(_reads_inputs, cones.values())):
+        if len(needed) < len(read) and not any(map(_reads_states, cones.values())):
             _repeat(cones.values(), chain, builder)
     for chain in chains:
         for node in reversed(chain.nodes.copy()):
@@ -153,11 +150,12 @@ def _cone(value: ir.Value, chain: Chain) -> Chain:
     return Chain([node for node in chain.nodes if node in found], chain.shape)
 
 
-def _reads_inputs(cone: Chain) -> bool:
-    """Whether it reads a scalar that may be a state."""
-    tensors = set(cone.tensors)
+def _reads_states(cone: Chain) -> bool:
+    """Whether it reads an input of the graph that may be a state; no state has symbolic lengths."""
     return any(
-        value is not None and value.is_graph_input() and value not in tensors
+        value is not None
+        and value.is_graph_input()
+        and all(isinstance(length, int) for length in _lengths(value) or ())
         for node in cone.nodes
         for value in node.inputs
     )

@@ -177,6 +177,18 @@ def test_what_is_stored_all_the_same(inputs, first, last, read):
     assert len(after.inputs) == read
 
 
+@pytest.mark.parametrize("op_type", ["Erf", "Sigmoid", "Tanh"])
+def test_an_activation_and_its_gradient_have_the_same_bits(op_type):
+    model = graph(
+        f"""g (float[64,96] x, float[64,96] g, float c) => (float[64,96] y, float[64,96] d) {{
+        s = Mul(x, c) e = {op_type}(s) a = Add(e, c) y = Mul(x, a)
+        q = Mul(s, s) n = Neg(q) p = Exp(n) b = Mul(p, g) h = Mul(a, g) d = Add(b, h) }}"""
+    )
+    changed = chunked(model)
+    assert {node.op_type for node in changed.graph} == {"Reshape", "Scan"}
+    assert_same_numbers(model, changed)
+
+
 def test_more_threads_take_larger_parts():
     model = graph("g (float[64,64] x) => (float[64,64] y) { a = Neg(x) y = Abs(a) }")
     for threads, part in ((1, 16), (4, 64)):

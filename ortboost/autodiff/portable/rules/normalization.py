@@ -17,7 +17,8 @@ from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
-from ortboost.graph.query import ancestors, constant, known_shape, producer_of, static_shape
+from ortboost.graph.query import constant, known_shape, producer_of, static_shape
+from ortboost.graph.reach import ancestors
 from ortboost.graph.rewriting import Refusal
 
 __all__ = ["absorbed"]
@@ -47,7 +48,7 @@ def batch_norm(b: Backward) -> Gradients:
     g, x, scale, mean, variance = b.gradient(), b.input(0), b.input(1), b.input(3), b.input(4)
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
     through = batch_centered(b.node) is not None
-    sources = {v.name for node in ancestors(mean, variance) for v in node.inputs if v is not None}
+    sources = {v.name for node in ancestors([mean, variance]) for v in node.inputs if v is not None}
     if not through and sources & b.active:  # their gradient would be lost without a word
         raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
     grads: list[ir.Value | None] = [None] * 5
