@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ortboost.graph.reach import find_value, reach, uses_inside
+from ortboost.graph.reach import ancestors, find_value, reach, uses_inside
 from tests.autodiff.oracle import graph
 
 BRANCHED = """g (float[N,3] x, float[3] w, float[3] u, float[3] unused)
@@ -47,3 +47,16 @@ def test_find_value():
     assert find_value(model.graph, "h").name == "h"
     assert find_value(model.graph, "w").is_graph_input()
     assert find_value(model.graph, "nothing") is None
+
+
+def test_ancestors_come_through_operators_and_branches():
+    model = graph("""g (float[3] x, bool c) => (float[3] z) {
+        a = Exp(x) b = Abs(x) n = Neg(x)
+        y = If (c) <then_branch = t () => (float[3] p) { p = Mul(a, x) },
+                    else_branch = e () => (float[3] q) { q = Identity(x) }>
+        z = Clip(y, , b) }""")
+    (z,) = model.graph.outputs
+    assert sorted(n.op_type for n in ancestors([z, None])) == ["Abs", "Clip", "Exp", "If"]
+    assert ancestors([model.graph.inputs[0]]) == set()
+    product = next(node for node in model.graph.all_nodes() if node.op_type == "Mul")
+    assert ancestors([product.outputs[0]], within=product.graph) == {product}
