@@ -93,6 +93,8 @@ def uses_inside(node: ir.Node) -> Iterable[ir.Value]:
 def ancestors(values: Iterable[ir.Value | None], *, within: ir.Graph | None = None) -> set[ir.Node]:
     """The nodes that values depend on: their producers, and those of everything that these read.
 
+    A node with subgraphs reads what the nodes in them read, and these count, too.
+
     Args:
         values: The values.
         within: Ignore the nodes of other graphs, and what they read.
