@@ -82,6 +82,7 @@ NAMES = [
     "ScaleConfig",
     "Sgd",
     "Stepper",
+    "SyncBatchNorm",
     "TargetReport",
     "Tensor",
     "Thor",

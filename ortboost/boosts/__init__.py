@@ -20,6 +20,7 @@ from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
+from ortboost.boosts.sync_batch_norm import SyncBatchNorm
 from ortboost.boosts.table import register, registered
 from ortboost.boosts.thor import Thor
 
@@ -39,6 +40,7 @@ __all__ = [
     "MixedPrecision",
     "Recompute",
     "State",
+    "SyncBatchNorm",
     "Thor",
     "UpdateContext",
     "register",

@@ -15,6 +15,8 @@ gradients, then the update; gradient freeze makes one such graph per group. The 
 - ``loss-scale`` before ``grad-accumulation``: the sum is over gradients unscaled by the scale in
   use, without micro-batches that overflowed;
 - ``clip`` after ``grad-accumulation``: the norm is that of the update;
+- ``sync-bn`` after ``mixed-precision`` and ``group-loss-scale``, which see each normalization as
+  one node;
 - ``recompute`` last, hence first among the rewrites of gradients: it sees the engine's original
   graph.
 
@@ -48,6 +50,7 @@ from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
 from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
+from ortboost.boosts.sync_batch_norm import SyncBatchNorm
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
@@ -70,6 +73,7 @@ _TABLE: list[type[Boost]] = [
     GradFreeze,
     AdaSum,
     DimReduce,
+    SyncBatchNorm,
     Recompute,
 ]
 

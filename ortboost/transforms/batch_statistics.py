@@ -19,7 +19,10 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import is_read, known_shape
 
-__all__ = ["write_out_batch_statistics"]
+__all__ = ["WRITTEN_OUT_KEY", "write_out_batch_statistics"]
+
+WRITTEN_OUT_KEY = "ortboost.batch_statistics"
+"""Metadata key of the last node of the arithmetic: the name of the BatchNormalization."""
 
 
 def write_out_batch_statistics(model: ir.Model) -> Report:
@@ -70,6 +73,7 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int, *, of_inp
     deviation = b.op("Sqrt", b.op("Add", var, epsilon))
     scaled = b.op("Mul", b.op("Div", centered, deviation), column(node.inputs[1]))
     result = b.op("Add", scaled, column(node.inputs[2]), shape=x.shape)
+    b.nodes[-1].metadata_props[WRITTEN_OUT_KEY] = node.name or ""
     node.resize_outputs(1)
     replace_node(node, [result], b)
 

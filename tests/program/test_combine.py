@@ -21,6 +21,7 @@ from ortboost.boosts import (
     LossScale,
     MixedPrecision,
     Recompute,
+    SyncBatchNorm,
     Thor,
     registered,
 )
@@ -56,6 +57,7 @@ BOOSTS = {
         GradFreeze(groups=3, sequence=(0, 1, 2, 1)),
         Thor(frequency=4),
         AdaSum(group_size=1),
+        SyncBatchNorm(),
         DimReduce("basis.npy", alpha=0.05),  # made by `build`
     )
 }
@@ -69,9 +71,10 @@ EXCLUDED = {
         frozenset({"dim-reduce", name})
         for name in (
             *("grad-freeze", "grad-accumulation", "group-loss-scale", "adasum", "clip"),
-            *("grad-centralization", "thor"),
+            *("grad-centralization", "thor", "sync-bn"),
         )
     ),
+    frozenset({"adasum", "sync-bn"}),
 }
 RATE = {"learning_rate": 0.05}
 
