@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 
 from ortboost.boosts import (
@@ -41,11 +42,43 @@ from tests.parallel.steps import (
     uncounted,
 )
 from tests.program.test_combine import network
-from tests.support import model_path
+from tests.support import model_path, text_model, weights
 
 
 def resnet() -> str:
     return str(model_path("resnet20"))
+
+
+def varying() -> ir.Model:
+    """The indices of positive values, of another length at each step, pass between segments."""
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,10] x, float[8,10] w, float[8] s, float[8] b, float[8] m, float[8] v,
+             float[3,8] fw) => (float[batch,3] logits) {
+          [fc] h = Gemm<transB = 1>(x, w)
+          shape = Shape(h)
+          flat_shape = Constant<value_ints = [-1]>()
+          flat = Reshape(h, flat_shape)
+          zero = Constant<value_float = 0.0>()
+          positive = Greater(flat, zero)
+          found = NonZero(positive)
+          places = Reshape(found, flat_shape)
+          kept = Gather(flat, places)
+          nothing = Mul(flat, zero)
+          spread = ScatterElements<axis = 0>(nothing, places, kept)
+          back = Reshape(spread, shape)
+          sum = Add(h, back)
+          [bn] n = BatchNormalization(sum, s, b, m, v)
+          [relu] r = Relu(n)
+          [out] logits = Gemm<transB = 1>(r, fw)
+        }""",
+        w=weights(8, 10),
+        s=1 + weights(8, seed=1, scale=0.1),
+        b=weights(8, seed=2),
+        m=weights(8, seed=3),
+        v=1 + np.abs(weights(8, seed=4)),
+        fw=weights(3, 8, seed=5),
+    )
 
 
 def synced(*boosts, **settings):
@@ -60,6 +93,7 @@ CASES = {
     "sum": Case(network, synced(loss=LossConfig(reduction="sum")), short, rate=0.002),
     "uncounted labels": Case(network, synced(loss=LossConfig(ignore_index=-1)), uncounted),
     "overflow": Case(network, synced(loss_scale=SMALL), spoiled),
+    "sizes vary": Case(varying, synced()),
     "less-bn": Case(network, synced(LessBN())),
     "clip": Case(network, synced(Clip("global-norm", 0.3)), short),
     "accumulated": Case(network, synced(GradAccumulation(3)), short, flush=True),
