@@ -41,6 +41,7 @@ from ortboost.boosts import LossScale as LossScale
 from ortboost.boosts import MixedPrecision as MixedPrecision
 from ortboost.boosts import Recompute as Recompute
 from ortboost.boosts import SparseEmbedding as SparseEmbedding
+from ortboost.boosts import SyncBatchNorm as SyncBatchNorm
 from ortboost.boosts import Thor as Thor
 from ortboost.boosts.freeze_schedule import FreezeConfig as FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig as CentralizeConfig

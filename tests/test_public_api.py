@@ -83,6 +83,7 @@ NAMES = [
     "Sgd",
     "SparseEmbedding",
     "Stepper",
+    "SyncBatchNorm",
     "TargetReport",
     "Tensor",
     "Thor",

@@ -21,6 +21,7 @@ from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
 from ortboost.boosts.sparse_embedding import SparseEmbedding
+from ortboost.boosts.sync_batch_norm import SyncBatchNorm
 from ortboost.boosts.table import register, registered
 from ortboost.boosts.thor import Thor
 
@@ -41,6 +42,7 @@ __all__ = [
     "Recompute",
     "SparseEmbedding",
     "State",
+    "SyncBatchNorm",
     "Thor",
     "UpdateContext",
     "register",

@@ -34,6 +34,7 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.boosts.roles import EXCHANGE_POINT
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
@@ -368,8 +369,14 @@ class _Rewrite:
 
 
 def _is_kept(node: ir.Node | None) -> bool:
-    """Whether a node would give another result the second time, or cannot be copied."""
-    return node is None or has_subgraph(node) or not is_standard(node) or is_random(node)
+    """Whether a node would give another result or exchange again, or cannot be copied."""
+    return (
+        node is None
+        or has_subgraph(node)
+        or not is_standard(node)
+        or is_random(node)
+        or (node.outputs[0].name or "").startswith(EXCHANGE_POINT)
+    )
 
 
 def _depending(graph: ir.Graph, parameters: Mapping[str, object]) -> set[int]:

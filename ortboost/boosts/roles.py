@@ -16,6 +16,9 @@ from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
 __all__ = [
+    "EXCHANGED",
+    "EXCHANGED_GRADIENT",
+    "EXCHANGE_POINT",
     "FLUSHED",
     "MICRO_STEPS",
     "SCALE",
@@ -29,6 +32,12 @@ SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
 FLUSHED: Final = "flushed"
 """Name of the output of a flush that tells whether there was anything to apply."""
+EXCHANGE_POINT: Final = "ortboost/to_exchange/"
+"""Prefix of the values of a forward graph that several processes will sum."""
+EXCHANGED: Final = "ortboost/exchange/"
+"""Prefix of the values that several processes sum within a step."""
+EXCHANGED_GRADIENT: Final = f"{EXCHANGED}gradient/"
+"""Prefix of those among them that are gradients."""
 MICRO_STEPS: Final = "ortboost/micro_steps"
 """Name of the state that counts the steps in a window."""
 

@@ -17,6 +17,8 @@ gradients, then the update; gradient freeze makes one such graph per group. The 
 - ``clip`` after ``grad-accumulation``: the norm is that of the update;
 - ``sparse-embedding`` after all that look for layers or insert nodes next to weights: it replaces
   tables by their rows;
+- ``sync-bn`` after ``mixed-precision`` and ``group-loss-scale``, which see each normalization as
+  one node;
 - ``recompute`` last, hence first among the rewrites of gradients: it sees the engine's original
   graph.
 
@@ -51,6 +53,7 @@ from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
 from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.sparse_embedding import SparseEmbedding
+from ortboost.boosts.sync_batch_norm import SyncBatchNorm
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
@@ -74,6 +77,7 @@ _TABLE: list[type[Boost]] = [
     AdaSum,
     DimReduce,
     SparseEmbedding,
+    SyncBatchNorm,
     Recompute,
 ]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.grad_accumulation import accumulator_name
 from ortboost.boosts.loss_scale import GOOD_STEPS, LIVES
-from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, SCALE
+from ortboost.boosts.roles import EXCHANGED, EXCHANGED_GRADIENT, FLUSHED, MICRO_STEPS, SCALE
 from ortboost.core.errors import FileError
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import BatchAxis
@@ -31,6 +31,8 @@ from ortboost.graph.query import known_shape
 __all__ = [
     "ACCEPT_GRAPH",
     "CONSECUTIVE_SKIPS",
+    "EXCHANGED",
+    "EXCHANGED_GRADIENT",
     "FLUSHED",
     "FLUSH_GRAPH",
     "GOOD_STEPS",

@@ -10,12 +10,19 @@ A value that a later segment reads from an earlier one (mostly activations) beco
 earlier and an input of the later one, with the same name. The segments compute exactly what the
 whole graph does, each node once, except constants, which every segment computes itself.
 
+Exchange points (:mod:`ortboost.boosts.sync_batch_norm`) need segments, too: a value is summed over
+the processes before the nodes that read the sum can run. Level 0 are the exchange points that
+depend on no other, level `i` those that depend on level `i - 1` at most. The points of a level are
+summed together, between segments `i` and `i + 1`.
+
 Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3, for sending a bucket as soon as
 its gradients are ready.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,11 +31,19 @@ import onnx_ir as ir
 
 from ortboost.graph.query import is_random
 from ortboost.graph.reach import uses_inside
-from ortboost.program.split import slice_step
+from ortboost.program.split import cut_name
 
-__all__ = ["Segment", "cut_segments", "order_gradients"]
+__all__ = [
+    "UNKNOWN_SIZES",
+    "Segment",
+    "cut_segments",
+    "order_exchanges",
+    "order_gradients",
+    "place_gradients",
+]
 
-_UNKNOWN_SIZES: Final = {"NonZero", "Unique", "Compress", "NonMaxSuppression", "Loop", "Scan", "If"}
+UNKNOWN_SIZES: Final = {"NonZero", "Unique", "Compress", "NonMaxSuppression", "Loop", "If"}
+"""Operators with outputs whose shapes depend on data; those of a Scan do if its body has one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,9 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
     Returns:
         The names of the outputs of each group.
     """
-    if min(number, len(sizes)) < 2 or any(node.op_type in _UNKNOWN_SIZES for node in model.graph):
+    if min(number, len(sizes)) < 2 or any(
+        node.op_type in UNKNOWN_SIZES for node in model.graph.all_nodes()
+    ):
         return [list(sizes)]
     needs = _needs(model.graph)
     made = {value.name: value for value in model.graph.outputs}
@@ -74,13 +91,67 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
     return groups
 
 
-def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segment]:
+def order_exchanges(model: ir.Model, exchanged: Iterable[str]) -> list[list[str]]:
+    """Divide exchange points into levels that can be summed together.
+
+    Args:
+        model: The gradient graph: the values of the process are outputs ``X/cut``, the sums over
+            the processes inputs ``X``.
+        exchanged: The names ``X``.
+
+    Returns:
+        The names of each level, in order.
+    """
+    pending = list(exchanged)
+    if not pending:
+        return []
+    needs = _needs(model.graph)
+    readers = _readers(model.graph, pending)
+    outputs = {value.name: value for value in model.graph.outputs}
+    nodes = {name: needs[_producer(outputs[cut_name(name)])] for name in pending}
+    levels: list[list[str]] = []
+    while pending:
+        waiting = _union(readers[name] for name in pending)
+        levels.append([name for name in pending if not nodes[name] & waiting])
+        assert levels[-1], "exchange points depend on each other"
+        pending = [name for name in pending if nodes[name] & waiting]
+    return levels
+
+
+def place_gradients(
+    model: ir.Model, levels: Sequence[Iterable[str]], groups: Sequence[list[str]]
+) -> list[list[list[str]]]:
+    """The groups of gradients of each segment: the first after which all of a group are ready.
+
+    Args:
+        model: The gradient graph.
+        levels: The result of :func:`order_exchanges`.
+        groups: The result of :func:`order_gradients`.
+
+    Returns:
+        For each level, and the last segment, a list of groups, possibly empty.
+    """
+    needs = _needs(model.graph)
+    made = {value.name: value for value in model.graph.outputs}
+    after = [_union(_readers(model.graph, names).values()) for names in levels]
+    found: list[list[list[str]]] = [[] for _ in range(len(levels) + 1)]
+    for group in groups:
+        nodes = _union(needs[_producer(made[name])] for name in group)
+        found[max((i + 1 for i, mask in enumerate(after) if nodes & mask), default=0)].append(group)
+    return found
+
+
+def cut_segments(
+    model: ir.Model, groups: Sequence[Iterable[str]], *, draws_first: bool = True
+) -> list[Segment]:
     """Split a graph into segments, each of which produces one group of outputs.
 
     Args:
         model: The graph; it is not modified.
         groups: Names of outputs, by segment. Any other output belongs to the first segment that has
             everything it needs.
+        draws_first: Whether all random numbers are drawn in the first segment; otherwise where they
+            are used.
 
     Returns:
         One segment per group.
@@ -100,11 +171,10 @@ def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segme
     needs = _needs(graph)
     nodes = list(graph)
     place = {node: i for i, node in enumerate(nodes)}
-    drawn = sum(1 << place[node] for node in nodes if is_random(node))
-    for node in nodes:
-        if is_random(node):  # all random draws in the first segment, in one order
-            drawn |= needs[node]
-    reached, upto = drawn, []
+    reached, upto = 0, []
+    if draws_first:  # in one order; draws without inputs are no constants
+        drawn = [node for node in nodes if is_random(node)]
+        reached = _union(needs[node] | 1 << place[node] for node in drawn)
     for group in groups:
         for name in group:
             reached |= needs[_producer(outputs[name])]
@@ -133,12 +203,19 @@ def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segme
     ]
     found = []
     for i in range(len(groups)):
-        gives = [v.name or "" for at, v in made if at == i < last_read.get(v, -1)]
-        takes = [v.name or "" for at, v in made if at < i <= last_read.get(v, -1)]
-        shown = [name for name in outputs if name in final[i]]
-        part = slice_step(model, [*shown, *gives], takes)
-        read = {value.name for value in part.graph.inputs}
-        found.append(Segment(part, tuple(n for n in takes if n in read), tuple(gives)))
+        gives = [v for at, v in made if at == i < last_read.get(v, -1)]
+        takes = [v for at, v in made if at < i <= last_read.get(v, -1)]
+        shown = [value for name, value in outputs.items() if name in final[i]]
+        part = ir.convenience.extract(graph, [*graph.inputs, *takes], [*shown, *gives])
+        part.inputs[:] = [value for value in part.inputs if value.uses()]
+        read = {value.name for value in part.inputs}
+        found.append(
+            Segment(
+                ir.Model(part, ir_version=model.ir_version),
+                tuple(v.name or "" for v in takes if v.name in read),
+                tuple(v.name or "" for v in gives),
+            )
+        )
     return found
 
 
@@ -146,6 +223,20 @@ def _producer(value: ir.Value) -> ir.Node:
     node = value.producer()
     assert node is not None, value.name
     return node
+
+
+def _union(masks: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, masks, 0)
+
+
+def _readers(graph: ir.Graph, names: Iterable[str]) -> dict[str, int]:
+    """For each input, the nodes that read it, as a bit mask."""
+    found = dict.fromkeys(names, 0)
+    for i, node in enumerate(graph):
+        for value in (*node.inputs, *uses_inside(node)):
+            if value is not None and value.is_graph_input() and value.name in found:
+                found[value.name] |= 1 << i
+    return found
 
 
 def _needs(graph: ir.Graph) -> dict[ir.Node, int]:

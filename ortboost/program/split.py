@@ -16,6 +16,10 @@ cut, and how the processes exchange them:
 - raw running statistics (``ortboost/raw/...``) stay in their process, as in torch's
   DistributedDataParallel.
 
+Exchange points (``ortboost/exchange/...``, :mod:`ortboost.boosts.sync_batch_norm`) are cut within
+``gradients``: the value of the process is the output ``X/cut``, the sum over the processes the
+input ``X``. :mod:`ortboost.program.segments` finds an order.
+
 With gradient accumulation, gradients are exchanged once per window: ``X_grad`` stays in its
 process, only the means and the sums of the finite check are exchanged in each step, and the flush
 graph makes the update after the sums of the window have been reduced.
@@ -48,6 +52,7 @@ __all__ = [
     "GRADIENTS_GRAPH",
     "UPDATE_GRAPH",
     "SplitStep",
+    "cut_name",
     "save_split",
     "slice_step",
     "split_program",
@@ -71,6 +76,7 @@ class SplitStep:
             elements that the loss averages.
         checks: Scalars that are summed without weights: zero, or NaN.
         kept: Cut values that stay in their process; gradients among them are weighted, too.
+        exchanged: Values that are summed within ``gradients``.
     """
 
     gradients: ir.Model
@@ -79,6 +85,12 @@ class SplitStep:
     averaged: tuple[TensorSpec, ...]
     checks: tuple[TensorSpec, ...]
     kept: tuple[TensorSpec, ...]
+    exchanged: tuple[TensorSpec, ...] = ()
+
+
+def cut_name(name: str) -> str:
+    """The name of the output that holds a value where the input ``name`` has replaced it."""
+    return f"{name}/cut"
 
 
 def split_program(program: Program) -> dict[str, SplitStep]:
@@ -130,10 +142,18 @@ def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
 
     Raises:
         FileError: The files cannot be written.
+        ConfigError: See :func:`split_program`; or a boost exchanges values within a step, which
+            two graphs cannot.
         ModelError: See :func:`split_program`.
     """
     written = []
     for name, split in split_program(program).items():
+        if split.exchanged:
+            raise ConfigError(
+                "The processes exchange values within the backward pass, which takes more graphs.",
+                where=f"'{split.exchanged[0].name}' and {len(split.exchanged) - 1} more",
+                fix="Remove sync-bn, or train with ortboost.",
+            )
         for kind, model in ((GRADIENTS_GRAPH, split.gradients), (UPDATE_GRAPH, split.update)):
             path = Path(folder) / f"{name.replace(names.STEP_GRAPH, kind, 1)}.onnx"
             save_model(model, path)
@@ -190,13 +210,16 @@ def split_step(
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *means, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
-    first = slice_step(step, [*(spec.name for spec in shown), *cut], ())
+    exchanged = [name for name in made if name.startswith(names.EXCHANGED)]
+    first = slice_step(step, [*(spec.name for spec in shown), *cut, *exchanged], exchanged)
+    received = {value.name: TensorSpec.of(value) for value in first.graph.inputs}
     specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
     first_catalogue = dataclasses.replace(
         catalogue,
+        batch=(*catalogue.batch, *(received[name] for name in exchanged)),
         hyper=(),
         state=_read(first, [dataclasses.replace(e, next=None) for e in catalogue.state]),
-        outputs=tuple(specs[spec.name] for spec in (*shown, *(specs[name] for name in cut))),
+        outputs=tuple(specs.values()),
     )
     late = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
     second = slice_step(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
@@ -223,6 +246,7 @@ def split_step(
         averaged=tuple(specs[name] for name in means),
         checks=tuple(specs[name] for name in zeros),
         kept=tuple(specs[name] for name in kept),
+        exchanged=tuple(received[name] for name in exchanged),
     )
 
 
@@ -235,7 +259,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     for name in cut:
         old = made[name]
         new = ir.Value(name=name, type=old.type, shape=old.shape)
-        old.name = f"{name}/cut"
+        old.name = cut_name(name)
         old.replace_all_uses_with(new)
         inputs.append(new)
     graph.inputs.extend(inputs)

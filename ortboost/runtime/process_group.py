@@ -113,12 +113,20 @@ class Buffer:
         """Replace a tensor."""
         self._view(name).copy_(require_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
 
-    def scale(self, factor: float) -> None:
-        """Multiply all values; a factor of 0 gives 0 even for values that are not finite."""
-        if factor == 0.0:
-            self._all.zero_()
-        elif factor != 1.0:
-            self._all.mul_(factor)
+    def copy(self, other: Buffer) -> None:
+        """Take all values of a buffer with the same shapes."""
+        self._all.copy_(other._all)
+
+    def scale(self, factor: float, names: Sequence[str] | None = None) -> None:
+        """Multiply all values, or the named tensors.
+
+        A factor of 0 gives 0 even for values that are not finite.
+        """
+        for part in [self._all] if names is None else map(self._view, names):
+            if factor == 0.0:
+                part.zero_()
+            elif factor != 1.0:
+                part.mul_(factor)
 
     def drop_not_finite(self) -> None:
         """Replace values that are not finite by 0."""

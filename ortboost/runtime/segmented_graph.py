@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.program.catalogue import Catalogue
-from ortboost.program.segments import Segment, cut_segments
+from ortboost.program.segments import UNKNOWN_SIZES, Segment, cut_segments
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.state import DeviceState
@@ -31,7 +31,8 @@ class SegmentedGraph:
             :func:`ortboost.program.segments.cut_segments`.
         device: ``cpu`` or ``cuda``.
         threads: Intra-op threads.
-        placed: Outputs to write into given buffers on the device.
+        placed: Inputs and outputs with given buffers on the device.
+        draws_first: See :func:`ortboost.program.segments.cut_segments`.
     """
 
     def __init__(
@@ -44,13 +45,18 @@ class SegmentedGraph:
         device: str,
         threads: int | None,
         placed: Mapping[str, Buffer],
+        draws_first: bool = True,
     ) -> None:
+        nodes = {node.op_type for node in form.graph.all_nodes()}
+        self._lengths_vary = bool(nodes & UNKNOWN_SIZES)
         self._passed: dict[str, Any] = {}
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._segments = []
         types: dict[str, str] = {}
         whole = [Segment(form, takes=(), gives=())]
-        for segment in cut_segments(form, groups) if len(groups) > 1 else whole:
+        several = len(groups) > 1
+        parts = cut_segments(form, groups, draws_first=draws_first) if several else whole
+        for segment in parts:
             graph = segment.model.graph
             for value in graph.inputs:  # the native engine leaves types to the runtime
                 if value.type is None:
@@ -98,7 +104,7 @@ class SegmentedGraph:
         """
         segment = self._segments[number]
         shapes = tuple(array.shape for array in feeds.values())
-        if number == 0 and shapes != self._shapes:
+        if number == 0 and (shapes != self._shapes or self._lengths_vary):
             self._shapes = shapes
             self._passed.clear()
             for one in self._segments:

@@ -38,10 +38,11 @@ from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec, read_catalogue
 from ortboost.program.gradients import LARGEST_NORM
 from ortboost.program.program import Program
-from ortboost.program.segments import order_gradients
-from ortboost.program.split import SplitStep, split_program
+from ortboost.program.segments import order_exchanges, order_gradients, place_gradients
+from ortboost.program.split import SplitStep, cut_name, split_program
 from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.exchange import Exchange
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
 from ortboost.runtime.segmented_graph import SegmentedGraph
@@ -134,29 +135,33 @@ class SharedStep:
         rates = {name: feeds[name] for name in halves.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
         number, counted = count_samples(self.program.catalogue.batch, feeds)
-        counts = np.array([counted, number, *self.requests])
+        ran = bool(counted or (number and (halves.means or halves.exchanges)))
+        counts = np.array([counted, number, ran, *self.requests])
         totals, travelling = self.group.start_sum_of(counts)
         nearby, arriving = totals, travelling
         if self.server is not self.group:
             nearby, arriving = self.server.start_sum_of(counts)
-        ran = bool(counted or (number and halves.means))
         weight, values = 0.0, dict[str, NDArray[Any]]()
         sent: list[Handle] = []
         for i in range(len(halves.gradients)):
-            if ran and i == 0:
-                with drawing(seed):  # not around communication, which could deadlock with threads
+            if ran:  # not around communication, which could deadlock with threads
+                with drawing(halves.seed(seed, i)):
                     values |= halves.gradients.run(i, feeds)
-            elif ran:
-                values |= halves.gradients.run(i, feeds)
             if i == 0:
                 travelling.wait()
                 arriving.wait()
                 self._share = counted / nearby[0] if nearby[0] else 0.0
                 weight = self._share if self._mean else float(counted > 0)
+                if halves.exchanges and ran:  # without labels, of the losses of other parts
+                    weight = max(counted, 1) / max(totals[0], 1) if self._mean else 1.0
             sent += halves.start_sums(i, weight)
+            halves.exchange(i, weight if ran else None)
         if not counted:
-            values = halves.nothing(state)
-        self.agreed = totals[2:]
+            values = {}
+            halves.clear(state, empty=not (ran and halves.exchanges))
+        if halves.exchanges and totals[2] < self.group.size:
+            halves.spread_statistics(float(ran) / totals[2])
+        self.agreed = totals[3:]
         of_all = counted / totals[0] if totals[0] else 0.0
         own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
         shown, showing = self.group.start_sum_of(own)
@@ -352,6 +357,7 @@ class _Halves:
     ) -> None:
         first, second = read_catalogue(split.gradients), read_catalogue(split.update)
         cut = {s.name for s in (*split.summed, *split.averaged, *split.checks, *split.kept)}
+        cut |= {cut_name(spec.name) for spec in split.exchanged}
         self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
         self.rates = tuple(spec.name for spec in second.hyper)
         device, group = state.device, shared.group
@@ -360,13 +366,17 @@ class _Halves:
         form = for_device(split.gradients, device, threads=threads)
         sizes = {s.name: math.prod(_fixed_shape(s)) * s.dtype.itemsize for s in split.summed}
         groups = order_gradients(form, sizes, shared.count_segments(sum(sizes.values())))
+        levels = order_exchanges(form, [spec.name for spec in split.exchanged])
+        self.exchanges = [Exchange(group, split.exchanged, level, device) for level in levels]
+        parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
         specs = {spec.name: spec for spec in split.summed}
         self._sums = [
             [
                 Buffer(shared.server, part, dtype, device, shared.wire)
+                for names in part
                 for dtype, part in _buckets([specs[name] for name in reversed(names)])
             ]
-            for names in groups
+            for part in parts
         ]
         self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
         self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
@@ -377,6 +387,7 @@ class _Halves:
             name: buffer
             for buffer in (
                 *(buffer for part in self._sums for buffer in part),
+                *(buffer for level in self.exchanges for buffer in level.buffers),
                 *self.means,
                 *self._checks,
                 *self._own,
@@ -385,22 +396,55 @@ class _Halves:
             for name in buffer.names
         }
         self._placed = placed
+        ends = [[name for names in part for name in names] for part in parts]
+        for i, level in enumerate(levels):
+            ends[i] += map(cut_name, level)
         self.gradients = SegmentedGraph(
-            form, first, state, groups, device=device, threads=threads, placed=placed
+            form,
+            first,
+            state,
+            ends,
+            device=device,
+            threads=threads,
+            placed=placed,
+            draws_first=not levels,
         )
         self.update = CompiledGraph(
             split.update, second, state, device=device, threads=threads, placed=placed
         )
 
-    def nothing(self, state: DeviceState) -> dict[str, NDArray[Any]]:
-        """The outputs for an empty part: zero gradients, and unchanged statistics."""
-        for buffer in (*self._checks, *self._own):
-            buffer.scale(0.0)
+    def seed(self, seed: int | None, segment: int) -> int | None:
+        """The seed of a segment: without exchanges, only the first draws random numbers."""
+        if seed is None or (segment and not self.exchanges):
+            return None
+        return (seed + segment * 2**32) % 2**63  # the runtime counts on from a seed
+
+    def exchange(self, segment: int, weight: float | None) -> None:
+        """Sum the exchange points between this segment and the next; see :class:`Exchange`."""
+        if segment < len(self.exchanges):
+            self.exchanges[segment].run(weight)
+
+    def spread_statistics(self, share: float) -> None:
+        """Give all processes the same new statistics; ``share`` is zero if this one has none."""
+        for buffer in self._statistics:
+            buffer.scale(share)
+            buffer.start_sum().wait()
+
+    def clear(self, state: DeviceState, *, empty: bool) -> None:
+        """The outputs for a part without labels: no 0 / 0 among the means of its gradients.
+
+        Args:
+            state: The state.
+            empty: Whether the part has no gradients either; its statistics stay unchanged.
+        """
         for buffer in self.means:
             buffer.drop_not_finite()
+        if not empty:
+            return
+        for buffer in (*self._checks, *self._own):
+            buffer.scale(0.0)
         for name in self._raw:
             self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
-        return {}
 
     def start_sums(self, segment: int, share: float) -> list[Handle]:
         """Weight the gradients of a segment and start their all-reduce."""

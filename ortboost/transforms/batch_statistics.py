@@ -21,7 +21,10 @@ from ortboost.graph.query import is_read, known_shape, label
 from ortboost.graph.reach import ancestors
 from ortboost.transforms.trainable_norm import batch_norms, is_training, running_statistics
 
-__all__ = ["write_out_batch_statistics"]
+__all__ = ["WRITTEN_OUT_KEY", "write_out_batch_statistics"]
+
+WRITTEN_OUT_KEY = "ortboost.batch_statistics"
+"""Metadata key of the last node of the arithmetic: the name of the BatchNormalization."""
 
 
 def write_out_batch_statistics(model: ir.Model) -> Report:
@@ -74,6 +77,7 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int) -> None:
     deviation = b.op("Sqrt", b.op("Add", var, epsilon))
     scaled = b.op("Mul", b.op("Div", centered, deviation), column(node.inputs[1]))
     result = b.op("Add", scaled, column(node.inputs[2]), shape=x.shape)
+    b.nodes[-1].metadata_props[WRITTEN_OUT_KEY] = node.name or ""
     node.resize_outputs(1)
     replace_node(node, [result], b)
 

@@ -10,6 +10,7 @@ from ortboost.transforms.trainable_norm import (
     MOMENTUM_KEY,
     NEXT,
     OWN_PREFIX,
+    VARIANCE_KEY,
     batch_norms,
     is_training,
 )
@@ -45,6 +46,7 @@ def to_inference(model: ir.Model) -> Report:
             _drop_downstream(graph, output, report)
         node.resize_outputs(1)
         node.attributes.pop("training_mode", None)
+        node.metadata_props.pop(VARIANCE_KEY, None)
         if MOMENTUM_KEY in node.metadata_props:
             momentum = float(node.metadata_props.pop(MOMENTUM_KEY))
             node.attributes["momentum"] = ir.AttrFloat32("momentum", momentum)

@@ -41,6 +41,7 @@ __all__ = [
     "MOMENTUM_KEY",
     "NEXT",
     "OWN_PREFIX",
+    "VARIANCE_KEY",
     "BatchNormState",
     "batch_norms",
     "is_training",
@@ -57,6 +58,9 @@ OWN_PREFIX = "ortboost/batch_norm/"
 
 MOMENTUM_KEY = "ortboost.momentum"
 """Metadata key of a node: its momentum as exported."""
+
+VARIANCE_KEY = "ortboost.running_variance"
+"""Metadata key of a node: ``unbiased`` or ``onnx``, the variance that it keeps."""
 
 RunningVariance = Literal["unbiased", "onnx"]
 
@@ -224,6 +228,7 @@ def _add_statistics(
     stored = (node.inputs[3], node.inputs[4])
     momentum = node.attributes.get_float("momentum", 0.9)
     node.metadata_props[MOMENTUM_KEY] = repr(momentum)
+    node.metadata_props[VARIANCE_KEY] = running_variance
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     node.resize_outputs(3)
     for index, old in enumerate(stored):

@@ -22,6 +22,7 @@ from ortboost.boosts import (
     MixedPrecision,
     Recompute,
     SparseEmbedding,
+    SyncBatchNorm,
     Thor,
     registered,
 )
@@ -57,6 +58,7 @@ BOOSTS = {
         GradFreeze(groups=3, sequence=(0, 1, 2, 1)),
         Thor(frequency=4),
         AdaSum(group_size=1),
+        SyncBatchNorm(),
         DimReduce("basis.npy", alpha=0.05),  # made by `build`
         SparseEmbedding(),  # has its own tests with tables
     )
@@ -71,10 +73,11 @@ EXCLUDED = {
         frozenset({"dim-reduce", name})
         for name in (
             *("grad-freeze", "grad-accumulation", "group-loss-scale", "adasum", "clip"),
-            *("grad-centralization", "thor", "sparse-embedding"),
+            *("grad-centralization", "thor", "sparse-embedding", "sync-bn"),
         )
     ),
     *(frozenset({"sparse-embedding", name}) for name in ("grad-accumulation", "thor", "adasum")),
+    frozenset({"adasum", "sync-bn"}),
 }
 RATE = {"learning_rate": 0.05}
 

@@ -7,7 +7,12 @@ import pytest
 from ortboost.boosts import MixedPrecision
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.program.segments import cut_segments, order_gradients
+from ortboost.program.segments import (
+    cut_segments,
+    order_exchanges,
+    order_gradients,
+    place_gradients,
+)
 from ortboost.program.split import split_program
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import set_seed
@@ -96,6 +101,17 @@ def test_sizes_that_only_a_run_knows_do_not_pass():
     assert order_gradients(model, {"b": 4, "a": 16}, 2) == [["b", "a"]]
 
 
+@pytest.mark.parametrize(("inner", "groups"), [("Exp", 2), ("NonZero", 1)])
+def test_a_scan_has_the_sizes_of_its_body(inner, groups):
+    """The CPU forms put chains of operators into Scans."""
+    body = "e = Exp(r) f = Neg(e)" if inner == "Exp" else "e = NonZero(r) f = Cast<to = 1>(e)"
+    model = graph(
+        f"""s = Scan<num_scan_inputs = 1, body = body (float r) => (float f) {{ {body} }}>(x)
+        b = Reshape(s, n) a = Neg(x) n = Shape(x)"""
+    )
+    assert len(order_gradients(model, {"b": 16, "a": 16}, 2)) == groups
+
+
 def test_a_draw_without_inputs_is_made_once():
     """A second copy would draw other numbers: the gradient would not be that of the loss."""
     draw = "RandomNormal<shape = [4]>()"
@@ -111,3 +127,46 @@ def test_all_draws_are_in_the_first_segment():
     first, second = cut_segments(model, [["a"], ["b"]])
     assert "RandomNormalLike" in [node.op_type for node in first.model.graph]
     assert second.takes == ("d",) or "d" in second.takes
+
+
+def exchanging() -> ir.Model:
+    """The points p and q depend on x alone, r on both; the gradient a on p, b on r, c on none."""
+    return ir.from_onnx_text(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[4] x, float[4] p, float[4] q, float[4] r)
+            => (float[4] a, float[4] b, float[4] c, float[4] "r/cut", float[4] "p/cut",
+                float[4] "q/cut") {
+          "r/cut" = Add(p, q)
+          "p/cut" = Neg(x)
+          "q/cut" = Abs(x)
+          a = Exp(p)
+          b = Mul(r, q)
+          c = Sqrt(x)
+          }"""
+    )
+
+
+def test_points_that_do_not_depend_on_each_other_are_one_level():
+    levels = order_exchanges(exchanging(), ["r", "p", "q"])
+    assert levels == [["p", "q"], ["r"]]
+    assert order_exchanges(exchanging(), []) == []
+
+
+def test_gradients_go_after_the_segment_that_completes_their_group():
+    model, levels = exchanging(), [["p", "q"], ["r"]]
+    assert place_gradients(model, levels, [["a"], ["b"], ["c"]]) == [[["c"]], [["a"]], [["b"]]]
+    assert place_gradients(model, levels, [["a", "c"], ["b"]]) == [[], [["a", "c"]], [["b"]]]
+
+
+def test_segments_between_exchanges_read_only_sums_that_are_there():
+    groups = [["p/cut", "q/cut"], ["a", "r/cut"], ["b"]]
+    first, second, third = cut_segments(exchanging(), groups)
+    read = [{value.name for value in s.model.graph.inputs} for s in (first, second, third)]
+    assert read == [{"x"}, {"p", "q"}, {"q", "r", "x"}]  # what no point needs comes last
+
+
+def test_random_numbers_may_be_drawn_where_they_are_used():
+    model = graph("a = Neg(x)  d = RandomNormalLike(x)  b = Add(d, a)")
+    first, second = cut_segments(model, [["a"], ["b"]], draws_first=False)
+    assert "RandomNormalLike" not in [node.op_type for node in first.model.graph]
+    assert "RandomNormalLike" in [node.op_type for node in second.model.graph]

@@ -1,8 +1,9 @@
 """Two processes against one, and against PyTorch's DistributedDataParallel, on this machine.
 
-All are measured in one run, in turns: rank 0 alone, both processes, both with torch. Each process
-has one thread and the same batch; what is reported are ratios of medians, because a machine is
-never quite idle.
+All are measured in one run, in turns: rank 0 alone, both processes, both with torch; with
+``--sync-bn`` also with synchronized BatchNormalization, rank 0 alone and both. Each process has one
+thread and the same batch; what is reported are ratios of medians, because a machine is never quite
+idle.
 
 Examples:
     Needs torch, and two cores that nobody else uses::
@@ -47,6 +48,12 @@ def launch(given: argparse.Namespace) -> int:
             f"ms  samples a second, two against one: {2 * one / two:.2f}  step, against DDP: "
             f"{two / torch:.2f}"
         )
+        if "synced" in times:
+            alone, synced = (statistics.median(times[kind]) for kind in ("alone", "synced"))
+            print(
+                f"{'with sync-bn':18} one {alone * 1e3:7.2f} ms  two {synced * 1e3:7.2f} ms  step, "
+                f"against without, one: {alone / one:.2f}, two: {synced / two:.2f}"
+            )
     return 0
 
 
@@ -85,11 +92,17 @@ def worker(given: argparse.Namespace) -> None:
                 "two": lambda s=shared, f=feeds, r=rates: s.step(f, r),
                 "ddp": torch_step,
             }
+            if given.sync_bn:
+                boosted = config.with_boosts(ob.SyncBatchNorm())
+                program = ob.build_program(str(ROOT / "models" / f"{name}.onnx"), boosted)
+                first, both = Stepper(program, threads=1), Stepper(program, threads=1, group=group)
+                kinds["alone"] = lambda a=first, f=feeds, r=rates: a.step(f, r)
+                kinds["synced"] = lambda s=both, f=feeds, r=rates: s.step(f, r)
             times: dict[str, list[float]] = {kind: [] for kind in kinds}
             for _ in range(given.rounds):
                 for kind, step in kinds.items():
                     group.gather(0)  # the others wait here while rank 0 is alone
-                    if kind == "one" and group.rank:
+                    if kind in ("one", "alone") and group.rank:
                         continue
                     times[kind].append(timed(step, given.steps))
             found[name] = times
@@ -127,6 +140,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--wire", default="float32")
+    parser.add_argument("--sync-bn", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is None:

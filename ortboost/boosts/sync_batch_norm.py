@@ -1,0 +1,222 @@
+r"""SyncBatchNorm: normalize by the statistics of the whole batch, not of a process's part.
+
+Each process has `n_r` elements per channel, with mean `m_r` and mean of squares `q_r`. The sums
+over the processes `N = sum n_r`, `S = sum n_r m_r`, `Q = sum n_r q_r` give, in all of them,
+
+    mean = S / N    var = |Q / N - mean^2|    a = scale / sqrt(var + epsilon)
+    y = (x - m_r) a + (bias + (m_r - mean) a)
+
+A BatchNormalization in training mode is written out in this form. `q_r = mean((x - m_r)^2) + m_r^2`
+and everything after it, vectors of one number per channel, are float64: the difference loses no
+digit that float32 would have kept. Without the bars, rounding could make the variance of a constant
+channel negative. The running variance is corrected by `N / (N - 1)` instead of `n_r / (n_r - 1)`.
+
+`S`, `Q` and `N` pass through *exchange points*. The gradient of a sum over processes is the sum of
+the gradients over the processes, so the gradient of an exchange point is one, too. In the forward
+graph the point is `y = x * 1` with a graph input for the `1`, which both engines differentiate to
+`dx = dy * 1` (as in :mod:`ortboost.boosts.group_loss_scale`); in the gradient graph both products
+become Identity nodes whose outputs begin with :data:`~ortboost.boosts.roles.EXCHANGED`. With one
+process they are just that, and the step is that of the whole batch; several are cut there and sum
+(:mod:`ortboost.runtime.exchange`).
+
+Source: torch.nn.SyncBatchNorm, for what is synchronized, the counts of uneven parts and the
+unbiased running variance; Chan et al., Algorithms for Computing the Sample Variance (1983), for
+combining the statistics of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.boosts.roles import EXCHANGE_POINT, EXCHANGED, EXCHANGED_GRADIENT
+from ortboost.core.errors import ConfigError
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import is_read, label, static_shape
+from ortboost.graph.reach import values_by_name
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.transforms.batch_statistics import WRITTEN_OUT_KEY
+from ortboost.transforms.trainable_norm import VARIANCE_KEY
+
+__all__ = ["SyncBatchNorm"]
+
+_DOUBLE, _FLOAT, _INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
+
+
+@dataclass(frozen=True)
+class SyncBatchNorm(Boost):
+    """Batch statistics over all processes; with a single process the step is unchanged.
+
+    Example:
+        >>> import ortboost as ob
+        >>> config = ob.ProgramConfig(boosts=(ob.SyncBatchNorm(),))
+        >>> program = ob.build_program("models/resnet20.onnx", config)
+        >>> len(next(r for r in program.reports if r.rewrite == "sync_batch_norm").changed)
+        21
+    """
+
+    name: ClassVar[str] = "sync-bn"
+    stage: ClassVar[Stage] = "forward"
+    card: ClassVar[str] = "sync-bn"
+    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "adasum": "servers with different weights have no common statistics",
+            "dim-reduce": "its trials run the forward pass by themselves, without exchanges",
+        }
+    )
+
+    def rewrite_network(self, graph: GraphContext) -> None:
+        """Refuse a BatchNormalization without running statistics, which is arithmetic already.
+
+        Raises:
+            ConfigError: There is one; those that standardize weights are not meant.
+        """
+        for node in graph.model.graph:
+            written_out = node.metadata_props.get(WRITTEN_OUT_KEY)
+            if written_out is not None and _reads_data(node):
+                raise _refused(written_out, "it has no running statistics")
+
+    def rewrite_decomposed(self, graph: GraphContext) -> Report:
+        """Write out each BatchNormalization in training mode, with exchange points.
+
+        Raises:
+            ConfigError: The number of channels of a layer is unknown.
+        """
+        ones: dict[str, ir.Value] = {}
+        report = rewrite_nodes(
+            graph.model,
+            "sync_batch_norm",
+            {"BatchNormalization": lambda site: _synchronized(site, ones)},
+            "statistics summed over all processes",
+            only=lambda node: node.attributes.get_int("training_mode", 0) == 1,
+        )
+        for node, reason in report.kept.items():
+            raise _refused(node, reason)
+        if not ones:
+            report.notes.append("no BatchNormalization is in training mode")
+        graph.model.graph.inputs.extend(ones.values())
+        graph.memory[self.name] = tuple(ones)
+        return report
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Replace the products of the exchange points by Identity nodes."""
+        inner = graph.model.graph
+        inputs = {value.name: value for value in inner.inputs}
+        made = values_by_name(inner)
+        b = Builder(inner, EXCHANGED)
+        for name in graph.memory[self.name]:
+            one, shape = inputs[_one(name)], made[name].shape
+            for product in [usage.node for usage in one.uses()]:
+                value = next(v for v in product.inputs if v is not None and v is not one)
+                same = b.op("Identity", value, dtype=_DOUBLE, shape=shape)
+                replace_node(product, [same], b)
+                kind = f"{EXCHANGED}value/" if same.name == name else EXCHANGED_GRADIENT
+                same.name = b.unique(kind + name.removeprefix(EXCHANGE_POINT))
+            inner.inputs.remove(one)
+
+
+def _reads_data(node: ir.Node) -> bool:
+    """Whether a node depends on an input of the network."""
+    pending, seen = [*node.inputs], set[int]()
+    while pending:
+        value = pending.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if value.is_graph_input():
+            return True
+        made = value.producer()
+        pending += () if made is None else made.inputs
+    return False
+
+
+def _refused(node: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"The batch statistics of '{node}' cannot be synchronized: {reason}.",
+        where="boost 'sync-bn'",
+        fix="Remove sync-bn, or change this layer.",
+    )
+
+
+def _one(name: str) -> str:
+    """The name of the graph input that an exchange point multiplies with."""
+    return f"{name}/one"
+
+
+def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None]:
+    """The algebra of the module docstring.
+
+    Args:
+        site: The BatchNormalization.
+        ones: Exchange point to the input that it multiplies with; new ones are added.
+
+    Returns:
+        `y`, and the mean and variance if they are read.
+    """
+    node, rank, shape = site.node, site.rank(), site.shape()
+    x, scale, bias = (site.input(index) for index in range(3))
+    channels = (static_shape(scale) or (0,))[0]
+    if rank < 2 or not channels:
+        raise Refusal("the number of its channels is unknown")
+    b, vector, wide = site.builder, (channels,), [1, channels, *[1] * (rank - 2)]
+    axes = b.ints(0, *range(2, rank))
+    dtype = _DOUBLE if x.dtype == _DOUBLE else _FLOAT
+    data = b.cast(x, dtype)
+
+    def double(value: ir.Value) -> ir.Value:
+        flat = b.op("Reshape", value, b.ints(-1), shape=vector)
+        return b.cast(flat, _DOUBLE)
+
+    def exchanged(value: ir.Value, name: str) -> ir.Value:
+        name = b.unique(f"{EXCHANGE_POINT}{label(node)}/{name}")
+        one = ir.Value(name=_one(name), type=ir.TensorType(_DOUBLE), shape=ir.Shape(()))
+        point = b.op("Mul", value, one, shape=value.shape)
+        point.name, ones[name] = name, one
+        return point
+
+    def column(value: ir.Value) -> ir.Value:
+        return b.op("Reshape", b.cast(value, dtype), b.ints(*wide), shape=wide)
+
+    mean = b.op("ReduceMean", data, axes, keepdims=1, shape=wide)
+    centered = b.op("Sub", data, mean, shape=shape)
+    squares = b.op("Mul", centered, centered, shape=shape)
+    spread = double(b.op("ReduceMean", squares, axes, keepdims=0, shape=vector))
+    own = double(mean)
+    square = b.op("Add", spread, b.op("Mul", own, own, shape=vector), shape=vector)
+    size = b.op("Div", b.op("Size", x, dtype=_INT64, shape=()), b.const(channels, _INT64), shape=())
+    number = b.cast(b.op("Reshape", size, b.ints(1), shape=(1,)), _DOUBLE)
+    total = exchanged(number, "number")
+    sums = {"sum": own, "square": square}
+    whole, squared = (
+        b.op("Div", exchanged(b.op("Mul", part, number, shape=vector), name), total, shape=vector)
+        for name, part in sums.items()
+    )
+    difference = b.op("Sub", squared, b.op("Mul", whole, whole, shape=vector), shape=vector)
+    variance = b.op("Abs", difference, shape=vector)
+    epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), _DOUBLE)
+    deviation = b.op("Sqrt", b.op("Add", variance, epsilon, shape=vector), shape=vector)
+    factor = b.op("Div", double(scale), deviation, shape=vector)
+    moved = b.op("Mul", b.op("Sub", own, whole, shape=vector), factor, shape=vector)
+    offset = b.op("Add", double(bias), moved, shape=vector)
+    product = b.op("Mul", centered, column(factor), shape=shape)
+    result = b.cast(b.op("Add", product, column(offset), shape=shape), x.dtype or _FLOAT)
+    if node.metadata_props.get(VARIANCE_KEY) == "unbiased":
+        correction = b.op("Div", _unbias(b, total), _unbias(b, number), shape=(1,))
+        variance = b.op("Mul", variance, correction, shape=vector)
+    outputs: list[ir.Value | None] = [result]
+    for output, value in zip(node.outputs[1:], (whole, variance), strict=False):
+        outputs.append(b.cast(value, output.dtype or _FLOAT) if is_read(output) else None)
+    return outputs
+
+
+def _unbias(b: Builder, number: ir.Value) -> ir.Value:
+    """`n / max(n - 1, 1)`, as :mod:`ortboost.transforms.trainable_norm` corrects the variance."""
+    one = b.const(1.0, _DOUBLE)
+    less = b.op("Max", b.op("Sub", number, one, shape=(1,)), one, shape=(1,))
+    return b.op("Div", number, less, shape=(1,))

@@ -1,0 +1,64 @@
+r"""The sums over processes within a step, between two segments of the gradient graph.
+
+With `f_r` the weight of this process's gradients in the sum over all (see
+:mod:`ortboost.runtime.shared_step`), a gradient `g_r` that it computes stands for `f_r g_r`. So
+values of the forward pass are summed as they are, and the sum of gradients is, in the units of this
+process,
+
+    (1 / f_r) sum_q f_q g_q
+
+A process without samples adds zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ortboost.program.catalogue import EXCHANGED_GRADIENT, TensorSpec
+from ortboost.program.split import cut_name
+from ortboost.runtime.process_group import Buffer, ProcessGroup
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """The exchange points of a level; the values of the processes travel in one message.
+
+    Args:
+        group: The processes.
+        specs: All exchange points, float64 of static shape.
+        level: The names of those of this level.
+        device: ``cpu`` or ``cuda``.
+
+    Attributes:
+        buffers: The values of this process, and the sums.
+    """
+
+    def __init__(
+        self, group: ProcessGroup, specs: Iterable[TensorSpec], level: Iterable[str], device: str
+    ) -> None:
+        chosen = {*level}
+        shapes = {s.name: [d for d in s.shape if isinstance(d, int)] for s in specs}
+        shapes = {name: shape for name, shape in shapes.items() if name in chosen}
+        dtype = np.dtype(np.float64)
+        own = Buffer(group, {cut_name(n): shape for n, shape in shapes.items()}, dtype, device)
+        self.buffers = (own, Buffer(group, shapes, dtype, device))
+        self._gradients = [name for name in shapes if name.startswith(EXCHANGED_GRADIENT)]
+
+    def run(self, weight: float | None) -> None:
+        """Sum.
+
+        Args:
+            weight: `f_r` of this process; ``None`` if it has no samples.
+        """
+        own, total = self.buffers
+        total.copy(own)
+        if weight is None:
+            total.scale(0.0)
+        else:
+            total.scale(weight, self._gradients)
+        total.start_sum().wait()
+        if weight is not None:
+            total.scale(1.0 / weight, self._gradients)
