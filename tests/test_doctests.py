@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 
 import ortboost
@@ -26,3 +27,15 @@ def test_every_example_answers_what_it_says(capsys, tmp_path, monkeypatch):
             failed.append(name)
     assert not failed, capsys.readouterr().out
     assert tried > 100
+
+
+def test_every_public_class_and_function_has_an_example():
+    public = {name: getattr(ortboost, name) for name in ortboost.__all__}
+    without = [
+        name
+        for name, value in public.items()
+        if (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__.startswith("ortboost.")
+        and "Example:\n" not in (inspect.getdoc(value) or "")
+    ]
+    assert not without

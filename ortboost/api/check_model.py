@@ -49,7 +49,10 @@ def check(
             are given.
 
     Example:
-        >>> check("models/lenet5.onnx", target="tensorrt=11").ok  # doctest: +SKIP
+        >>> import ortboost as ob
+        >>> ob.check("models/mlp.onnx").trainable
+        True
+        >>> ob.check("models/lenet5.onnx", target="tensorrt=11").ok
         True
     """
     if target is not None and target != "train":

@@ -43,6 +43,12 @@ class Comparison(Shown):
         first: The first intermediate tensor that differs, if requested and found.
         searched: Whether it was requested.
         notes: Further remarks.
+
+    Example:
+        >>> import ortboost as ob
+        >>> found = ob.compare("models/mlp.onnx", "models/mlp.onnx")
+        >>> found.parity.ok, found.synthetic  # no data were given
+        (True, True)
     """
 
     parity: Parity

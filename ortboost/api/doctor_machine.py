@@ -41,6 +41,10 @@ class Finding:
         status: ``ok``; ``note`` if something optional is missing; ``fail`` if training needs it.
         detail: What was found.
         fix: How to fix it.
+
+    Example:
+        >>> Finding("GPU", "note", "no CUDA device").status
+        'note'
     """
 
     name: str

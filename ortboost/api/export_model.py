@@ -54,6 +54,12 @@ class ExportResult(Shown):
         rule: How labels are compared with the scores.
         metrics: Metric name to its value before and after, if the data have labels.
         notes: Further remarks.
+
+    Example:
+        >>> import ortboost as ob
+        >>> result = ob.export("models/mlp.onnx", "mlp.opt.onnx")
+        >>> result.parity.ok, result.synthetic, result.step
+        (True, True, None)
     """
 
     path: Path

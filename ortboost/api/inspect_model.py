@@ -147,6 +147,12 @@ class ModelDescription(Shown):
         macs_uncounted: Nodes that could not be counted, with reasons.
         macs_for: Input to the shape used for counting.
         catalogue: The catalogue of a step.
+
+    Example:
+        >>> import ortboost as ob
+        >>> found = ob.inspect("models/mlp.onnx")
+        >>> found.trainable_elements, found.macs
+        (2410, 2368)
     """
 
     kind: str
@@ -214,6 +220,12 @@ class ProgramDescription(Shown):
         reports: What the rewrites did.
         precision: The precision of each node, if a lower one was requested.
         kind: ``program``.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/inspect", overwrite=True)
+        >>> ob.inspect("runs/example/inspect").nodes["eval.onnx"]
+        3
     """
 
     path: str

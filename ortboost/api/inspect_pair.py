@@ -115,6 +115,12 @@ class PairDescription:
         only_before: Weights that only the first has.
         only_after: Weights that only the second has.
         interface: Changes visible to users of the model.
+
+    Example:
+        >>> import ortboost as ob
+        >>> pair = ob.inspect_pair("models/mlp.onnx", "models/lenet5.onnx")
+        >>> pair.before.nodes, pair.after.nodes
+        (3, 12)
     """
 
     before: ModelSize

@@ -46,7 +46,7 @@ class RunInfo:
         metric: The metric that the runs are compared by; ``None`` if it was not measured.
         best: Best value of the metric.
         best_step: Step of the best value.
-        seconds: Duration of the last session; ``None`` if it was killed or is still running.
+        seconds: Duration of all sessions; ``None`` if the last was killed or is still running.
         sessions: Number of times that it was started or resumed.
         about: Description of the run in its log.
     """

@@ -37,6 +37,11 @@ class Drawing:
         marked: Marked node to what was done to it.
         notes: Further remarks.
         picture: Boxes and arrows; ``None`` for curves.
+
+    Example:
+        >>> import ortboost as ob
+        >>> ob.plot("models/mlp.onnx", "mlp.svg").nodes
+        3
     """
 
     path: Path | None

@@ -45,6 +45,14 @@ def pca(
         FileError: A checkpoint cannot be read or does not fit, or the file cannot be written.
         UsageError: There are too few checkpoints for this number of components, or ``output`` is
             part of a program.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/pca", overwrite=True)
+        >>> data = "models/digits.npz"
+        >>> summary = ob.train("runs/example/pca", data, epochs=3, progress=None)
+        >>> ob.pca("runs/example/pca", "components.npy", components=2)["weights"]
+        2410
     """
     refuse_part(output)
     program = Program.load(run)

@@ -62,6 +62,12 @@ class TrainabilityReport(Shown):
         notes: Remarks, for example on parameters that will not be trained.
         trained: Names of the parameters that a gradient reaches.
         parameters: All float tensors with their classification, as JSON data.
+
+    Example:
+        >>> import ortboost as ob
+        >>> report = ob.check("models/mlp.onnx")
+        >>> report.trainable, report.trained
+        (True, ('fc1.weight', 'fc1.bias', 'fc2.weight', 'fc2.bias'))
     """
 
     blockers: tuple[Blocker, ...]

@@ -159,6 +159,11 @@ class Boost:
         stage: Where it acts.
         card: Name of its card in ``docs/cards``; ``None`` if it has none.
         excludes: Names of boosts that it cannot be combined with, and the reasons.
+
+    Example:
+        >>> from ortboost.boosts import Clip
+        >>> isinstance(Clip("global-norm", 1.0), Boost)  # docs/own_boost.md shows how to write one
+        True
     """
 
     name: ClassVar[str]

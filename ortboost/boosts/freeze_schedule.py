@@ -65,6 +65,10 @@ class FreezeConfig:
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> FreezeConfig(param_groups=4, freeze_type=COST, freeze_p=0.4).separate_state
+        True
     """
 
     param_groups: int = 10

@@ -130,7 +130,8 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
         )
     if not verdicts and any(node.op_type == "Conv" for node in model.graph):
         report.notes.append(
-            f"the model has {'no BatchNormalization' if not norms else 'no known block'}; if the "
+            "less-bn removes nothing: the model has "
+            f"{'no BatchNormalization' if not norms else 'no known block'}; if the "
             "network has, its exporter folded normalizations into the convolutions: export again "
             "without optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
         )

@@ -59,7 +59,7 @@ def list_runs(
 
 def _row(run: RunInfo) -> tuple[Any, ...]:
     best = "" if run.best is None else f"{run.best:.4f} (step {run.best_step})"
-    again = f" (session {run.sessions})" if run.sessions > 1 else ""
+    again = f" ({run.sessions} sessions)" if run.sessions > 1 else ""
     return (
         run.name,
         run.engine,

@@ -68,7 +68,16 @@ class OrtBoostError(Exception):
 
 
 class UsageError(OrtBoostError):
-    """An argument or a combination of arguments is invalid."""
+    """An argument or a combination of arguments is invalid.
+
+    Example:
+        >>> import ortboost as ob
+        >>> try:
+        ...     ob.check("models/mlp.onnx", target="abacus")
+        ... except ob.UsageError as error:
+        ...     print(error.exit_status, error.what)
+        2 Unknown target 'abacus'.
+    """
 
     exit_status = 2
 
@@ -82,43 +91,94 @@ class ArgumentValueError(UsageError, ValueError):
 
 
 class ConfigError(OrtBoostError):
-    """A configuration value or file is invalid."""
+    """A configuration value or file is invalid.
+
+    Example:
+        >>> import ortboost as ob
+        >>> try:
+        ...     ob.TrainConfig(epochs=0)
+        ... except ob.ConfigError as error:
+        ...     print(error.exit_status, error.what)
+        3 epochs = 0
+    """
 
     exit_status = 3
 
 
 class ModelError(OrtBoostError):
-    """The model cannot be trained or converted as it is."""
+    """The model cannot be trained or converted as it is.
+
+    Example:
+        >>> import ortboost as ob
+        >>> try:
+        ...     ob.build_program("models/mlp.onnx", ob.ProgramConfig(freeze=("*",)))
+        ... except ob.ModelError as error:
+        ...     print(error.exit_status, error.what)
+        4 x
+    """
 
     exit_status = 4
 
 
 class ParityError(OrtBoostError):
-    """The outputs of two graphs differ, or an accuracy is below the required one."""
+    """The outputs of two graphs differ, or an accuracy is below the required one.
+
+    Example:
+        >>> import ortboost as ob
+        >>> try:
+        ...     ob.export("models/mlp.onnx", "mlp.fp16.onnx", precision="fp16", rtol=0.0, atol=0.0)
+        ... except ob.ParityError as error:
+        ...     print(error.exit_status, error.what)
+        5 x
+    """
 
     exit_status = 5
 
 
 class DivergedError(OrtBoostError):
-    """Training stopped because values stayed non-finite."""
+    """Training stopped because values stayed non-finite.
+
+    Example:
+        >>> DivergedError("Training diverged.").exit_status
+        6
+    """
 
     exit_status = 6
 
 
 class DependencyError(OrtBoostError):
-    """A required package, library or device is missing or broken."""
+    """A required package, library or device is missing or broken.
+
+    Example:
+        >>> DependencyError("There is no onnxruntime.", fix="pip install onnxruntime").exit_status
+        7
+    """
 
     exit_status = 7
 
 
 class FileError(OrtBoostError):
-    """A file is missing, damaged, not writable, or not one of ortboost's."""
+    """A file is missing, damaged, not writable, or not one of ortboost's.
+
+    Example:
+        >>> import ortboost as ob
+        >>> try:
+        ...     ob.inspect("none.onnx")
+        ... except ob.FileError as error:
+        ...     print(error.exit_status, error.what)
+        8 x
+    """
 
     exit_status = 8
 
 
 class LostProcessError(OrtBoostError):
-    """A process of a distributed run has died or does not respond."""
+    """A process of a distributed run has died or does not respond.
+
+    Example:
+        >>> LostProcessError("Rank 1 does not respond.").exit_status
+        9
+    """
 
     exit_status = 9
 

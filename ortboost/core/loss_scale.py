@@ -125,6 +125,10 @@ class FixedScaleConfig:
 
     Raises:
         ConfigError: The scale is not a finite number above 0.
+
+    Example:
+        >>> FixedScaleConfig(1024.0).scale
+        1024.0
     """
 
     scale: _Scale = 128.0
@@ -135,7 +139,12 @@ class FixedScaleConfig:
 
 @dataclass(frozen=True)
 class NoScaleConfig:
-    """No scaling: the scale is 1."""
+    """No scaling: the scale is 1.
+
+    Example:
+        >>> NO_SCALE == NoScaleConfig()
+        True
+    """
 
 
 NO_SCALE: Final = NoScaleConfig()
@@ -160,6 +169,10 @@ class GroupedScaleConfig:
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> GroupedScaleConfig(2.0**12, groups=(("conv*",), ("fc*",))).number
+        2
     """
 
     init: _Scale | tuple[_Scale, ...] = 2.0**12

@@ -39,6 +39,10 @@ class BenchConfig:
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> BenchConfig(batch_sizes=(1, 32), threads=(1,), seconds=0.5).rounds
+        10
     """
 
     batch_sizes: Sequence[_Positive] = ()
@@ -137,6 +141,13 @@ class Measurement:
         peak_memory: Peak resident memory of the process in bytes, interpreter included.
         model_memory: Peak memory minus the peak before the model was opened, in bytes.
         ratio: Latency over that of the first file; None for the first file itself.
+
+    Example:
+        >>> import ortboost as ob
+        >>> config = ob.BenchConfig(iters=3, rounds=1, loads=1, warmup=1, threads=(1,))
+        >>> found = ob.bench("models/mlp.onnx", config)[0]  # doctest: +SKIP
+        >>> found.throughput, found.latency.p50  # doctest: +SKIP
+        (215000.0, 4.6e-06)
     """
 
     file: str

@@ -32,7 +32,12 @@ __all__ = [
 
 
 class ParallelMode:
-    """Names of the modes; only the first two are supported."""
+    """Names of the modes; only the first two are supported.
+
+    Example:
+        >>> ParallelMode.DATA_PARALLEL
+        'data_parallel'
+    """
 
     STAND_ALONE: Final = "stand_alone"
     DATA_PARALLEL: Final = "data_parallel"
@@ -103,6 +108,9 @@ def set_auto_parallel_context(**settings: Any) -> None:
         ArgumentValueError: A value is invalid, or the number of processes differs.
         NotInThisVersionError: The mode or setting is not supported.
         ArgumentRuntimeError: ``data_parallel`` before :func:`init`.
+
+    Example:
+        >>> set_auto_parallel_context(parallel_mode=ParallelMode.STAND_ALONE)
     """
     where = "set_auto_parallel_context"
     mode = settings.pop("parallel_mode", _Process.mode)

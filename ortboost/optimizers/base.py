@@ -64,7 +64,13 @@ class Update:
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """An update rule as a graph fragment."""
+    """An update rule as a graph fragment.
+
+    Example:
+        >>> from ortboost.optimizers import AdamW
+        >>> AdamW().name, AdamW().slots
+        ('adamw', ('m', 'v'))
+    """
 
     name: ClassVar[str]
 

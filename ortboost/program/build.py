@@ -94,7 +94,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         ConfigError: Boosts exclude each other, or do not fit the model.
 
     Example:
-        >>> build_program("models/mlp.onnx").catalogue.batch[0].name  # doctest: +SKIP
+        >>> build_program("models/mlp.onnx").catalogue.batch[0].name
         'x'
     """
     config = config or ProgramConfig()

@@ -58,6 +58,11 @@ class ParameterGroup:
             common rate.
         weight_decay: Coefficient for these parameters, regardless of their role; ``None`` for the
             common coefficient and filter.
+
+    Example:
+        >>> head = ParameterGroup("head", ("fc*",), learning_rate="cosine:0.1", weight_decay=0.0)
+        >>> ProgramConfig(learning_rate="0.01", groups=(head,)).groups[0].name
+        'head'
     """
 
     name: str
@@ -123,6 +128,12 @@ class ProgramConfig:
 
     Raises:
         ConfigError: A value out of range.
+
+    Example:
+        >>> from ortboost.boosts import GradAccumulation, LessBN
+        >>> config = ProgramConfig(boosts=(GradAccumulation(4), LessBN()), learning_rate="cosine:0.1")
+        >>> [boost.name for boost in config.boosts]  # in the order in which they act
+        ['less-bn', 'loss-scale', 'grad-accumulation']
     """
 
     loss: LossConfig = field(default_factory=LossConfig)

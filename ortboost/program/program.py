@@ -81,6 +81,12 @@ class Program(Shown):
         prediction: Name of the output that the loss is computed from.
         reports: Reports of the rewrites.
         variants: Further training graphs by name; each contains its own catalogue.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.build_program("models/mlp.onnx")
+        >>> sorted(program.graphs), [spec.name for spec in program.catalogue.batch]
+        (['step'], ['x', 'labels'])
     """
 
     step: ir.Model

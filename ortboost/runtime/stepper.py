@@ -93,9 +93,11 @@ class Stepper(Shown):
         UsageError: The processes of the group have different programs.
 
     Example:
-        >>> stepper = Stepper(program)                                    # doctest: +SKIP
-        >>> stepper.step({"x": x, "labels": y}, {"learning_rate": 0.1}).loss  # doctest: +SKIP
-        2.31
+        >>> import ortboost as ob
+        >>> stepper = Stepper(ob.build_program("models/mlp.onnx"), device="cpu", threads=1)
+        >>> batch = {"x": np.zeros([4, 64], np.float32), "labels": np.arange(4)}
+        >>> stepper.step(batch, {"learning_rate": 0.1}).updated
+        True
     """
 
     @checked

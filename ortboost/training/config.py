@@ -54,6 +54,10 @@ class TrainConfig:
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> TrainConfig(epochs=10, validate_every=100, metrics=("accuracy", "top5")).prefetch
+        2
     """
 
     epochs: _Positive = 1

@@ -75,7 +75,8 @@ class RunHistory:
         sessions: How often the run was started or resumed.
         warnings: Texts of the warnings.
         reason: Why the run ended; None while it is running.
-        seconds: Duration of the last session; None if it has not ended.
+        seconds: Duration of all sessions; None if the last one has not ended.
+        before: Duration of the sessions before the last one, as far as it continues them.
 
     Example:
         >>> run = RunHistory()
@@ -96,6 +97,7 @@ class RunHistory:
     warnings: list[str] = field(default_factory=list)
     reason: str | None = None
     seconds: float | None = None
+    before: float = 0.0
 
     @classmethod
     def read(cls, log: str | os.PathLike[str]) -> RunHistory:
@@ -125,7 +127,7 @@ class RunHistory:
         elif kind == "end":
             self.reason = str(event.get("reason") or "ended")
             seconds = _number(event.get("seconds"))
-            self.seconds = None if math.isnan(seconds) else seconds
+            self.seconds = None if math.isnan(seconds) else self.before + seconds
         if kind == "epoch":
             self.epoch = _count(event.get("epoch")) + 1
 
@@ -135,6 +137,8 @@ class RunHistory:
         self.name = str(self.about.get("run") or self.name)
         self.epochs = _count(event.get("epochs"))
         self.total = total or self.epochs * _count(event.get("steps_per_epoch")) or None
+        before = _number(event.get("seconds"))  # logs of older versions lack it
+        self.before = (self.seconds or self.before) if math.isnan(before) else before
         self.sessions, self.seconds = self.sessions + 1, None
 
     def _step(self, step: int, event: Mapping[str, Any]) -> None:

@@ -3,9 +3,9 @@ r"""The event log of a run: one JSON object per line (JSONL), flushed immediatel
 Every line has ``event`` and ``step`` (steps done when it was written). Numbers that are not finite
 are written as null. The events and their further keys:
 
-- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``,
-  ``steps_per_epoch`` (or null), ``steps`` (of the whole run, or null), ``about`` (metadata:
-  ``run``, ``engine``, ``optimizer``, ...)
+- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``seconds`` (of
+  the sessions that led to it), ``epochs``, ``steps_per_epoch`` (or null), ``steps`` (of the whole
+  run, or null), ``about`` (metadata: ``run``, ``engine``, ``optimizer``, ...)
 - ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a
   grouped scale that of the first group, and all of them as ``loss_scales``), ``learning_rate``
   (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``

@@ -40,6 +40,7 @@ class Session:
         waited: Seconds spent waiting for data.
         stepped: Seconds spent in the steps.
         started: Start of the session, in seconds of :func:`time.perf_counter`.
+        before: Seconds of the sessions that led to the checkpoint it resumed from.
     """
 
     train: Source
@@ -55,6 +56,12 @@ class Session:
     waited: float = 0.0
     stepped: float = 0.0
     started: float = field(default_factory=time.perf_counter)
+    before: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration of this session so far."""
+        return time.perf_counter() - self.started
 
     @property
     def data_wait(self) -> float:
@@ -98,7 +105,7 @@ class Recorder:
 
     def end(self, s: Session, reason: str | None, **fields: object) -> float:
         """Log the end of the session and its reason; returns its duration in seconds."""
-        seconds = time.perf_counter() - s.started
+        seconds = s.seconds
         self.event(s, "end", reason=reason, seconds=seconds, **fields)
         return seconds
 
@@ -118,6 +125,7 @@ class Recorder:
             "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
             "rule": s.rule.state_dict(),
             "log": 0 if self.log is None else self.log.position,
+            "seconds": s.before + s.seconds,
         }
         s.saved = self.store.save(self.stepper.state(), progress, program=self.program, best=best)
         s.saved_step = s.state.step
@@ -147,6 +155,7 @@ class Recorder:
         s.rule.load_state_dict(found.progress["rule"])
         s.resumed = s.saved = found.path
         s.saved_step = s.state.step
+        s.before = float(found.progress.get("seconds", 0.0))  # older versions did not write it
         for text in warnings:
             tell(text)
         tell(f"resumed from step {s.state.step} ({found.path.name})")

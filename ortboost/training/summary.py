@@ -48,6 +48,13 @@ class TrainSummary(Shown):
         notes: Further remarks.
         class_counts: Number of training labels of each class, if the labels are class indices.
         data_wait: Fraction of this session's step time that was spent waiting for data.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/summary", overwrite=True)
+        >>> summary = ob.train("runs/example/summary", "models/digits.npz", max_steps=5, progress=None)
+        >>> summary.reason, summary.steps, summary.healthy
+        ('max_steps reached', 5, True)
     """
 
     reason: str

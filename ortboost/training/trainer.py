@@ -167,6 +167,7 @@ class Trainer:
             "start",
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             resumed=None if s.resumed is None else str(s.resumed),
+            seconds=s.before,
             epochs=self.config.epochs,
             steps_per_epoch=per_epoch,
             steps=total,

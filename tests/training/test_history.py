@@ -43,6 +43,19 @@ def test_curves_and_how_the_run_stands(tmp_path):
     assert (run.reason, run.seconds, run.sessions, run.epochs) == (None, None, 2, 5)
 
 
+def test_the_duration_is_that_of_all_sessions():
+    run = RunHistory()
+    run.add({"event": "start", "step": 0, "seconds": 0.0})
+    run.add({"event": "end", "step": 8, "reason": "interrupted", "seconds": 3.5})
+    run.add({"event": "start", "step": 8, "seconds": 3.25})  # at its checkpoint
+    assert run.seconds is None
+    run.add({"event": "end", "step": 9, "reason": "interrupted", "seconds": 1.0})
+    assert run.seconds == 4.25
+    run.add({"event": "start", "step": 9})  # by an older version
+    run.add({"event": "end", "step": 9, "reason": "all epochs done", "seconds": 2.0})
+    assert (run.seconds, run.sessions) == (6.25, 3)
+
+
 def test_a_run_without_a_name_has_that_of_its_folder(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("step", 3, loss=1.0)
@@ -63,7 +76,7 @@ def test_the_best_value_is_by_what_is_better():
 def test_damaged_lines_are_numbers_or_nan(junk):
     run = RunHistory()
     keys = ("loss", "learning_rate", "loss_scales", "metrics", "epoch", "overflow", "total_skips")
-    run.add({"event": "start", "step": 0, **dict.fromkeys(("epochs", "steps", "about"), junk)})
+    run.add({"event": "start", "step": 0, **dict.fromkeys(("epochs", "steps", "about", "seconds"), junk)})
     run.add({"event": "step", "step": 1, **dict.fromkeys(keys, junk)})
     run.add({"event": "epoch", "step": 1, "epoch": junk, "val_loss": junk})
     run.add({"event": "end", "step": 1, "reason": junk, "seconds": junk})

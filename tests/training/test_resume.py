@@ -15,6 +15,7 @@ from resumable import STEPS, build, fingerprint
 from ortboost.core.errors import FileError, UsageError
 from ortboost.training import Callback, checkpoint_file
 from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.history import RunHistory
 from ortboost.training.logs import read_log
 from ortboost.training.schedules import Constant
 
@@ -118,6 +119,19 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, whole):
     assert summary.reason == "all epochs done"
     assert fingerprint(trainer) == whole[0]
     assert curves(tmp_path) == whole[1]
+
+
+def test_the_time_of_the_sessions_before_is_kept(tmp_path):
+    first, train, validation = build(tmp_path, max_steps=STEPS // 2)
+    first.fit(train, validation)
+    again, train, validation = build(tmp_path)
+    summary = again.fit(train, validation, resume=True)
+    run = RunHistory.read(tmp_path / "log.jsonl")
+    starts = [e["seconds"] for e in read_log(tmp_path / "log.jsonl") if e["event"] == "start"]
+    assert starts == [0.0, run.before]
+    assert run.sessions == 2
+    assert run.before > 0
+    assert run.seconds == run.before + summary.seconds
 
 
 def test_resuming_nothing_starts_from_the_beginning(tmp_path, whole, capsys):

@@ -29,6 +29,12 @@ class TargetReport(Shown):
         target: Display name of the target.
         source: Source of its table; empty if the target itself was run.
         findings: The most severe first.
+
+    Example:
+        >>> import ortboost as ob
+        >>> report = ob.check("models/lenet5.onnx", target="tensorrt=11")
+        >>> report.ok, report.findings
+        (True, ())
     """
 
     target: str

@@ -53,6 +53,11 @@ class Network(Shown, Cell):
     Raises:
         FileError: The file is missing or damaged.
         ModelError: It cannot be converted to a supported form.
+
+    Example:
+        >>> net = load("models/mlp.onnx")
+        >>> [parameter.name for parameter in net.trainable_params()]
+        ['fc1.weight', 'fc1.bias', 'fc2.weight', 'fc2.bias']
     """
 
     in_words: ClassVar[str] = "a network loaded with ortboost.load(path)"
@@ -209,8 +214,8 @@ def load(
     """Load a network from ONNX; see :class:`Network` for the arguments.
 
     Example:
-        >>> net = load("models/mlp.onnx")  # doctest: +SKIP
-        >>> net(np.zeros([2, 64], np.float32)).shape  # doctest: +SKIP
+        >>> net = load("models/mlp.onnx")
+        >>> net(np.zeros([2, 64], np.float32)).shape
         (2, 10)
     """
     return Network(source, device=device, threads=threads, seed=seed, engine=engine)

@@ -37,6 +37,11 @@ def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Pa
     Raises:
         ArgumentTypeError: The object cannot be saved.
         FileError: The file cannot be written.
+
+    Example:
+        >>> import ortboost as ob
+        >>> ob.save_checkpoint(ob.load("models/mlp.onnx"), "mlp").name
+        'mlp.safetensors'
     """
     if isinstance(save_obj, Cell):
         save_obj = save_obj.parameters_dict()
@@ -72,6 +77,12 @@ def load_checkpoint(
 
     Raises:
         FileError: The file is missing or damaged.
+
+    Example:
+        >>> import ortboost as ob
+        >>> file = ob.save_checkpoint(ob.load("models/mlp.onnx"), "mlp")
+        >>> ob.load_checkpoint(file)["fc2.bias"].shape
+        (10,)
     """
     tensors = read_tensors(ckpt_file_name)
     loaded = {name: Parameter(array, name=name) for name, array in tensors.items()}
@@ -97,6 +108,12 @@ def load_param_into_net(
     Raises:
         ArgumentTypeError: An argument is not a network, or not a dict of parameters.
         ArgumentValueError: A shape differs, or with ``strict_load`` a parameter is missing.
+
+    Example:
+        >>> import ortboost as ob
+        >>> net = ob.load("models/mlp.onnx")
+        >>> load_param_into_net(net, ob.load_checkpoint(ob.save_checkpoint(net, "mlp")))
+        ((), ())
     """
     own = net.parameters_dict()
     missing = [name for name in own if name not in parameter_dict]

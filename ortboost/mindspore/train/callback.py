@@ -36,6 +36,12 @@ class RunContext:
 
     Args:
         original_args: The parameters of the run.
+
+    Example:
+        >>> context = RunContext({"cur_step_num": 3})
+        >>> context.request_stop()
+        >>> context.original_args().cur_step_num, context.get_stop_requested()
+        (3, True)
     """
 
     def __init__(self, original_args: Mapping[str, Any]) -> None:
@@ -64,6 +70,13 @@ class Callback:
 
     The ``on_train_*`` and ``on_eval_*`` methods call the short ones (``begin``, ``epoch_begin``,
     ``step_begin``, ``step_end``, ``epoch_end``, ``end``) unless overridden.
+
+    Example:
+        >>> class Count(Callback):
+        ...     steps = 0
+        ...
+        ...     def step_end(self, run_context):
+        ...         self.steps = run_context.original_args().cur_step_num
     """
 
     def to_trainer(self) -> training.Callback:

@@ -36,6 +36,10 @@ class LossMonitor(Callback):
 
     Args:
         per_print_times: Print every this many steps; 0 for never.
+
+    Example:
+        >>> model.train(1, batches, callbacks=LossMonitor(100))  # doctest: +SKIP
+        epoch: 1 step: 100, loss is 0.4123
     """
 
     @checked
@@ -69,6 +73,10 @@ class TimeMonitor(Callback):
 
     Args:
         data_size: Steps per epoch; counted if not given.
+
+    Example:
+        >>> model.train(1, batches, callbacks=TimeMonitor())  # doctest: +SKIP
+        Train epoch time: 512.301 ms, per step time: 5.123 ms
     """
 
     @checked
@@ -102,6 +110,10 @@ class EarlyStopping(Callback):
         mode: ``min``, ``max``, or ``auto``: ``max`` if the name contains ``acc``.
         baseline: Value that the metric must improve on.
         restore_best_weights: Restore the weights of the best epoch when it stops.
+
+    Example:
+        >>> callback = EarlyStopping("eval_loss", patience=3, restore_best_weights=True)
+        >>> model.fit(20, batches, held_out, callbacks=callback)  # doctest: +SKIP
     """
 
     @checked

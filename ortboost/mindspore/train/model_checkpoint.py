@@ -22,6 +22,10 @@ class CheckpointConfig:
         save_checkpoint_steps: Save every this many steps; 0 to go by seconds.
         save_checkpoint_seconds: Save every this many seconds, if above 0 and steps are 0.
         keep_checkpoint_max: Remove the oldest files beyond this number; 0 keeps all.
+
+    Example:
+        >>> CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2).keep_checkpoint_max
+        2
     """
 
     @checked
@@ -46,6 +50,11 @@ class ModelCheckpoint(Callback):
 
     Raises:
         ArgumentValueError: ``prefix`` is not a non-empty string, or contains a '/'.
+
+    Example:
+        >>> config = CheckpointConfig(save_checkpoint_steps=100)
+        >>> callback = ModelCheckpoint("mlp", "checkpoints", config)
+        >>> model.train(2, batches, callbacks=callback)  # doctest: +SKIP
     """
 
     @checked

@@ -93,6 +93,10 @@ class AugmentConfig:
 
     Raises:
         ConfigError: A value is out of range, or both random crops are set.
+
+    Example:
+        >>> AugmentConfig(crop=4, flip=0.5).crop
+        4
     """
 
     resized_crop: Annotated[float, Range(above=0, most=1)] | None = None
