@@ -114,7 +114,9 @@ def in_training(folder: Path) -> bool:
 def _holder(note: Path) -> Mapping[str, Any] | None:
     with contextlib.suppress(FileError):
         found = read_json(note)
-        return found if isinstance(found, Mapping) and {"pid", "host"} <= set(found) else None
+        if isinstance(found, Mapping) and {"pid", "host"} <= set(found):
+            # A damaged note names nobody; 0 and below would be groups of processes.
+            return found if type(found["pid"]) is int and found["pid"] > 0 else None
     return None
 
 
@@ -122,8 +124,8 @@ def _may_live(holder: Mapping[str, Any]) -> bool:
     if holder["host"] != socket.gethostname():
         return True
     try:
-        os.kill(int(holder["pid"]), 0)  # signal 0 only checks for existence
-    except (ProcessLookupError, ValueError):
+        os.kill(holder["pid"], 0)  # signal 0 only checks for existence
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

@@ -181,7 +181,7 @@ def train(
     printer = console.printer()
     printer.result(summary.to_dict())
     printer.pairs(_rows(summary))
-    verify = given(verify=val, map=reading.mapping) if val else ""
+    verify = given(verify=val or data, map=reading.mapping)
     printer.line(f"\nnext: ortboost export {quote(str(run))} -o model.opt.onnx{verify}")
 
 

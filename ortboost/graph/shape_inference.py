@@ -16,7 +16,7 @@ from onnx_ir import serde
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.query import known_shape
 
-__all__ = ["infer_missing", "infer_shapes", "node_fault"]
+__all__ = ["infer_missing", "infer_shapes", "inferred_shape", "node_fault"]
 
 _log = logging.getLogger(__name__)
 _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
@@ -48,6 +48,29 @@ def infer_missing(model: ir.Model) -> None:
             if value.shape is None or value.type is None or None in (known_shape(value) or ()):
                 infer_shapes(model)
                 return
+
+
+def inferred_shape(model: ir.Model, output: ir.Value) -> tuple[int | str | None, ...] | None:
+    """The shape of an output as far as it follows from the graph, whatever the file states.
+
+    A dimension has the name of an input's dimension only if the two are equal. Exporters may name
+    the dimensions of outputs anew (``out0``).
+
+    Args:
+        model: The model; it is not changed.
+        output: One of its outputs.
+    """
+    proto = _described(model)
+    (stated,) = (info for info in proto.graph.output if info.name == output.name)
+    stated.type.tensor_type.ClearField("shape")
+    try:
+        found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception as error:  # as in infer_shapes
+        _log.info("shape inference failed: %s", error)
+        return None
+    (made,) = (info for info in found.graph.output if info.name == output.name)
+    tensor = made.type.tensor_type
+    return tuple(map(_dim, tensor.shape.dim)) if tensor.HasField("shape") else None
 
 
 def node_fault(node: ir.Node, opset: int) -> str | None:

@@ -39,7 +39,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, producer_of
-from ortboost.graph.shape_inference import infer_missing
+from ortboost.graph.shape_inference import infer_missing, inferred_shape
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
@@ -307,6 +307,7 @@ def _label_input(
                 fix="Cross entropy needs a batch axis and a class axis. Choose another loss, or "
                 "use --loss output if the model computes its own.",
             )
+        shape = _named_as_inputs(model, prediction, shape)
         label_shape = tuple(d for i, d in enumerate(shape) if i != axis) if sparse else shape
     labels = ir.Value(
         name=config.labels,
@@ -315,6 +316,20 @@ def _label_input(
     )
     model.graph.inputs.append(labels)
     return labels
+
+
+def _named_as_inputs(model: ir.Model, prediction: ir.Value, shape: _Dims) -> _Dims:
+    """The shape with the input's names for dimensions that are equal to the input's."""
+    known = {dim for value in model.graph.inputs for dim in known_shape(value) or ()}
+    if all(isinstance(dim, int) or dim in known for dim in shape):
+        return shape
+    found = inferred_shape(model, prediction) or ()
+    if len(found) != len(shape):
+        return shape
+    return tuple(
+        name if isinstance(name, str) and name in known and not isinstance(dim, int) else dim
+        for dim, name in zip(shape, found, strict=True)
+    )
 
 
 def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:

@@ -84,6 +84,13 @@ def test_a_run_that_goes_on_is_said_to(tmp_path):
     assert [one.status for one in runs(run)] == ["stopped"]
 
 
+@pytest.mark.parametrize("pid", [[], {}, None, "1", -1, 0, True, 10**30, 1.5], ids=str)
+def test_a_damaged_lock_names_nobody(pid, tmp_path):
+    run = make_run(tmp_path / "run", accuracy=[0.5], reason=None)
+    lock(run, pid)
+    assert [one.status for one in runs(run)] == ["stopped"]
+
+
 def test_folders_of_one_name_are_told_apart(tmp_path):
     one, two = (make_run(tmp_path / side / "run", accuracy=[0.5]) for side in "ab")
     assert [run.name for run in runs([one, two])] == [str(two), "run"]

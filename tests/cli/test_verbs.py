@@ -103,6 +103,15 @@ def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("accuracy ")
 
 
+@pytest.mark.parametrize("more", [[], ["--val", DIGITS], ["--val-split", "0.2"]])
+def test_the_export_that_follows_is_verified_on_data(more, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["convert", MLP, "-o", run, "-q"]) == 0
+    assert main(["train", run, "--data", DIGITS, "--max-steps", "1", *more]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(f"next: ortboost export {run} -o model.opt.onnx --verify {DIGITS}\n")
+
+
 def test_json_is_one_object_on_stdout(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "model.onnx"
     keys = {

@@ -76,7 +76,13 @@ def test_the_best_value_is_by_what_is_better():
 def test_damaged_lines_are_numbers_or_nan(junk):
     run = RunHistory()
     keys = ("loss", "learning_rate", "loss_scales", "metrics", "epoch", "overflow", "total_skips")
-    run.add({"event": "start", "step": 0, **dict.fromkeys(("epochs", "steps", "about", "seconds"), junk)})
+    run.add(
+        {
+            "event": "start",
+            "step": 0,
+            **dict.fromkeys(("epochs", "steps", "about", "seconds"), junk),
+        }
+    )
     run.add({"event": "step", "step": 1, **dict.fromkeys(keys, junk)})
     run.add({"event": "epoch", "step": 1, "epoch": junk, "val_loss": junk})
     run.add({"event": "end", "step": 1, "reason": junk, "seconds": junk})

@@ -489,3 +489,25 @@ def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):
     assert found.class_axis == 2
     assert list(node.inputs[0].shape)[1:] == [4]
     assert len(node.inputs[0].shape) == 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        ("mse", ["batch", 4, "height", "out3"]),
+        ("softmax-cross-entropy", ["batch", "height", "out3"]),
+    ],
+)
+def test_dimensions_of_labels_have_the_names_of_equal_ones_of_the_inputs(loss, labels):
+    """Exporters name those of outputs anew. The doubled width keeps its own name."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        m (float[batch, 4, height, width] x) => (float[out0, 4, out2, out3] y) {
+          e = Exp(x)
+          y = Concat<axis = 3>(e, x)
+        }"""
+    )
+    attach_loss(model, LossConfig(loss))
+    made = next(value for value in model.graph.inputs if value.name == "labels")
+    assert list(made.shape) == labels
+    assert model.graph.outputs[0].shape[0] == "out0"

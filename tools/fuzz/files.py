@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
 
 from ortboost import api
 from ortboost.boosts.clip import ClipConfig
@@ -22,6 +26,7 @@ from ortboost.optimizers import Adam
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import EVAL, MANIFEST, STATE, STEP, Program, read_tensors
+from ortboost.program.split import save_split
 from tools.fuzz.damage import damage_bytes, damage_model, damage_text
 
 __all__ = ["COMMANDS", "damage_file", "make_files", "seal"]
@@ -77,6 +82,8 @@ _PROGRAM = (
 )
 _GRAPH = (*_PROGRAM, "plot {0}/NAME --graph step -o {0}/step.svg", "inspect {0}/NAME/step.onnx")
 _CHECKPOINT = (_AGAIN, _EXPORT, "pca {0}/NAME -o {0}/q.npy -k 1", "plot {0}/NAME -o {0}/c.png")
+_RUNS = ("runs {0}/NAME --csv {0}/runs.csv", "watch {0}/NAME")
+_HALF = ("inspect {0}/NAME/FILE", "plot {0}/NAME/FILE -o {0}/half.svg", "check {0}/NAME/FILE")
 _DATA = (_FRESH, "eval {0}/run --data {0}/DATA -q", "train {0}/run --data {0}/data.npz --val "
 "{0}/DATA"
     " --batch-size 8 --epochs 1 --max-steps 1 --overwrite -q")  # fmt: skip
@@ -104,10 +111,13 @@ def _of_program(name: str) -> dict[str, tuple[str, ...]]:
         "checkpoints/step-00000004.safetensors": _CHECKPOINT,
         "checkpoints/step-00000002.json": (_AGAIN,),
         "checkpoints/best.json": (_AGAIN, _EXPORT),
-        "log.jsonl": (_AGAIN, "plot {0}/NAME -o {0}/curves.png"),
+        "log.jsonl": (_AGAIN, "plot {0}/NAME -o {0}/curves.png", *_RUNS),
+        "train.lock": (_AGAIN, _RUNS[0]),
+        "gradients.onnx": _HALF,
+        "update.onnx": _HALF,
     }
     return {
-        f"{name}/{file}": tuple(line.replace("NAME", name) for line in group)
+        f"{name}/{file}": tuple(line.replace("NAME", name).replace("FILE", file) for line in group)
         for file, group in lines.items()
     }
 
@@ -127,6 +137,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     **_of_data("arrays/x.npy", "arrays"),
     **_of_data("arrays/y.npy", "arrays"),
     **_of_data("table.csv", "table.csv"),
+    **_of_data("table.parquet", "table.parquet"),
+    **_of_data("photos/a/1.png", "photos"),
+    **_of_data("photos/b/2.jpg", "photos"),
+    **_of_data("photos/b/3.webp", "photos"),
     **_of_data("idx/train-images-idx3-ubyte", "idx"),
     **_of_data("idx/train-labels-idx1-ubyte", "idx"),
     **_of_data("zipped/train-images-idx3-ubyte.gz", "zipped"),
@@ -178,6 +192,11 @@ def make_files(folder: Path, model: Path) -> None:
     rows = [",".join([*(f"p{k}" for k in range(64)), "label"])]
     rows += [",".join([*(f"{v:.3f}" for v in a), str(b)]) for a, b in zip(flat, y, strict=True)]
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    columns = {**{f"p{k}": flat[:, k] for k in range(64)}, "label": y}
+    pq.write_table(pa.table(columns), folder / "table.parquet", row_group_size=8)
+    for name, pixels in zip(("a/1.png", "b/2.jpg", "b/3.webp"), x, strict=False):
+        (folder / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "photos" / name)
     (folder / "cifar").mkdir()
     (folder / "cifar" / "data_batch_1.bin").write_bytes(rng.bytes(3073 * 4))
     (folder / "train.toml").write_text(_OF_TRAINING)
@@ -199,6 +218,8 @@ def make_files(folder: Path, model: Path) -> None:
     for name in PROGRAMS:
         api.convert(model, folder / name, configs[name])
         api.train(folder / name, data, data, epochs=1, batch_size=8, checkpoint_every=2)
+        save_split(Program.load(folder / name), folder / name)
+        write_json(folder / name / "train.lock", {"pid": 2**22 + 1, "host": socket.gethostname()})
 
 
 def damage_file(path: Path, rng: np.random.Generator) -> None:

@@ -22,6 +22,8 @@ __all__ = ["ArrayImages", "FileImages", "Header", "ItemImages", "Store", "requir
 T = TypeVar("T")
 _CHOSEN = 64  # number of images in a checksum
 _SAMPLED = 64 << 20  # maximum bytes of files that a checksum reads
+_ENDS = {b"\x89PNG": b"IEND\xaeB`\x82", b"\xff\xd8": b"\xff\xd9"}  # start of a format, its end
+_TAIL = 4096  # bytes in which to look for the end: some cameras append data
 
 
 class Header(NamedTuple):
@@ -74,12 +76,15 @@ def require_pillow() -> None:
 class FileImages:
     """Image files; all headers are read at the start, to find damaged files early.
 
+    A PNG or JPEG without its end marker is decoded at the start too: it is probably truncated.
+
     Args:
         paths: The files.
         root: The common folder, for relative paths in the checksum.
 
     Raises:
-        FileError: A file is not an image, or has more pixels than Pillow's ``MAX_IMAGE_PIXELS``.
+        FileError: A file is not an image, is truncated, or has more pixels than Pillow's
+            ``MAX_IMAGE_PIXELS``.
     """
 
     def __init__(self, paths: Sequence[str], root: Path) -> None:
@@ -121,7 +126,10 @@ class FileImages:
             transparent = image.mode == "P" and "transparency" in image.info
             return Header(*image.size, "PA" if transparent else image.mode, path)
 
-        return self._read(path, read, decode=False)
+        header = self._read(path, read, decode=False)
+        if _lacks_end(path):
+            self._read(path, _itself)
+        return header
 
     @staticmethod
     def _read(path: str, read: Callable[[Image], T], *, decode: bool = True) -> T:
@@ -253,3 +261,12 @@ class ItemImages:
 
 def _itself(image: Image) -> Image:
     return image
+
+
+def _lacks_end(path: str) -> bool:
+    """Whether a PNG or JPEG has no end marker; JPEG data never contain one by chance."""
+    with open(path, "rb") as file:
+        start = file.read(4)
+        file.seek(max(0, os.path.getsize(path) - _TAIL))
+        tail = file.read()
+    return any(start.startswith(first) and end not in tail for first, end in _ENDS.items())

@@ -86,7 +86,8 @@ def bad(folder, kind):
         Image.fromarray(np.zeros((6, 6), np.uint16)).save(path)
     elif kind == "transparent":
         picture(path, mode="RGBA")
-    elif kind == "cut":  # its header is whole
+    elif kind.startswith("cut"):  # its header is whole
+        path = path.with_suffix(f".{kind.removeprefix('cut ')}")
         picture(path, size=(60, 60))
         path.write_bytes(path.read_bytes()[:3000])
     elif kind == "bomb":
@@ -104,6 +105,8 @@ def bad(folder, kind):
         ("transparent", "An image is RGBA"),
         ("bomb", "more pixels than Pillow decodes"),
         ("text", "cannot be read"),
+        ("cut png", "cannot be read"),
+        ("cut jpg", "cannot be read"),
     ],
 )
 def test_a_bad_file_is_named_before_anything_is_decoded(folder, kind, what):
@@ -114,11 +117,21 @@ def test_a_bad_file_is_named_before_anything_is_decoded(folder, kind, what):
     assert_three_lines(caught.value)
 
 
-def test_a_file_that_is_cut_is_named_when_it_is_decoded(folder):
-    path = bad(folder, "cut")
+def test_damage_that_only_decoding_shows_is_named_then(folder):
+    path = bad(folder, "cut bmp")
+    found = source(folder, images=parse_images("resize=6,crop=6"))
     with pytest.raises(FileError, match="cannot be read") as caught:
-        list(source(folder).epoch(0))
+        list(found.epoch(0))
     assert str(path) in caught.value.where
+    assert_three_lines(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_what_follows_the_end_of_an_image_is_no_damage(folder, suffix):
+    path = folder / "cat" / f"more.{suffix}"
+    picture(path)
+    path.write_bytes(path.read_bytes() + bytes(10_000))
+    assert len(list(source(folder).epoch(0))) == 3
 
 
 @pytest.mark.parametrize("kind", ["gray", "transparent"])
