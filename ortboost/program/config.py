@@ -131,7 +131,7 @@ class ProgramConfig:
 
     Example:
         >>> from ortboost.boosts import GradAccumulation, LessBN
-        >>> config = ProgramConfig(boosts=(GradAccumulation(4), LessBN()), learning_rate="cosine:0.1")
+        >>> config = ProgramConfig(boosts=(GradAccumulation(4), LessBN()), weight_decay=1e-4)
         >>> [boost.name for boost in config.boosts]  # in the order in which they act
         ['less-bn', 'loss-scale', 'grad-accumulation']
     """

@@ -52,7 +52,8 @@ class TrainSummary(Shown):
     Example:
         >>> import ortboost as ob
         >>> program = ob.convert("models/mlp.onnx", "runs/example/summary", overwrite=True)
-        >>> summary = ob.train("runs/example/summary", "models/digits.npz", max_steps=5, progress=None)
+        >>> data = "models/digits.npz"
+        >>> summary = ob.train("runs/example/summary", data, max_steps=5, progress=None)
         >>> summary.reason, summary.steps, summary.healthy
         ('max_steps reached', 5, True)
     """
