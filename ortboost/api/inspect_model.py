@@ -224,8 +224,8 @@ class ProgramDescription(Shown):
     Example:
         >>> import ortboost as ob
         >>> program = ob.convert("models/mlp.onnx", "runs/example/inspect", overwrite=True)
-        >>> ob.inspect("runs/example/inspect").nodes["eval.onnx"]
-        3
+        >>> ob.inspect("runs/example/inspect").nodes["eval.onnx"]  # with the loss
+        4
     """
 
     path: str

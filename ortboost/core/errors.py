@@ -76,7 +76,7 @@ class UsageError(OrtBoostError):
         ...     ob.check("models/mlp.onnx", target="abacus")
         ... except ob.UsageError as error:
         ...     print(error.exit_status, error.what)
-        2 Unknown target 'abacus'.
+        2 The target 'abacus' has no checker.
     """
 
     exit_status = 2
@@ -99,7 +99,7 @@ class ConfigError(OrtBoostError):
         ...     ob.TrainConfig(epochs=0)
         ... except ob.ConfigError as error:
         ...     print(error.exit_status, error.what)
-        3 epochs = 0
+        3 'epochs' is 0; 1 or more is needed.
     """
 
     exit_status = 3
@@ -114,7 +114,7 @@ class ModelError(OrtBoostError):
         ...     ob.build_program("models/mlp.onnx", ob.ProgramConfig(freeze=("*",)))
         ... except ob.ModelError as error:
         ...     print(error.exit_status, error.what)
-        4 x
+        4 There is nothing to train.
     """
 
     exit_status = 4
@@ -128,8 +128,8 @@ class ParityError(OrtBoostError):
         >>> try:
         ...     ob.export("models/mlp.onnx", "mlp.fp16.onnx", precision="fp16", rtol=0.0, atol=0.0)
         ... except ob.ParityError as error:
-        ...     print(error.exit_status, error.what)
-        5 x
+        ...     print(error.exit_status, error.what.partition(":")[0])
+        5 The exported graph gives different outputs
     """
 
     exit_status = 5
@@ -166,7 +166,7 @@ class FileError(OrtBoostError):
         ...     ob.inspect("none.onnx")
         ... except ob.FileError as error:
         ...     print(error.exit_status, error.what)
-        8 x
+        8 The model file does not exist.
     """
 
     exit_status = 8

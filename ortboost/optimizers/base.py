@@ -69,7 +69,7 @@ class Optimizer(Protocol):
     Example:
         >>> from ortboost.optimizers import AdamW
         >>> AdamW().name, AdamW().slots
-        ('adamw', ('m', 'v'))
+        ('adamw', ('exp_avg', 'exp_avg_sq'))
     """
 
     name: ClassVar[str]

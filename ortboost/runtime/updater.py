@@ -22,6 +22,7 @@ from ortboost.program.catalogue import Catalogue, TensorSpec, merged, read_catal
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
 from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.session import TRAINING_DEVICES, resolve_device
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Updater"]
@@ -33,7 +34,7 @@ class Updater:
     Args:
         program: A program with one step graph, with gradient accumulation, and without loss scale
             and finite check (the gate of the check encloses the running statistics, too).
-        device: ``cpu`` or ``cuda``.
+        device: ``auto``, ``cpu`` or ``cuda``.
         threads: Intra-op threads; the runtime's choice if not given.
 
     Raises:
@@ -50,6 +51,7 @@ class Updater:
         flush = program.graphs[names.FLUSH_GRAPH]
         graphs = [(update, _catalogue(update, program)), (flush, read_catalogue(flush))]
         self.catalogue = merged([catalogue for _, catalogue in graphs])
+        device = resolve_device(device, among=TRAINING_DEVICES)
         initial = {entry.name: program.initial[entry.name] for entry in self.catalogue.state}
         self._state = DeviceState(self.catalogue, initial, device, ())
         self._update, self._flush = (

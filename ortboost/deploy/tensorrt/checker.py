@@ -33,8 +33,8 @@ class TargetReport(Shown):
     Example:
         >>> import ortboost as ob
         >>> report = ob.check("models/lenet5.onnx", target="tensorrt=11")
-        >>> report.ok, report.findings
-        (True, ())
+        >>> report.ok, [finding.severity for finding in report.findings]
+        (True, ['warn'])
     """
 
     target: str

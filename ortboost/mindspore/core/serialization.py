@@ -113,7 +113,7 @@ def load_param_into_net(
         >>> import ortboost as ob
         >>> net = ob.load("models/mlp.onnx")
         >>> load_param_into_net(net, ob.load_checkpoint(ob.save_checkpoint(net, "mlp")))
-        ((), ())
+        ([], [])
     """
     own = net.parameters_dict()
     missing = [name for name in own if name not in parameter_dict]
