@@ -12,7 +12,7 @@ from typing import NoReturn
 __all__ = ["interrupt_once", "leave_if_interrupted", "main"]
 
 _INTERRUPTED = 130
-_FILE = 8
+_MISSING, _FILE = 7, 8
 _interrupts: list[int] = []
 
 
@@ -76,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _FILE,
                 where,
             )
+        if isinstance(error, MemoryError):
+            fix = "Use a smaller batch, or data that are read on demand (.npy, Parquet, images)."
+            return _say("There is not enough memory.", words, fix, _MISSING, str(error) or None)
         if hasattr(error, "format_message"):  # raised by the argument parser
             fix = "See 'ortboost --help', or --help after the verb."
             return _say(error.format_message(), words, fix, 2)

@@ -441,6 +441,18 @@ def test_what_the_file_system_refuses_is_no_bug(trained, tmp_path, capsys, monke
     assert str(tmp_path) in text
 
 
+@pytest.mark.parametrize("said", ["Unable to allocate 12.2 MiB", ""])
+def test_a_lack_of_memory_is_no_bug(said, trained, capsys, monkeypatch):
+    def fail(*arguments, **settings):
+        raise MemoryError(said)
+
+    monkeypatch.setattr("ortboost.training.data.load.load_npz", fail)
+    assert main(["eval", str(trained), "--data", DIGITS]) == 7
+    what, where, _ = error_lines(capsys).splitlines()
+    assert what == "error: There is not enough memory."
+    assert where == f"  where: {said or f'ortboost eval {trained} --data {DIGITS}'}"
+
+
 def test_labels_that_do_not_count_are_in_no_accuracy(tmp_path, capsys):
     digits = np.load(DIGITS)
     labels = digits["y_test"].copy()

@@ -507,7 +507,7 @@ def test_dimensions_of_labels_have_the_names_of_equal_ones_of_the_inputs(loss, l
           y = Concat<axis = 3>(e, x)
         }"""
     )
-    attach_loss(model, LossConfig(loss))
+    attach_loss(model, LossConfig(loss, class_axis=1 if "softmax" in loss else None))
     made = next(value for value in model.graph.inputs if value.name == "labels")
     assert list(made.shape) == labels
     assert model.graph.outputs[0].shape[0] == "out0"
