@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
+from ortboost.api.stored_batches import map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
@@ -155,7 +156,8 @@ def compare(
         )
         challenger = ModelEvaluator(os.fspath(other), device=device)
         feeds, lengths, unused = collect(subject, data, split, batch_size, mapping)
-        feeds = [{**subject.evaluator.constants, **batch} for batch in feeds]
+        constants = subject.evaluator.constants
+        feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
         if missing:
             raise UsageError(

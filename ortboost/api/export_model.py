@@ -229,7 +229,7 @@ def export(
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         precise = None
         if precision != "fp32":
-            batches: list[Mapping[str, NDArray[Any]]] = []
+            batches: Sequence[Mapping[str, NDArray[Any]]] = ()
             ranges: dict[str, float] = {}
             if calibration is not None:
                 batches = collect(subject, calibration, "train", batch_size, mapping).feeds

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.image_settings import images_note, images_of
 from ortboost.api.run_folder import load_run
+from ortboost.api.stored_batches import Feeds, map_batches, read_batches
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
@@ -51,7 +52,6 @@ __all__ = [
     "trained_subject",
 ]
 
-Feeds: TypeAlias = Mapping[str, NDArray[Any]]
 _LABELS = "labels"
 
 
@@ -346,8 +346,8 @@ class Collected(NamedTuple):
         notes: Why the labels of the data could not be used.
     """
 
-    feeds: list[Feeds]
-    lengths: list[int | None]
+    feeds: Sequence[Feeds]
+    lengths: Sequence[int | None]
     notes: tuple[str, ...] = ()
 
 
@@ -369,11 +369,11 @@ def collect(
     if isinstance(data, Iterator):  # it may be read twice, with and without labels
         data = list(data)
 
-    def read(inputs: Sequence[TensorSpec]) -> list[Feeds]:
+    def read(inputs: Sequence[TensorSpec]) -> Sequence[Feeds]:
         source = open_source(
             data, inputs, split, fixed or batch_size, mapping, images=subject.images
         )
-        return list(source.epoch(0))
+        return read_batches(source)
 
     notes: tuple[str, ...] = ()
     try:
@@ -388,7 +388,8 @@ def collect(
         return Collected(found, [None for _ in found], notes)
     axes = batch_axes(subject.inputs)
     lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in found]
-    return Collected([pad_batch(b, fixed, axes=axes)[0] for b in found], lengths, notes)
+    padded = map_batches(lambda batch: pad_batch(batch, fixed, axes=axes)[0], found)
+    return Collected(padded, lengths, notes)
 
 
 class Accuracies:
@@ -419,7 +420,7 @@ class Accuracies:
         """The output that the accuracy is measured on, if any."""
         self.notes: list[str] = []
         """Why no accuracy could be measured, if so."""
-        self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
+        self._wanted = bool(feeds) and labels is not None and labels in feeds[0]
 
     def add(self, number: int, answers: Feeds) -> None:
         """Add the outputs of one batch of the exported file."""
@@ -429,9 +430,9 @@ class Accuracies:
         output = self._output or next(iter(answers))
         assert accuracy is not None
         assert self._labels is not None
-        labels = np.asarray(self._feeds[number][self._labels])
         length = None if self._lengths is None else self._lengths[number]
         try:
+            labels = np.asarray(self._feeds[number][self._labels])
             for side, found in (("before", self._expected[number]), ("after", answers)):
                 if np.asarray(found[output]).dtype.kind in "iubO":
                     raise UsageError(f"The output '{output}' does not contain scores.")

@@ -52,25 +52,30 @@ def list_runs(
     found = runs(sources or ".", metric=metric, plot=plot, csv=csv)
     printer.result([run.to_dict() for run in found])
     name = next((run.metric for run in found if run.metric), "best")
-    columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
+    columns = ["run", name, "epochs", "steps", "skipped", "time", "status"]
     printer.table(columns, [_row(run) for run in found])
-    printer.pairs([("", ""), ("plot", plot), ("csv", csv)])
+    differing = [(run.name, _settings(run.differs)) for run in found if run.differs]
+    if differing:
+        printer.line("\ndifferent settings")
+        printer.pairs(differing)
+    printer.pairs([("plot", plot), ("csv", csv)])
 
 
 def _row(run: RunInfo) -> tuple[Any, ...]:
-    best = "" if run.best is None else f"{run.best:.4f} (step {run.best_step})"
     again = f" ({run.sessions} sessions)" if run.sessions > 1 else ""
     return (
         run.name,
-        run.engine,
-        ", ".join(_setting(key, value) for key, value in run.differs.items()),
+        "" if run.best is None else f"{run.best:.4f} (step {run.best_step})",
         f"{run.epochs}/{run.planned}" if run.planned else "",
         run.steps or "",
         run.skipped or ("" if not run.steps else 0),
-        best,
         "" if run.seconds is None else f"{run.seconds:.3g} s{again}",
         run.status.partition(":")[0],
     )
+
+
+def _settings(differs: Mapping[str, Any]) -> str:
+    return ", ".join(_setting(key, value) for key, value in differs.items())
 
 
 def _setting(key: str, value: Any) -> str:

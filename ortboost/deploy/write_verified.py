@@ -80,7 +80,6 @@ def write_verified(
     tolerance = tolerance or Tolerance(rtol, atol)
     outputs = [value.name or "" for value in exported.model.graph.outputs]
     tolerance.check(outputs)
-    batches = list(feeds)
     with temporary_folder(target.parent) as workshop:
         file = workshop / target.name
         # For a GPU, int8 products follow the standard exactly: CPU kernels may saturate.
@@ -90,8 +89,8 @@ def write_verified(
             # The comparison uses an emulation; first check that the file itself runs and is
             # correct.
             plain = _runner("fp32", file, outputs, device)
-            _Trial(plain, expected[:1], batches[:1], outputs, tolerance).require(exported, target)
-        trial = _Trial(run, expected, batches, outputs, tolerance)
+            _Trial(plain, expected[:1], feeds[:1], outputs, tolerance).require(exported, target)
+        trial = _Trial(run, expected, feeds, outputs, tolerance)
         parity = trial.require(exported, target, watch, judge)
     exported.model.metadata_props["ortboost.parity"] = parity.summary
     save_model(exported.model, target)

@@ -248,6 +248,7 @@ def _draw_metric(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
                     marker="o",
                     markersize=9,
                     fillstyle="none",
+                    clip_on=False,
                 )
                 if len(runs) == 1:
                     words += f", best {value * 100:.2f} at step {step}"

@@ -17,7 +17,6 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.split import split_program
 from ortboost.runtime.updater import Updater
 from tests.support import (
-    assert_same_bits,
     assert_three_lines,
     batch_for,
     run,

@@ -19,7 +19,7 @@ from tools.fuzz.files import COMMANDS, damage_file
 
 
 def test_damaged_files_end_with_a_documented_status(tmp_path):
-    words = ["-m", "tools.fuzz", "--what", "models", "files", "--cases", "200"]
+    words = ["-m", "tools.fuzz", "--what", "models", "files", "--cases", "500"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words, "--out", str(tmp_path)],
@@ -29,7 +29,7 @@ def test_damaged_files_end_with_a_documented_status(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("200 cases in ")
+    assert done.stdout.splitlines()[-1].startswith("500 cases in ")
     assert done.stdout.endswith(" 0 failed\n")
 
 

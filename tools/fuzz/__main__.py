@@ -139,7 +139,9 @@ def _one(options: argparse.Namespace, sources: Sources, case: int, found: Found)
             name, damaged, command = _damaged_file(sources, folder, rng)
         else:
             name, damaged, command = _damaged_model(kind, sources, folder, rng)
-        end, took = run_case(command, said, seconds=options.seconds, gigabytes=options.gigabytes)
+        limits = {"seconds": options.seconds, "gigabytes": options.gigabytes}
+        curves = command[0] != "train" or "log.jsonl" in name
+        end, took = run_case(command, said, **limits, curves=curves)
         text = said.read_text(errors="replace") if said.exists() else ""
         if options.only:
             print(text)
@@ -148,7 +150,7 @@ def _one(options: argparse.Namespace, sources: Sources, case: int, found: Found)
             kept = options.out / number
             if end == "exit 1":  # again, for its traceback
                 again = [*command, "-vv"]
-                run_case(again, said, seconds=options.seconds, gigabytes=options.gigabytes)
+                run_case(again, said, **limits, curves=curves)
                 text = said.read_text(errors="replace")
             shutil.rmtree(kept, ignore_errors=True)
             kept.mkdir(parents=True)

@@ -45,8 +45,8 @@ VERBS = {
     ),
     "compare": ("compare {0} {0} -q", "compare {0} {2} -q --bisect", "compare {2} {0} -q"),
     "plot and bench": (
-        *("plot {0} -o {1}/graph.svg",) * 2,
-        *("plot {0} -o {1}/graph.dot --before {2}",) * 2,
+        *("plot {0} -o {1}/graph.svg",) * 4,
+        *("plot {0} -o {1}/graph.dot --before {2}",) * 4,
         "bench {0} --iters 2 --warmup 1 --rounds 1 --loads 1 -q",  # it starts processes: seldom
     ),
 }

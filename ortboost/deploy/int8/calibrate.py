@@ -141,8 +141,7 @@ def select_evenly(
         >>> [int(f["x"][0]) for f in select_evenly([{"x": np.full(8, i)} for i in range(10)], 24)]
         [0, 3, 6]
     """
-    lengths = [next((len(a) for a in batch.values() if np.ndim(a)), 1) for batch in feeds]
-    total = sum(lengths)
+    total = sum(next((len(a) for a in batch.values() if np.ndim(a)), 1) for batch in feeds)
     if total <= samples:
         return feeds
     count = max(1, -(-len(feeds) * samples // total))

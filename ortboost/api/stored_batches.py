@@ -1,0 +1,70 @@
+"""Batches of data that need not fit into memory, for verbs that read them more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, overload
+
+from numpy.typing import NDArray
+
+from ortboost.training.data import ArraySource, Source
+
+__all__ = ["Feeds", "StoredBatches", "map_batches", "read_batches"]
+
+Feeds = Mapping[str, NDArray[Any]]
+
+_HELD: Final = 512 << 20  # bytes of data that are held in memory, and so are read only once
+
+
+class StoredBatches(Sequence[Feeds]):
+    """The batches of a source, read on access; the last one is kept.
+
+    Args:
+        source: The data.
+        change: Applied to each batch.
+    """
+
+    def __init__(self, source: ArraySource, change: Callable[[Feeds], Feeds] | None = None) -> None:
+        self.source, self.change = source, change
+        self._last: tuple[int, Feeds] | None = None
+
+    def __len__(self) -> int:
+        return self.source.steps_per_epoch
+
+    @overload
+    def __getitem__(self, index: int) -> Feeds: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Feeds]: ...
+
+    def __getitem__(self, index: int | slice) -> Feeds | Sequence[Feeds]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        number = index % len(self)
+        if self._last is None or self._last[0] != number:
+            batch: Feeds = next(self.source.epoch(0, number))
+            self._last = number, batch if self.change is None else self.change(batch)
+        return self._last[1]
+
+
+def read_batches(source: Source) -> Sequence[Feeds]:
+    """All batches of a source; those of large files and arrays are read on access."""
+    if isinstance(source, ArraySource) and _bytes(source) > _HELD:
+        return StoredBatches(source)
+    return list(source.epoch(0))
+
+
+def map_batches(change: Callable[[Feeds], Feeds], batches: Sequence[Feeds]) -> Sequence[Feeds]:
+    """The batches, each changed by a function."""
+    if not isinstance(batches, StoredBatches):
+        return [change(batch) for batch in batches]
+    inner = batches.change
+    if inner is None:
+        return StoredBatches(batches.source, change)
+    return StoredBatches(batches.source, lambda batch: change(inner(batch)))
+
+
+def _bytes(source: ArraySource) -> int:
+    return sum(array.nbytes for array in source.arrays.values())
