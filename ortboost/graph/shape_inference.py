@@ -8,6 +8,7 @@ pass is quadratic in the number of weights, because it looks up each weight amon
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
@@ -16,11 +17,12 @@ from onnx_ir import serde
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.query import known_shape
 
-__all__ = ["infer_missing", "infer_shapes", "inferred_shape", "node_fault"]
+__all__ = ["dimension_names", "infer_missing", "infer_shapes", "node_fault"]
 
 _log = logging.getLogger(__name__)
 _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
 _ROUNDS = 12
+_PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -50,27 +52,58 @@ def infer_missing(model: ir.Model) -> None:
                 return
 
 
-def inferred_shape(model: ir.Model, output: ir.Value) -> tuple[int | str | None, ...] | None:
-    """The shape of an output as far as it follows from the graph, whatever the file states.
+def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]:
+    """For each dimension of an output, the name of the inputs' dimension that it always equals.
 
-    A dimension has the name of an input's dimension only if the two are equal. Exporters may name
-    the dimensions of outputs anew (``out0``).
+    Exporters may name the dimensions of outputs anew (``out0``), and inference with names loses
+    them where lengths are computed. So the shape is inferred twice with numbers: primes, which no
+    rounding to multiples leaves as they are.
 
     Args:
         model: The model; it is not changed.
         output: One of its outputs.
+
+    Returns:
+        One name or ``None`` for each dimension; nothing if the rank cannot be inferred.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[batch,size] x) => (float[out0,out1] y) { y = Transpose(x) }''')
+        >>> dimension_names(model, model.graph.outputs[0])
+        ('size', 'batch')
     """
+    known = {dim for value in model.graph.inputs for dim in known_shape(value) or ()}
+    names = sorted(dim for dim in known if isinstance(dim, str))
+    if not 0 < len(names) <= len(_PRIMES) // 2:
+        return ()
+    found = []
+    for primes in (_PRIMES, _PRIMES[len(names) :]):
+        shape = _shape_for(model, output, dict(zip(names, primes, strict=False)))
+        lengths = dict(zip(primes, names, strict=False))
+        found.append([None if length is None else lengths.get(length) for length in shape])
+    if len(found[0]) != len(found[1]):
+        return ()
+    return tuple(one if one == other else None for one, other in zip(*found, strict=True))
+
+
+def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) -> list[int | None]:
+    """The shape of an output for these lengths of the inputs; empty if it cannot be inferred."""
     proto = _described(model)
-    (stated,) = (info for info in proto.graph.output if info.name == output.name)
-    stated.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]  # it names dimensions, too
+    for info in proto.graph.input:
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = lengths[dim.dim_param]
+    for info in proto.graph.output:
+        info.type.tensor_type.ClearField("shape")
     try:
-        found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        made = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception as error:  # as in infer_shapes
         _log.info("shape inference failed: %s", error)
-        return None
-    (made,) = (info for info in found.graph.output if info.name == output.name)
-    tensor = made.type.tensor_type
-    return tuple(map(_dim, tensor.shape.dim)) if tensor.HasField("shape") else None
+        return []
+    (info,) = (info for info in made.graph.output if info.name == output.name)
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.WhichOneof("value") == "dim_value" else None for dim in dims]
 
 
 def node_fault(node: ir.Node, opset: int) -> str | None:

@@ -39,7 +39,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, producer_of
-from ortboost.graph.shape_inference import infer_missing, inferred_shape
+from ortboost.graph.shape_inference import dimension_names, infer_missing
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
@@ -323,12 +323,12 @@ def _named_as_inputs(model: ir.Model, prediction: ir.Value, shape: _Dims) -> _Di
     known = {dim for value in model.graph.inputs for dim in known_shape(value) or ()}
     if all(isinstance(dim, int) or dim in known for dim in shape):
         return shape
-    found = inferred_shape(model, prediction) or ()
-    if len(found) != len(shape):
+    names = dimension_names(model, prediction)
+    if len(names) != len(shape):
         return shape
     return tuple(
-        name if isinstance(name, str) and name in known and not isinstance(dim, int) else dim
-        for dim, name in zip(shape, found, strict=True)
+        dim if isinstance(dim, int) or name is None else name
+        for dim, name in zip(shape, names, strict=True)
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from onnx_ir.passes import common
 
 from ortboost.graph import shape_inference
-from ortboost.graph.shape_inference import infer_missing, infer_shapes
+from ortboost.graph.shape_inference import dimension_names, infer_missing, infer_shapes
+from tests.support import text_model
 
 MODELS = sorted((Path(__file__).parents[2] / "models").glob("*.onnx"))
 
@@ -128,3 +129,34 @@ def test_where_all_is_known_nothing_is_inferred(monkeypatch):
         last.shape, last.type = former
     assert len(calls) == 3
     assert described(model) == known
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ("y = Relu(x)", ("batch", None, "height", "width")),
+        ("y = Transpose<perm = [0, 3, 1, 2]>(x)", ("batch", "width", None, "height")),
+        (
+            "y = MaxPool<kernel_shape = [1, 2], strides = [1, 2]>(x)",
+            ("batch", None, "height", None),
+        ),
+        ('s = Shape(x) z = Resize<mode = "nearest">(x, , , s) y = Relu(z)', "as x"),
+        (
+            "h = MaxPool<kernel_shape = [4, 4], strides = [4, 4]>(x) f = Constant<value_floats = "
+            "[1.0, 1.0, 4.0, 4.0]>() y = Resize(h, , f)",
+            ("batch", None, None, None),
+        ),
+        ("y = Flatten<axis = 2>(x)", (None, None)),
+    ],
+)
+def test_names_of_dimensions_are_those_of_inputs_that_are_always_equal(nodes, names):
+    """Rounded to multiples of four a length may be the same, and is not always."""
+    rank = 2 if "Flatten" in nodes else 4
+    out = ",".join(f"out{i}" for i in range(rank))
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        m (float[batch, 3, height, width] x) => (float[{out}] y) {{ {nodes} }}"""
+    )
+    expected = ("batch", None, "height", "width") if names == "as x" else names
+    assert dimension_names(model, model.graph.outputs[0]) == expected
+    assert model.graph.outputs[0].shape[0] == "out0"
