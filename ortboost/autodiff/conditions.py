@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 _AXES = "its axes are not constant; export with fixed axes"
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 
 
 def unknown_rank(node: ir.Node, *indices: int) -> str | None:
@@ -27,7 +28,25 @@ def unknown_rank(node: ir.Node, *indices: int) -> str | None:
     for index in indices or range(len(node.inputs)):
         value = input_at(node, index)
         if value is not None and known_shape(value) is None:
-            return f"the rank of '{value.name}' is unknown; give the shapes of the model's inputs"
+            custom = _custom_source(value)
+            why = "give the shapes of the model's inputs"
+            if custom is not None:
+                why = f"it comes from the custom operator '{custom}': export without that"
+            return f"the rank of '{value.name}' is unknown; {why}"
+    return None
+
+
+def _custom_source(value: ir.Value) -> str | None:
+    """The nearest custom operator that a value is computed from; inference stops there."""
+    pending, seen = [value], set[int]()
+    for current in pending:
+        node = current.producer()
+        if node is None or id(node) in seen:
+            continue
+        if node.domain not in _KNOWN_DOMAINS:
+            return f"{node.domain}::{node.op_type}"
+        seen.add(id(node))
+        pending += [source for source in node.inputs if source is not None]
     return None
 
 

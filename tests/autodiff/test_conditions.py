@@ -85,3 +85,17 @@ def test_indices_that_count_columns_first(order, read, refused):
         f"{{ y, i = MaxPool<kernel_shape = [2, 2], storage_order = {order}>(x) }}"
     )
     assert (column_major(node) is not None) == refused
+
+
+def test_a_rank_that_a_custom_operator_hides_is_said_to_be_its():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my.ops" : 1]>
+        net (float[N,4] x, float[4,3] w) => (float y) {
+            a = my.ops.Magic(x) b = Relu(a) y = MatMul(b, w) }""")
+    reason = unknown_rank(model.graph.node(2))
+    assert reason == (
+        "the rank of 'b' is unknown; it comes from the custom operator 'my.ops::Magic': export "
+        "without that"
+    )
+    reason = unknown_rank(model.graph.node(1))
+    assert reason is not None
+    assert "my.ops::Magic" in reason
