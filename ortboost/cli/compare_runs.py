@@ -85,7 +85,9 @@ def _setting(key: str, value: Any) -> str:
         return name
     if isinstance(value, Mapping):
         words = [
-            _setting("", v).strip() if k == "kind" else _setting(k, v) for k, v in value.items()
+            _setting("", v).strip() if k == "kind" else _setting(k, v)
+            for k, v in value.items()
+            if v is not None
         ]
         return f"{name} ({', '.join(words)})"
     if isinstance(value, (list, tuple)):

@@ -26,9 +26,11 @@ def test_runs_as_a_table_and_as_data(tmp_path, capsys):
 
 
 def test_settings_are_said_in_few_words(tmp_path, capsys):
-    make_run(tmp_path / "a", groups=["x", "y"], clip={"norm": 1.0})
-    make_run(tmp_path / "b", loss_scale={**DYNAMIC, "window": 10}, weight_decay=0.1)
+    scale = {**DYNAMIC, "max_scale": 8.0}
+    make_run(tmp_path / "a", groups=["x", "y"], clip={"norm": 1.0}, loss_scale=scale)
+    scale = {**DYNAMIC, "window": 10, "max_scale": None}
+    make_run(tmp_path / "b", loss_scale=scale, weight_decay=0.1)
     assert main(["runs", str(tmp_path)]) == 0
     *_, a, b = capsys.readouterr().out.splitlines()
-    assert a == "a  loss-scale (window 2000), groups x,y, clip"
+    assert a == "a  loss-scale (window 2000, max-scale 8), groups x,y, clip"
     assert b == "b  loss-scale (window 10), weight-decay 0.1"

@@ -133,9 +133,9 @@ class FileImages(Store):
         with warnings.catch_warnings():  # in one thread: warning filters are global
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
             header = self._read(path, lambda image: header_of(image, path))
-            if _lacks_end(path):
-                self._read(path, _decoded)
-            return header
+        if _lacks_end(path):
+            self._read(path, _decoded)
+        return header
 
     @staticmethod
     def _read(path: str, read: Callable[[Image], T]) -> T:
