@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext
 from ortboost.boosts.loss_scale import multiply_loss, scale_from_dict
-from ortboost.boosts.roles import SCALE, LossScaler
+from ortboost.boosts.roles import BOUNDARY, SCALE, LossScaler
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import GroupedScaleConfig
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Boundary", "GroupLossScale", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
-
-_PREFIX = "ortboost/boundary"
 
 
 @dataclass(frozen=True)
@@ -292,7 +290,7 @@ def _between(
     model: ir.Model, path: Reach, groups: Mapping[str, int], levels: Mapping[int, int]
 ) -> list[Boundary]:
     """Insert a boundary on every edge between two groups, one for all uses in the same group."""
-    builder = Builder(model.graph, _PREFIX)
+    builder = Builder(model.graph, BOUNDARY)
     of_value = dict(groups)
     of_value.update(
         {o.name: levels[id(node)] for node in path.nodes for o in node.outputs if o.name}
@@ -311,7 +309,7 @@ def _between(
 
 
 def _at_marks(model: ir.Model, path: Reach, config: GroupedScaleConfig) -> list[Boundary]:
-    builder = Builder(model.graph, _PREFIX)
+    builder = Builder(model.graph, BOUNDARY)
     active = {value.name: value for value in _active_values(model, path)}
     made = []
     for tensor, before, after in config.marks:
@@ -330,7 +328,7 @@ def _boundary(
 ) -> Boundary:
     """Insert `value * 1` in front of the given uses."""
     graph = model.graph
-    name = builder.unique(f"{_PREFIX}/{before}-{after}/{value.name}")
+    name = builder.unique(f"{BOUNDARY}/{before}-{after}/{value.name}")
     one = ir.val(builder.unique(f"{name}/one"), value.dtype or ir.DataType.FLOAT, ())
     graph.inputs.append(one)
     output = builder.op("Mul", value, one, name=name, dtype=value.dtype, shape=value.shape)
@@ -414,7 +412,7 @@ def resolve_boundaries(
         downward, before they are multiplied by the ratio.
     """
     graph = model.graph
-    builder = Builder(graph, _PREFIX)
+    builder = Builder(graph, BOUNDARY)
     inputs = {value.name: value for value in graph.inputs}
     made = {o.name: o for node in graph for o in node.outputs if o.name}
     incoming: dict[tuple[int, int], list[ir.Value]] = {}

@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage
-from ortboost.boosts.roles import EXCHANGE_POINT
+from ortboost.boosts.roles import BOUNDARY, EXCHANGE_POINT
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
@@ -369,13 +369,17 @@ class _Rewrite:
 
 
 def _is_kept(node: ir.Node | None) -> bool:
-    """Whether a node would give another result or exchange again, or cannot be copied."""
+    """Whether a node would give another result the second time, or cannot be copied.
+
+    Boundaries and exchange points are products only until they are resolved, which happens after
+    this rewrite: a copy would multiply the value.
+    """
     return (
         node is None
         or has_subgraph(node)
         or not is_standard(node)
         or is_random(node)
-        or (node.outputs[0].name or "").startswith(EXCHANGE_POINT)
+        or (node.outputs[0].name or "").startswith((BOUNDARY, EXCHANGE_POINT))
     )
 
 

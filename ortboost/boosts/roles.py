@@ -16,6 +16,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
 __all__ = [
+    "BOUNDARY",
     "EXCHANGED",
     "EXCHANGED_GRADIENT",
     "EXCHANGE_POINT",
@@ -32,6 +33,8 @@ SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
 FLUSHED: Final = "flushed"
 """Name of the output of a flush that tells whether there was anything to apply."""
+BOUNDARY: Final = "ortboost/boundary"
+"""Prefix of the values of a forward graph that pass from one loss scale to another."""
 EXCHANGE_POINT: Final = "ortboost/to_exchange/"
 """Prefix of the values of a forward graph that several processes will sum."""
 EXCHANGED: Final = "ortboost/exchange/"

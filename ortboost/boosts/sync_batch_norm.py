@@ -42,7 +42,7 @@ from ortboost.graph.query import is_read, label, static_shape
 from ortboost.graph.reach import values_by_name
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.transforms.batch_statistics import WRITTEN_OUT_KEY
-from ortboost.transforms.trainable_norm import VARIANCE_KEY
+from ortboost.transforms.trainable_norm import MOMENTUM_KEY, VARIANCE_KEY
 
 __all__ = ["SyncBatchNorm"]
 
@@ -207,16 +207,24 @@ def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None
     product = b.op("Mul", centered, column(factor), shape=shape)
     result = b.cast(b.op("Add", product, column(offset), shape=shape), x.dtype or _FLOAT)
     if node.metadata_props.get(VARIANCE_KEY) == "unbiased":
-        correction = b.op("Div", _unbias(b, total), _unbias(b, number), shape=(1,))
-        variance = b.op("Mul", variance, correction, shape=vector)
+        _count_all(b, node, total)
     outputs: list[ir.Value | None] = [result]
     for output, value in zip(node.outputs[1:], (whole, variance), strict=False):
         outputs.append(b.cast(value, output.dtype or _FLOAT) if is_read(output) else None)
     return outputs
 
 
-def _unbias(b: Builder, number: ir.Value) -> ir.Value:
-    """`n / max(n - 1, 1)`, as :mod:`ortboost.transforms.trainable_norm` corrects the variance."""
+def _count_all(b: Builder, node: ir.Node, total: ir.Value) -> None:
+    """Correct the running variance by the elements of all processes.
+
+    Beside the node, :mod:`ortboost.transforms.trainable_norm` multiplies the variance by
+    `(1 - momentum) n / (n - 1)`.
+    """
     one = b.const(1.0, _DOUBLE)
-    less = b.op("Max", b.op("Sub", number, one, shape=(1,)), one, shape=(1,))
-    return b.op("Div", number, less, shape=(1,))
+    less = b.op("Max", b.op("Sub", total, one, shape=(1,)), one, shape=(1,))
+    fresh = b.const(1.0 - float(node.metadata_props[MOMENTUM_KEY]), _DOUBLE)
+    weight = b.op("Mul", b.op("Div", total, less, shape=(1,)), fresh, shape=(1,))
+    weight = b.cast(weight, node.outputs[2].dtype or _FLOAT)
+    for usage in list(node.outputs[2].uses()):
+        assert usage.node.op_type == "Mul", usage.node.name
+        usage.node.replace_input_with(1 - usage.idx, weight)

@@ -329,11 +329,13 @@ class SharedStep:
         Raises:
             ModelError: A tensor differs; the message names the first one and a rank where it does.
         """
+        own = {"slot"} if self._adasum is not None else set()
+        if not any(split.exchanged for split in self.splits.values()):
+            own.add("buffer")
         entries = [
             entry
             for entry in state.catalogue.state
-            if entry.kind not in ("buffer", "slot" if self._adasum is not None else "")
-            and not entry.name.startswith(names.accumulator_name(""))
+            if entry.kind not in own and not entry.name.startswith(names.accumulator_name(""))
         ]
         sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
         found = (self.server if self._common else self.group).gather(sums)

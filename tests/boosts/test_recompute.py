@@ -5,7 +5,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.boosts import LossScale, MixedPrecision, Recompute
+from ortboost.boosts import GroupLossScale, LossScale, MixedPrecision, Recompute
+from ortboost.boosts.roles import SCALE
+from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.reach import uses_inside
 from ortboost.program.build import build_program
@@ -51,6 +53,20 @@ def test_the_same_bits(name, engine, every):
     copies = [n for n in program.step.graph if (n.outputs[0].name or "").endswith(COPY)]
     assert len(copies) > 10
     assert_same_training(shipped_program(name, engine=engine), program)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_boundaries_between_loss_scales_are_not_copied(engine):
+    """A copy would carry the ratio of the scales, which is 1 only as long as they are equal."""
+    grouped = GroupLossScale(GroupedScaleConfig(2.0**6, groups=3))
+    states = []
+    for boosts in ((grouped,), (grouped, Recompute(every="block"))):
+        one = stepper(shipped_program("resnet20", engine=engine, boosts=boosts))
+        one.set(SCALE, np.array([2.0**6, 2.0**4, 2.0**8], np.float32))
+        one.step(batch_for(one.program), {"learning_rate": 0.01})
+        states.append(one.state())
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, atol=1e-5, err_msg=name)
 
 
 def ancestors(node):

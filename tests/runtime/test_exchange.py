@@ -19,24 +19,23 @@ pytestmark = pytest.mark.slow
 WEIGHTS, ROUNDED = 1e-6, 2e-3
 
 
-TWO = pytest.mark.parametrize("found", [2], indirect=True)
-
-
-@pytest.fixture(scope="module")
-def found(request, tmp_path_factory):
+def results(number, tmp_path_factory):
     path = tmp_path_factory.mktemp("synced") / "found.json"
-    finished(torchrun(request.param, "-m", "tests.parallel.synced", path))
+    finished(torchrun(number, "-m", "tests.parallel.synced", path))
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(
-    ("found", "name"),
-    [(number, name) for number in (2, 4) for name in CASES if number == 2 or name not in LONG],
-    indirect=["found"],
-)
-def test_as_one_process(found, name):
-    case = found[name]
-    bound = ROUNDED if name == "mixed precision" else WEIGHTS
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return results(2, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return results(4, tmp_path_factory)
+
+
+def assert_as_one_process(case, bound):
     states = {n: v for n, v in case["apart"].items() if not n.startswith("ortboost/accumulated")}
     assert max(states.values()) <= bound, max(states.items(), key=lambda pair: pair[1])
     assert case["moved"] > 1e-3
@@ -44,17 +43,24 @@ def test_as_one_process(found, name):
     assert case["told"] == []
 
 
-@TWO
-def test_as_torch_with_the_whole_batch(found):
-    assert found["against_torch"].keys() == {"dynamo=False", "dynamo=True"}
-    assert max(found["against_torch"].values()) <= WEIGHTS
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_as_one(two, name):
+    assert_as_one_process(two[name], ROUNDED if name == "mixed precision" else WEIGHTS)
 
 
-@TWO
-def test_local_statistics_give_other_numbers(found):
-    assert found["without"] > 1e-3
+def test_as_torch_with_the_whole_batch(two):
+    assert two["against_torch"].keys() == {"dynamo=False", "dynamo=True"}
+    assert max(two["against_torch"].values()) <= WEIGHTS
 
 
-@TWO
-def test_layers_side_by_side_share_an_exchange(found):
-    assert found["exchanges"] == 38
+def test_local_statistics_give_other_numbers(two):
+    assert two["without"] > 1e-3
+
+
+def test_layers_side_by_side_share_an_exchange(two):
+    assert two["exchanges"] == 38
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LONG])
+def test_four_processes_as_one(four, name):
+    assert_as_one_process(four[name], ROUNDED if name == "mixed precision" else WEIGHTS)
