@@ -24,7 +24,6 @@ Weighting by samples keeps the mean over the batch exact if the parts have diffe
 from __future__ import annotations
 
 import contextlib
-import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -35,23 +34,19 @@ from numpy.typing import NDArray
 from ortboost.boosts.adasum import AdaSum
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program import catalogue as names
-from ortboost.program.catalogue import TensorSpec, read_catalogue
+from ortboost.program.catalogue import TensorSpec
 from ortboost.program.gradients import LARGEST_NORM
 from ortboost.program.program import Program
-from ortboost.program.segments import order_exchanges, order_gradients, place_gradients
-from ortboost.program.split import SplitStep, cut_name, split_program
+from ortboost.program.split import split_program
 from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.compiled_graph import CompiledGraph
-from ortboost.runtime.exchange import Exchange
-from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
-from ortboost.runtime.segmented_graph import SegmentedGraph
 from ortboost.runtime.session import drawing
+from ortboost.runtime.split_graphs import SplitGraphs
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["SharedStep", "count_samples"]
 
-_BUCKET: Final = 25 * 2**20  # bytes; the default of torch's DistributedDataParallel
 _SEGMENTS: Final = 4  # default between machines; see docs/scale.md
 _SMALL: Final = 2**18  # bytes of gradients below which segments do not pay off
 
@@ -88,7 +83,7 @@ class SharedStep:
         self.agreed = np.zeros(2)  # the same, summed over all processes in the last step
         self._accumulates = program.config.accumulator is not None
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
-        self._opened: dict[str, _Halves] = {}
+        self._opened: dict[str, SplitGraphs] = {}
         self._moved, self._share = False, 0.0
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
         self._adasum = None if joins is None else SharedAdaSum(joins, group)
@@ -131,11 +126,11 @@ class SharedStep:
         Returns:
             The outputs of the step graph for the whole batch.
         """
-        halves = self.open(graph, state, threads)
-        rates = {name: feeds[name] for name in halves.rates}
+        graphs = self.open(graph, state, threads)
+        rates = {name: feeds[name] for name in graphs.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
         number, counted = count_samples(self.program.catalogue.batch, feeds)
-        ran = bool(counted or (number and (halves.means or halves.exchanges)))
+        ran = bool(counted or (number and (graphs.means or graphs.exchanges)))
         counts = np.array([counted, number, ran, *self.requests])
         totals, travelling = self.group.start_sum_of(counts)
         nearby, arriving = totals, travelling
@@ -143,37 +138,37 @@ class SharedStep:
             nearby, arriving = self.server.start_sum_of(counts)
         weight, values = 0.0, dict[str, NDArray[Any]]()
         sent: list[Handle] = []
-        for i in range(len(halves.gradients)):
+        for i in range(len(graphs.gradients)):
             if ran:  # not around communication, which could deadlock with threads
-                with drawing(halves.seed(seed, i)):
-                    values |= halves.gradients.run(i, feeds)
+                with drawing(graphs.seed(seed, i)):
+                    values |= graphs.gradients.run(i, feeds)
             if i == 0:
                 travelling.wait()
                 arriving.wait()
                 self._share = counted / nearby[0] if nearby[0] else 0.0
                 weight = self._share if self._mean else float(counted > 0)
-                if halves.exchanges and ran:  # without labels, of the losses of other parts
+                if graphs.exchanges and ran:  # without labels, of the losses of other parts
                     weight = max(counted, 1) / max(totals[0], 1) if self._mean else 1.0
-            sent += halves.start_sums(i, weight)
-            halves.exchange(i, weight if ran else None)
+            sent += graphs.start_sums(i, weight)
+            graphs.exchange(i, weight if ran else None)
         if not counted:
             values = {}
-            halves.clear(state, empty=not (ran and halves.exchanges))
-        if halves.exchanges and totals[2] < self.group.size:
-            halves.spread_statistics(float(ran) / totals[2])
+            graphs.clear(state, empty=not (ran and graphs.exchanges))
+        if graphs.exchanges and totals[2] < self.group.size:
+            graphs.spread_statistics(float(ran) / totals[2])
         self.agreed = totals[3:]
         of_all = counted / totals[0] if totals[0] else 0.0
-        own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
+        own = self._weighted(values, of_all, number / max(totals[1], 1.0), graphs.shown)
         shown, showing = self.group.start_sum_of(own)
         of_means = max(counted, 1) / totals[0] if ran and totals[0] else 0.0
-        for handle in (*sent, *halves.start_rest(weight, of_means), showing):
+        for handle in (*sent, *graphs.start_rest(weight, of_means), showing):
             handle.wait()
         self._moved = True
         numbers = {
-            s.name: np.asarray(x, np.float32) for s, x in zip(halves.shown, shown, strict=True)
+            s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
         }
         with self.joining(state, graph):
-            return {**numbers, **halves.update.run(rates)}
+            return {**numbers, **graphs.update.run(rates)}
 
     def try_rate(
         self,
@@ -244,10 +239,18 @@ class SharedStep:
         near = self.group.size == self.group.local_size
         return 1 if near or size < _SMALL else _SEGMENTS
 
-    def open(self, graph: str, state: DeviceState, threads: int | None) -> _Halves:
+    def open(self, graph: str, state: DeviceState, threads: int | None) -> SplitGraphs:
         """The two graphs of a step, opened on first use."""
         if graph not in self._opened:
-            self._opened[graph] = _Halves(self, self.splits[graph], state, threads)
+            self._opened[graph] = SplitGraphs(
+                self.splits[graph],
+                state,
+                group=self.group,
+                server=self.server,
+                wire=self.wire,
+                segments=self.count_segments,
+                threads=threads,
+            )
         return self._opened[graph]
 
     # ---- state that differs between processes ----------------------------------------------------
@@ -351,118 +354,6 @@ class SharedStep:
                 )
 
 
-class _Halves:
-    """The two opened graphs of a step, and the buffers between them."""
-
-    def __init__(
-        self, shared: SharedStep, split: SplitStep, state: DeviceState, threads: int | None
-    ) -> None:
-        first, second = read_catalogue(split.gradients), read_catalogue(split.update)
-        cut = {s.name for s in (*split.summed, *split.averaged, *split.checks, *split.kept)}
-        cut |= {cut_name(spec.name) for spec in split.exchanged}
-        self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
-        self.rates = tuple(spec.name for spec in second.hyper)
-        device, group = state.device, shared.group
-        self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
-        gradients = [spec for spec in split.kept if spec.name not in self._raw]
-        form = for_device(split.gradients, device, threads=threads)
-        sizes = {s.name: math.prod(_fixed_shape(s)) * s.dtype.itemsize for s in split.summed}
-        groups = order_gradients(form, sizes, shared.count_segments(sum(sizes.values())))
-        levels = order_exchanges(form, [spec.name for spec in split.exchanged])
-        self.exchanges = [Exchange(group, split.exchanged, level, device) for level in levels]
-        parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
-        specs = {spec.name: spec for spec in split.summed}
-        self._sums = [
-            [
-                Buffer(shared.server, part, dtype, device, shared.wire)
-                for names in part
-                for dtype, part in _buckets([specs[name] for name in reversed(names)])
-            ]
-            for part in parts
-        ]
-        self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
-        self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
-        self._own = [Buffer(group, p, d, device) for d, p in _buckets(gradients)]
-        statistics = [spec for spec in split.kept if spec.name in self._raw]
-        self._statistics = [Buffer(group, p, d, device) for d, p in _buckets(statistics)]
-        placed = {
-            name: buffer
-            for buffer in (
-                *(buffer for part in self._sums for buffer in part),
-                *(buffer for level in self.exchanges for buffer in level.buffers),
-                *self.means,
-                *self._checks,
-                *self._own,
-                *self._statistics,
-            )
-            for name in buffer.names
-        }
-        self._placed = placed
-        ends = [[name for names in part for name in names] for part in parts]
-        for i, level in enumerate(levels):
-            ends[i] += map(cut_name, level)
-        self.gradients = SegmentedGraph(
-            form,
-            first,
-            state,
-            ends,
-            device=device,
-            threads=threads,
-            placed=placed,
-            draws_first=not levels,
-        )
-        self.update = CompiledGraph(
-            split.update, second, state, device=device, threads=threads, placed=placed
-        )
-
-    def seed(self, seed: int | None, segment: int) -> int | None:
-        """The seed of a segment: without exchanges, only the first draws random numbers."""
-        if seed is None or (segment and not self.exchanges):
-            return None
-        return (seed + segment * 2**32) % 2**63  # the runtime counts on from a seed
-
-    def exchange(self, segment: int, weight: float | None) -> None:
-        """Sum the exchange points between this segment and the next; see :class:`Exchange`."""
-        if segment < len(self.exchanges):
-            self.exchanges[segment].run(weight)
-
-    def spread_statistics(self, share: float) -> None:
-        """Give all processes the same new statistics; ``share`` is zero if this one has none."""
-        for buffer in self._statistics:
-            buffer.scale(share)
-            buffer.start_sum().wait()
-
-    def clear(self, state: DeviceState, *, empty: bool) -> None:
-        """The outputs for a part without labels: no 0 / 0 among the means of its gradients.
-
-        Args:
-            state: The state.
-            empty: Whether the part has no gradients either; its statistics stay unchanged.
-        """
-        for buffer in self.means:
-            buffer.drop_not_finite()
-        if not empty:
-            return
-        for buffer in (*self._checks, *self._own):
-            buffer.scale(0.0)
-        for name in self._raw:
-            self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
-
-    def start_sums(self, segment: int, share: float) -> list[Handle]:
-        """Weight the gradients of a segment and start their all-reduce."""
-        for buffer in self._sums[segment]:
-            buffer.scale(share)
-        return [buffer.start_sum() for buffer in self._sums[segment]]
-
-    def start_rest(self, share: float, of_means: float) -> list[Handle]:
-        """Weight the other values, and start the all-reduce of those that are exchanged."""
-        for buffer in self._own:
-            buffer.scale(share)
-        for buffer in self.means:
-            buffer.scale(of_means)
-        return [buffer.start_sum() for buffer in (*self.means, *self._checks)]
-
-
 def count_samples(
     inputs: Sequence[TensorSpec], feeds: Mapping[str, NDArray[Any]]
 ) -> tuple[int, int]:
@@ -484,32 +375,6 @@ def count_samples(
             labels = labels[:, 1:] if spec.shifted else labels
             counted = int((labels != spec.ignored).sum())
     return number, counted
-
-
-def _buckets(specs: Sequence[TensorSpec]) -> list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]]:
-    """Group tensors into buckets by dtype and size, last first, as gradients become ready."""
-    found: list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]] = []
-    filled: dict[np.dtype[Any], int] = {}
-    for spec in reversed(specs):
-        shape = _fixed_shape(spec)
-        size = math.prod(shape) * spec.dtype.itemsize
-        if spec.dtype not in filled or filled[spec.dtype] + size > _BUCKET:
-            found.append((spec.dtype, {}))
-            filled[spec.dtype] = 0
-        filled[spec.dtype] += size
-        next(part for dtype, part in reversed(found) if dtype == spec.dtype)[spec.name] = shape
-    return found
-
-
-def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
-    shape = tuple(d for d in spec.shape if isinstance(d, int))
-    if len(shape) != len(spec.shape):
-        raise ModelError(
-            f"The shape of '{spec.name}' is not static.",
-            where=f"{spec.shape}",
-            fix="This is a bug in ortboost; please report it.",
-        )
-    return shape
 
 
 def _crc(array: NDArray[Any]) -> int:

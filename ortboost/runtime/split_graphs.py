@@ -1,0 +1,181 @@
+"""The two graphs of a data-parallel step, and the buffers that are all-reduced between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ortboost.core.errors import ModelError
+from ortboost.program import catalogue as names
+from ortboost.program.catalogue import TensorSpec, read_catalogue
+from ortboost.program.segments import order_exchanges, order_gradients, place_gradients
+from ortboost.program.split import SplitStep, cut_name
+from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.exchange import Exchange
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
+from ortboost.runtime.segmented_graph import SegmentedGraph
+from ortboost.runtime.state import DeviceState
+
+__all__ = ["SplitGraphs"]
+
+_BUCKET: Final = 25 * 2**20  # bytes; the default of torch's DistributedDataParallel
+
+
+class SplitGraphs:
+    """The two opened graphs of a step, and the buffers between them.
+
+    Args:
+        split: The two graphs.
+        state: The state of the program.
+        group: All processes.
+        server: The processes that sum gradients: all, or with AdaSum those of one server.
+        wire: The type in which gradients are sent.
+        segments: Bytes of gradients to the number of segments of the backward pass.
+        threads: Intra-op threads.
+    """
+
+    def __init__(
+        self,
+        split: SplitStep,
+        state: DeviceState,
+        *,
+        group: ProcessGroup,
+        server: ProcessGroup,
+        wire: WireType,
+        segments: Callable[[int], int],
+        threads: int | None,
+    ) -> None:
+        first, second = read_catalogue(split.gradients), read_catalogue(split.update)
+        cut = {s.name for s in (*split.summed, *split.averaged, *split.checks, *split.kept)}
+        cut |= {cut_name(spec.name) for spec in split.exchanged}
+        self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
+        self.rates = tuple(spec.name for spec in second.hyper)
+        device = state.device
+        self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
+        gradients = [spec for spec in split.kept if spec.name not in self._raw]
+        form = for_device(split.gradients, device, threads=threads)
+        sizes = {s.name: math.prod(_fixed_shape(s)) * s.dtype.itemsize for s in split.summed}
+        groups = order_gradients(form, sizes, segments(sum(sizes.values())))
+        levels = order_exchanges(form, [spec.name for spec in split.exchanged])
+        self.exchanges = [Exchange(group, split.exchanged, level, device) for level in levels]
+        parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
+        specs = {spec.name: spec for spec in split.summed}
+        self._sums = [
+            [
+                Buffer(server, part, dtype, device, wire)
+                for names in part
+                for dtype, part in _buckets([specs[name] for name in reversed(names)])
+            ]
+            for part in parts
+        ]
+        self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
+        self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
+        self._own = [Buffer(group, p, d, device) for d, p in _buckets(gradients)]
+        statistics = [spec for spec in split.kept if spec.name in self._raw]
+        self._statistics = [Buffer(group, p, d, device) for d, p in _buckets(statistics)]
+        placed = {
+            name: buffer
+            for buffer in (
+                *(buffer for part in self._sums for buffer in part),
+                *(buffer for level in self.exchanges for buffer in level.buffers),
+                *self.means,
+                *self._checks,
+                *self._own,
+                *self._statistics,
+            )
+            for name in buffer.names
+        }
+        self._placed = placed
+        ends = [[name for names in part for name in names] for part in parts]
+        for i, level in enumerate(levels):
+            ends[i] += map(cut_name, level)
+        self.gradients = SegmentedGraph(
+            form,
+            first,
+            state,
+            ends,
+            device=device,
+            threads=threads,
+            placed=placed,
+            draws_first=not levels,
+        )
+        self.update = CompiledGraph(
+            split.update, second, state, device=device, threads=threads, placed=placed
+        )
+
+    def seed(self, seed: int | None, segment: int) -> int | None:
+        """The seed of a segment: without exchanges, only the first draws random numbers."""
+        if seed is None or (segment and not self.exchanges):
+            return None
+        return (seed + segment * 2**32) % 2**63  # the runtime counts on from a seed
+
+    def exchange(self, segment: int, weight: float | None) -> None:
+        """Sum the exchange points between this segment and the next; see :class:`Exchange`."""
+        if segment < len(self.exchanges):
+            self.exchanges[segment].run(weight)
+
+    def spread_statistics(self, share: float) -> None:
+        """Give all processes the same new statistics; ``share`` is zero if this one has none."""
+        for buffer in self._statistics:
+            buffer.scale(share)
+            buffer.start_sum().wait()
+
+    def clear(self, state: DeviceState, *, empty: bool) -> None:
+        """The outputs for a part without labels: no 0 / 0 among the means of its gradients.
+
+        Args:
+            state: The state.
+            empty: Whether the part has no gradients either; its statistics stay unchanged.
+        """
+        for buffer in self.means:
+            buffer.drop_not_finite()
+        if not empty:
+            return
+        for buffer in (*self._checks, *self._own):
+            buffer.scale(0.0)
+        for name in self._raw:
+            self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
+
+    def start_sums(self, segment: int, share: float) -> list[Handle]:
+        """Weight the gradients of a segment and start their all-reduce."""
+        for buffer in self._sums[segment]:
+            buffer.scale(share)
+        return [buffer.start_sum() for buffer in self._sums[segment]]
+
+    def start_rest(self, share: float, of_means: float) -> list[Handle]:
+        """Weight the other values, and start the all-reduce of those that are exchanged."""
+        for buffer in self._own:
+            buffer.scale(share)
+        for buffer in self.means:
+            buffer.scale(of_means)
+        return [buffer.start_sum() for buffer in (*self.means, *self._checks)]
+
+
+def _buckets(specs: Sequence[TensorSpec]) -> list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]]:
+    """Group tensors into buckets by dtype and size, last first, as gradients become ready."""
+    found: list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]] = []
+    filled: dict[np.dtype[Any], int] = {}
+    for spec in reversed(specs):
+        shape = _fixed_shape(spec)
+        size = math.prod(shape) * spec.dtype.itemsize
+        if spec.dtype not in filled or filled[spec.dtype] + size > _BUCKET:
+            found.append((spec.dtype, {}))
+            filled[spec.dtype] = 0
+        filled[spec.dtype] += size
+        next(part for dtype, part in reversed(found) if dtype == spec.dtype)[spec.name] = shape
+    return found
+
+
+def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
+    shape = tuple(d for d in spec.shape if isinstance(d, int))
+    if len(shape) != len(spec.shape):
+        raise ModelError(
+            f"The shape of '{spec.name}' is not static.",
+            where=f"{spec.shape}",
+            fix="This is a bug in ortboost; please report it.",
+        )
+    return shape
