@@ -77,6 +77,7 @@ JOBS = {
     "bf16": "--precision bf16",
     "recompute": "--boost recompute --optimizer adam",
     "adasum": "--boost adasum",
+    "sync-bn": "--boost sync-bn",
     "native": f"--engine native {_SCALE}",
 }
 """Name to the options of ``convert``."""
