@@ -43,7 +43,7 @@ class HealthCheck:
         fix: How to fix it.
 
     Example:
-        >>> Finding("GPU", "note", "no CUDA device").status
+        >>> HealthCheck("GPU", "note", "no CUDA device").status
         'note'
     """
 

@@ -47,6 +47,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "ignore-index": "LossConfig.ignore_index",
     "input": "InputConfig.values",
     "keep": "keep",
+    "keep-fp32": "MixedPrecision.keep_fp32",
     "labels": "LossConfig.labels",
     "loss": "LossConfig.name",
     "loss-scale": "ProgramConfig.loss_scale",
@@ -93,7 +94,7 @@ _VALUE = (
     r"|(?:cpu|cuda|portable|native|output|mse|last|initial|fp16|bf16|softmax-cross-entropy)\b"
 )
 _OPTION: Final = re.compile(
-    rf"(?P<command>{_COMMAND})|(?<![\w-])--(?P<name>[a-z][a-z-]*)(?:[ =](?P<value>{_VALUE}))?"
+    rf"(?P<command>{_COMMAND})|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?:[ =](?P<value>{_VALUE}))?"
 )
 # Two arguments of one class in a row: ProgramConfig(a=1) ProgramConfig(b=2).
 _SAME: Final = re.compile(r"\b(\w+)\(([^()]+)\) \1\(")

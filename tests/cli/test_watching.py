@@ -84,13 +84,13 @@ def test_ctrl_c_leaves_quietly_while_the_training_goes_on(tmp_path):
     while b"running" not in seen:
         seen += os.read(control, 1000)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0
-    while True:
+    while True:  # before waiting: the process cannot end while its terminal is full
         try:
             more = os.read(control, 1000)
         except OSError:  # the terminal is closed
             break
         seen += more
+    assert process.wait(timeout=60) == 0
     os.close(control)
     assert b"error" not in seen
     assert b"Traceback" not in seen

@@ -13,7 +13,7 @@ import ortboost as ob
 from ortboost.core.python_words import ARGUMENTS, ONLY_OPTIONS, in_python
 from tests.support import ROOT
 
-OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)")
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 # Options of other programs, and of verbs whose whole command a message shows.
 OTHER_OPTIONS = {
     "force-reinstall", "format", "mem", "no-deps", "nproc-per-node", "onnx", "query-gpu", "save",
