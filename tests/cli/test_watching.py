@@ -16,6 +16,7 @@ import pytest
 from ortboost.cli import main
 from ortboost.cli.watching import sparkline
 from tests.api.test_list_runs import begin, lock, make_run
+from tests.cli.test_supervise import HEARD
 from tests.support import ROOT
 
 
@@ -71,7 +72,8 @@ def test_ctrl_c_leaves_quietly_while_the_training_goes_on(tmp_path):
     run = make_run(tmp_path / "run")
     lock(run, os.getpid())
     control, terminal = pty.openpty()
-    words = [sys.executable, "-m", "ortboost", "watch", str(run)]
+    words = [sys.executable, "-c", f"{HEARD}from ortboost.__main__ import command; command()"]
+    words += ["watch", str(run)]
     process = subprocess.Popen(words, cwd=ROOT, stdout=terminal, stderr=terminal)
     os.close(terminal)
     seen = b""
