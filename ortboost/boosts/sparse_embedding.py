@@ -122,7 +122,8 @@ class SparseEmbedding(Boost):
             else:
                 report.kept[parameter.name] = f"dense, {reason}"
         if not report.changed:
-            report.notes.append("no table has a sparse gradient")
+            reasons = [f"'{name}' stays {reason}" for name, reason in report.kept.items()]
+            report.notes.append("; ".join(["no table has a sparse gradient", *reasons[:1]]))
         return report
 
     def _asked(self, trained: Sequence[Parameter]) -> dict[str, bool]:

@@ -39,7 +39,7 @@ from ortboost.core.errors import ConfigError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import is_read, label, static_shape
-from ortboost.graph.reach import values_by_name
+from ortboost.graph.reach import ancestors, values_by_name
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.transforms.batch_statistics import WRITTEN_OUT_KEY
 from ortboost.transforms.trainable_norm import MOMENTUM_KEY, VARIANCE_KEY
@@ -123,17 +123,11 @@ class SyncBatchNorm(Boost):
 
 def _reads_data(node: ir.Node) -> bool:
     """Whether a node depends on an input of the network."""
-    pending, seen = [*node.inputs], set[int]()
-    while pending:
-        value = pending.pop()
-        if value is None or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if value.is_graph_input():
-            return True
-        made = value.producer()
-        pending += () if made is None else made.inputs
-    return False
+    return any(
+        value is not None and value.is_graph_input()
+        for one in (node, *ancestors(node.inputs))
+        for value in one.inputs
+    )
 
 
 def _refused(node: str, reason: str) -> ConfigError:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import is_standard
+from ortboost.graph.query import is_standard, subgraphs
 from ortboost.graph.reach import ancestors, uses_inside
 from ortboost.program.catalogue import Catalogue
 
@@ -60,7 +60,7 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
         if writer not in before:
             before[writer] = _ancestors(writer, model.graph)
         if _readers_precede(source, writer, before[writer]) and all(
-            _branch_is_safe(branch, target.index() or 0, source) for branch in _branches(writer)
+            _branch_is_safe(branch, target.index() or 0, source) for branch in subgraphs(writer)
         ):
             proven.add(entry.name)
     return frozenset(proven)
@@ -72,18 +72,13 @@ def _scatters(node: ir.Node, source: ir.Value) -> bool:
     return is_standard(node, "ScatterND") and [usage.idx for usage in uses] == [0]
 
 
-def _branches(node: ir.Node) -> list[ir.Graph]:
-    graphs = (a for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH)
-    return [attribute.as_graph() for attribute in graphs]
-
-
 def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
     """The nodes of ``graph`` that must run before a node starts."""
     return ancestors((*node.inputs, *uses_inside(node)), within=graph)
 
 
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:
-    branches = _branches(writer)
+    branches = list(subgraphs(writer))
     for node in _readers(source):
         if node is writer and _scatters(node, source):
             continue

@@ -52,13 +52,13 @@ class Segment:
 
     Args:
         model: The graph of the segment.
-        takes: Inputs that earlier segments produce.
-        gives: Outputs for later segments, besides outputs of the whole graph.
+        passed_in: Inputs that earlier segments produce.
+        passed_on: Outputs for later segments, besides outputs of the whole graph.
     """
 
     model: ir.Model
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
+    passed_in: tuple[str, ...]
+    passed_on: tuple[str, ...]
 
 
 def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> list[list[str]]:
@@ -160,7 +160,7 @@ def cut_segments(
         >>> model = ir.from_onnx_text('''<ir_version: 8, opset_import: ["" : 18]>
         ... g (float[2] x) => (float[2] late, float[2] soon) {
         ...    h = Neg(x)  soon = Abs(h)  late = Exp(h) }''')
-        >>> [(s.takes, s.gives) for s in cut_segments(model, [["soon"], ["late"]])]
+        >>> [(s.passed_in, s.passed_on) for s in cut_segments(model, [["soon"], ["late"]])]
         [((), ('h',)), (('h',), ())]
     """
     model = model.clone()
@@ -203,17 +203,17 @@ def cut_segments(
     ]
     found = []
     for i in range(len(groups)):
-        gives = [v for at, v in made if at == i < last_read.get(v, -1)]
-        takes = [v for at, v in made if at < i <= last_read.get(v, -1)]
+        passed_on = [v for at, v in made if at == i < last_read.get(v, -1)]
+        passed_in = [v for at, v in made if at < i <= last_read.get(v, -1)]
         shown = [value for name, value in outputs.items() if name in final[i]]
-        part = ir.convenience.extract(graph, [*graph.inputs, *takes], [*shown, *gives])
+        part = ir.convenience.extract(graph, [*graph.inputs, *passed_in], [*shown, *passed_on])
         part.inputs[:] = [value for value in part.inputs if value.uses()]
         read = {value.name for value in part.inputs}
         found.append(
             Segment(
                 ir.Model(part, ir_version=model.ir_version),
-                tuple(v.name or "" for v in takes if v.name in read),
-                tuple(v.name or "" for v in gives),
+                tuple(v.name or "" for v in passed_in if v.name in read),
+                tuple(v.name or "" for v in passed_on),
             )
         )
     return found

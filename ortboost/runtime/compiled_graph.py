@@ -33,8 +33,8 @@ class CompiledGraph:
         placed: Inputs and outputs other than states that have their own buffers on the device.
         prepared: The graph is in the form for the device.
         passed: Values that graphs pass on to each other without copying; each graph adds its own.
-        takes: Inputs among them.
-        gives: Outputs among them, besides those of the catalogue.
+        passed_in: Inputs among them.
+        passed_on: Outputs among them, besides those of the catalogue.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class CompiledGraph:
         placed: Mapping[str, Buffer] | None = None,
         prepared: bool = False,
         passed: dict[str, Any] | None = None,
-        takes: Sequence[str] = (),
-        gives: Sequence[str] = (),
+        passed_in: Sequence[str] = (),
+        passed_on: Sequence[str] = (),
     ) -> None:
         self.catalogue, self._placed = catalogue, placed or {}
         self._state = state
         self._passed = {} if passed is None else passed
-        self._takes, self._gives = takes, gives
+        self._passed_in, self._passed_on = passed_in, passed_on
         # States that `advance` swaps: a graph that only reads a state must not swap its buffers.
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
         nexts = [entry.next for entry in catalogue.state if entry.next is not None]
@@ -101,7 +101,7 @@ class CompiledGraph:
         self._state.advance(self._written)
         outputs = self.catalogue.outputs
         values = binding.get_outputs()
-        for name, value in zip(self._gives, values[len(outputs) :], strict=False):
+        for name, value in zip(self._passed_on, values[len(outputs) :], strict=False):
             self._passed[name] = value
         # Copies: the runtime writes the answers of a later step over those of this one.
         return {
@@ -129,9 +129,9 @@ class CompiledGraph:
                     binding.bind_output(spec.name, *self._place(spec.name))
                 else:
                     binding.bind_output(spec.name, "cpu")
-            for name in self._takes:
+            for name in self._passed_in:
                 binding.bind_ortvalue_input(name, self._passed[name])
-            for name in self._gives:
+            for name in self._passed_on:
                 if name in self._passed:
                     binding.bind_ortvalue_output(name, self._passed[name])
                 else:  # shapes and their kind are made on the host

@@ -53,7 +53,7 @@ class SegmentedGraph:
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._segments = []
         types: dict[str, str] = {}
-        whole = [Segment(form, takes=(), gives=())]
+        whole = [Segment(form, passed_in=(), passed_on=())]
         several = len(groups) > 1
         parts = cut_segments(form, groups, draws_first=draws_first) if several else whole
         for segment in parts:
@@ -63,7 +63,7 @@ class SegmentedGraph:
                     word = types[value.name or ""].removeprefix("tensor(").rstrip(")")
                     value.type = ir.TensorType(ir.DataType[word.upper()])
             read = {value.name for value in graph.inputs}
-            made = {value.name for value in graph.outputs} - {*segment.gives}
+            made = {value.name for value in graph.outputs} - {*segment.passed_on}
             own = dataclasses.replace(
                 catalogue,
                 batch=tuple(spec for spec in catalogue.batch if spec.name in read),
@@ -80,8 +80,8 @@ class SegmentedGraph:
                     placed=placed,
                     prepared=True,
                     passed=self._passed,
-                    takes=segment.takes,
-                    gives=segment.gives,
+                    passed_in=segment.passed_in,
+                    passed_on=segment.passed_on,
                 )
             )
             types |= self._segments[-1].types

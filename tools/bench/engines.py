@@ -54,7 +54,7 @@ import numpy as np
 
 from tools.bench.report import environment, heading, table, write_json
 
-__all__ = ["Contestant", "main", "measure"]
+__all__ = ["Contestant", "large_files", "main", "measure"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MODELS = (

@@ -63,7 +63,8 @@ def _pad(site: Site) -> list[ir.Value | None]:
             raise Refusal(f"mode='{mode}' along axis {axis}, which has no fixed length")
         # Negative pads cut first, then positive ones repeat what is left.
         kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)
-        index = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
+        added = max(before, 0), max(after, 0)
+        index = np.pad(kept, added, mode=mode)  # type: ignore[call-overload]
         result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)
     return [result if result is not site.input(0) else site.op("Identity", result)]
 

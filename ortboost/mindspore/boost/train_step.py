@@ -33,7 +33,7 @@ __all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]
 class _Boosts:
     """Common base of both cells: the boosts, and MindSpore's methods for each."""
 
-    # of the other base class of each cell
+    # Defined by the other base class of each cell.
     optimizer: Any
     construct: Any
     _steps: CompiledSteps

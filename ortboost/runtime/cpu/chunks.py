@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import static_shape
+from ortboost.graph.query import static_shape, subgraphs
 from ortboost.runtime.cpu.chains import Chain, Lengths, elementwise_chains, recompute_inputs
 
 __all__ = ["chunked_chains"]
@@ -107,8 +107,7 @@ def _graphs(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node | None]]:
 
 
 def _branches(node: ir.Node) -> list[ir.Graph]:
-    graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    return graphs if node.op_type == "If" else []
+    return list(subgraphs(node)) if node.op_type == "If" else []
 
 
 def _part(chain: Chain, wished: int) -> int | None:

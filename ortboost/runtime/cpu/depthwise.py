@@ -122,7 +122,8 @@ def _products(node: ir.Node) -> _Products | None:
         return None
     # The tap (0, ..., 0) starts at 0, the last one at (k - 1) d: that gives the dilations.
     first, last = strides[0], starts[-1]
-    dilations = tuple(int(a) // (k - 1) for a, k in zip(last, kernel, strict=True))  # type: ignore[arg-type]
+    steps = zip(last, kernel, strict=True)  # type: ignore[arg-type]
+    dilations = tuple(int(a) // (k - 1) for a, k in steps)
     grid = [[i * d for i, d in zip(tap, dilations, strict=True)] for tap in np.ndindex(*kernel)]
     ok = all(a.tolist() == [2, 3] for a in axes)  # type: ignore[union-attr]
     ok = ok and all(a.tolist() == first.tolist() for a in strides)  # type: ignore[union-attr]

@@ -35,6 +35,7 @@ from ortboost.graph.query import (
     is_random,
     is_standard,
     static_shape,
+    subgraphs,
 )
 from ortboost.runtime.cuda.kernels import Kernel, Kernels
 
@@ -160,7 +161,7 @@ def _place(
         # An inlined function has no kernel of its own: it counts as one without host operands.
         _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses, fixed)
         inner += [
-            (node, _place(g, opsets, kernels, fixed, placed, copies)) for g in _graphs_in(node)
+            (node, _place(g, opsets, kernels, fixed, placed, copies)) for g in subgraphs(node)
         ]
     copies += _copies(graph, uses)
     for _, below in inner:
@@ -325,12 +326,3 @@ def _captured(below: _Uses, uses: _Uses, graph: ir.Graph) -> Iterator[Copy]:
 def _by_name(values: set[ir.Value]) -> list[ir.Value]:
     """Sort values, to make reports reproducible."""
     return sorted(values, key=lambda value: value.name or "")
-
-
-def _graphs_in(node: ir.Node) -> Iterator[ir.Graph]:
-    if has_subgraph(node):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield attribute.as_graph()
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                yield from attribute.as_graphs()
