@@ -125,6 +125,7 @@ class Recorder:
             "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
             "rule": s.rule.state_dict(),
             "log": 0 if self.log is None else self.log.position,
+            "best": best,
             "seconds": s.before + s.seconds,
         }
         s.saved = self.store.save(self.stepper.state(), progress, program=self.program, best=best)
@@ -157,6 +158,8 @@ class Recorder:
         s.resumed = s.saved = found.path
         s.saved_step = s.state.step
         s.before = float(found.progress.get("seconds", 0.0))  # older versions did not write it
+        if found.progress.get("best", False):  # killed after the checkpoint, before the pin
+            self.store.pin_best(found.step)
         for text in warnings:
             tell(text)
         tell(f"resumed from step {s.state.step} ({found.path.name})")

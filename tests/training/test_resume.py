@@ -73,6 +73,25 @@ def test_killed_while_saving_and_resumed(tmp_path, whole, save):
     assert not list((tmp_path / "checkpoints").glob(".*.tmp"))
 
 
+def test_killed_between_the_best_checkpoint_and_its_pin(tmp_path, monkeypatch):
+    trainer, train, validation = build(tmp_path / "whole", max_steps=12)
+    trainer.fit(train, validation)
+    expected = trainer.store.best_step()
+
+    def killed(self, step):
+        if step == expected:
+            raise SystemExit
+
+    trainer, train, validation = build(tmp_path / "killed", max_steps=12)
+    with monkeypatch.context() as context, pytest.raises(SystemExit):
+        context.setattr(CheckpointStore, "pin_best", killed)
+        trainer.fit(train, validation)
+    trainer, train, validation = build(tmp_path / "killed", max_steps=12)
+    assert trainer.store.best_step() != expected
+    trainer.fit(train, validation, resume=True)
+    assert trainer.store.best_step() == expected
+
+
 def test_killed_three_times(tmp_path, whole):
     for index, step in enumerate((5, 13, 22)):
         options = ["--resume"] if index else []
