@@ -6,6 +6,7 @@ the profile ``random``, and prints how to reproduce what it finds.
 ``make test`` runs the suite twice, with onnxruntime-training and with the current onnxruntime. What
 answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and
 held: such a test fails as soon as it opens a session or asks which runtime there is.
+``EITHER_RUNTIME`` are tests that need a runtime, and are not about what it computes.
 """
 
 from __future__ import annotations
@@ -64,13 +65,27 @@ WITHOUT_RUNTIME = (
     "transforms/precision/test_policy.py",
     "transforms/test_class_axis.py",
 )
+
+# Benchmarks, arguments, examples, and forms of graphs for a GPU: they run once, with the current
+# onnxruntime. Nothing here may ask for the native engine.
+EITHER_RUNTIME = (
+    "api/test_bench.py",
+    "api/test_wrong_arguments.py",
+    "deploy/test_bench.py",
+    "deploy/test_check_cuda.py",
+    "runtime/cuda/test_forms.py",
+    "test_doctests.py",
+    "test_public_api.py",
+)
 _START = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ortboost")
     group.addoption(
-        "--runtime-only", action="store_true", help="leave out what no runtime has a part in"
+        "--runtime-only",
+        action="store_true",
+        help="leave out what runs once, with the other runtime",
     )
     group.addoption(
         "--budget", type=float, metavar="SECONDS", help="after so long, skip what is left"
@@ -79,14 +94,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def without_runtime(path: Path) -> bool:
     """Whether the tests of a file answer alike with every runtime."""
+    return _listed(path, WITHOUT_RUNTIME)
+
+
+def _listed(path: Path, names: tuple[str, ...]) -> bool:
     name = path.relative_to(TESTS).as_posix()
-    return any(name == one or name.startswith(f"{one}/") for one in WITHOUT_RUNTIME)
+    return any(name == one or name.startswith(f"{one}/") for one in names)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--runtime-only"):
-        left_out = [item for item in items if without_runtime(item.path)]
-        items[:] = [item for item in items if not without_runtime(item.path)]
+        once = (*WITHOUT_RUNTIME, *EITHER_RUNTIME)
+        left_out = [item for item in items if _listed(item.path, once)]
+        items[:] = [item for item in items if not _listed(item.path, once)]
         config.hook.pytest_deselected(items=left_out)
 
 

