@@ -172,6 +172,8 @@ def test_wrong_arguments_get_three_lines(place, name, tmp_path, monkeypatch):
         for value in _wrong(place):
             if parameter.name == "tell" and callable(value):
                 continue  # a failing function raises its own error
+            if value is parameter.default:
+                continue  # right, and for `bench` slow
             try:
                 function(**{**right, parameter.name: value})
             except OrtBoostError as error:
