@@ -73,6 +73,7 @@ EITHER_RUNTIME = (
     "api/test_wrong_arguments.py",
     "deploy/test_bench.py",
     "deploy/test_check_cuda.py",
+    "program/test_growth.py",
     "runtime/cuda/test_forms.py",
     "test_doctests.py",
     "test_public_api.py",

@@ -82,6 +82,7 @@ class Task:
         batch: Samples a step.
         steps: After so many a trial is given up.
         file: A model of ``models/`` in place of the layers; its weights are drawn anew.
+        rates: Lowest and highest learning rate of Momentum's trials.
     """
 
     layers: tuple[tuple[Any, ...], ...]
@@ -92,6 +93,7 @@ class Task:
     batch: int
     steps: int
     file: str = ""
+    rates: tuple[float, float] = (1e-2, 3.0)
 
     def reached(self, outputs: NDArray[Any], wanted: NDArray[Any]) -> tuple[bool, float]:
         """Whether these test outputs reach the target, and the number itself."""
@@ -148,7 +150,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "images-autoencoder": Task(
         _stack((784, 1000, 500, 250, 30, 250, 500, 1000, 784), "tanh"),
-        (784,), _images_twice, "mse", 0.012, 128, 1500,
+        (784,), _images_twice, "mse", 0.019, 128, 1500, rates=(0.1, 10.0),
     ),
     "lenet": Task(
         (
@@ -256,11 +258,11 @@ class Setting:
         return f"rate {self.rate:.3g}{damping}"
 
 
-def trials(optimizer: str, options: Any) -> Iterator[Setting]:
+def trials(task: Task, optimizer: str, options: Any) -> Iterator[Setting]:
     """The grid of an optimizer: the same number of trials for each."""
     count, dampings = options.trials, options.damping
     if optimizer == "momentum":
-        yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(1e-2, 3.0, count))
+        yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(*task.rates, count))
     elif optimizer == "adamw":
         yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(3e-4, 3e-2, count))
     else:
@@ -392,11 +394,11 @@ def compare(name: str, options: Any) -> dict[str, Any]:
         if task.file and optimizer == "kfac":
             continue
         tried: list[tuple[float, float, Setting]] = []
-        for setting in trials(optimizer, options):
+        for setting in trials(task, optimizer, options):
             # A trial that is slower than the best so far need not end.
             limit = min((int(one[0]) for one in tried if one[0] < math.inf), default=task.steps)
             result = train(task, data, setting, 1000, options, limit)
-            tried.append((result.steps or math.inf, -abs(result.last - task.target), setting))
+            tried.append((result.steps or math.inf, abs(result.last - task.target), setting))
             _say(f"{name} {optimizer} {setting}: {result}")
         best = min(tried, key=lambda one: one[:2])[2]
         runs = [train(task, data, best, seed, options, task.steps) for seed in range(options.seeds)]

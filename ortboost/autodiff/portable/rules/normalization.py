@@ -48,9 +48,11 @@ def batch_norm(b: Backward) -> Gradients:
     g, x, scale, mean, variance = b.gradient(), b.input(0), b.input(1), b.input(3), b.input(4)
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
     through = batch_centered(b.node) is not None
-    sources = {v.name for node in ancestors([mean, variance]) for v in node.inputs if v is not None}
-    if not through and sources & b.active:  # their gradient would be lost without a word
-        raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
+    if not through:  # the search is long: not for every batch normalization of a deep network
+        nodes = ancestors([mean, variance])
+        if {v.name for node in nodes for v in node.inputs if v is not None} & b.active:
+            # their gradient would be lost without a word
+            raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
     grads: list[ir.Value | None] = [None] * 5
     none = _filled(b, scale, 0.0)
 
