@@ -157,6 +157,7 @@ def save_model(
     path: str | os.PathLike[str],
     *,
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
+    proto: onnx.ModelProto | None = None,
 ) -> None:
     """Save a model atomically: a crash leaves either the old or the new model, with its weights.
 
@@ -166,6 +167,7 @@ def save_model(
         external_data_threshold: Weights of at least this many bytes in total are written to
             ``<path>.data`` beside the model, or to ``<path>.<random>.data`` if that file exists:
             the old model may need it until the new one is in place.
+        proto: The serialized model, if the caller has it; not used for weights in another file.
 
     Raises:
         FileError: No file can be written there; see :func:`~ortboost.core.files.writable_path`.
@@ -181,7 +183,10 @@ def save_model(
             # `ir.save` lets the caller's tensors refer to the new file: put its own back.
             kept = {value.name: value.const_value for value, _ in all_tensors(model)}
             try:
-                ir.save(model, scratch / target.name, external_data=data if external else None)
+                if proto is None or external:
+                    ir.save(model, scratch / target.name, external_data=data if external else None)
+                else:
+                    onnx.save(proto, scratch / target.name)
                 _write_map_types(model, scratch / target.name)
             finally:
                 for value, _ in all_tensors(model):

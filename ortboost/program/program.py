@@ -127,10 +127,18 @@ class Program(Shown):
 
         It covers the catalogue and the nodes, not the initial values.
         """
+        return self._fingerprint({name: ir.to_proto(model) for name, model in self.graphs.items()})
+
+    def _fingerprint(self, protos: Mapping[str, onnx.ModelProto]) -> str:
         digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
         for name in sorted(self.graphs):
-            digest.update(_serialized(self.graphs[name]))
+            digest.update(_serialized(protos[name]))
         return digest.hexdigest()[:32]
+
+    def _protos(self) -> dict[str, onnx.ModelProto]:
+        """All graphs serialized, ``eval`` among them; that is most of the work of saving them."""
+        models = {**self.graphs, "eval": self.evaluation}
+        return {name: ir.to_proto(model) for name, model in models.items()}
 
     @property
     def labels(self) -> str | None:
@@ -182,9 +190,10 @@ class Program(Shown):
                 fix="Choose another path.",
             ) from error
         finish_replacement(target)
+        protos = self._protos()
         with temporary_folder(target) as made:
             for name, model in {**self.graphs, "eval": self.evaluation}.items():
-                save_model(model, made / _file(name))
+                save_model(model, made / _file(name), proto=protos[name])
             try:
                 write_tensors(made / STATE, self.initial)
             except (OSError, ValueError) as error:
@@ -193,23 +202,26 @@ class Program(Shown):
                     where=f"{target / STATE}: {error}",
                     fix="Check the free space and permissions.",
                 ) from error
-            write_json(made / MANIFEST, self.manifest())
+            write_json(made / MANIFEST, self._manifest(protos))
             former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
             replace_files(made, target, {*former, *dropping})
         return target
 
     def manifest(self) -> dict[str, Any]:
         """The contents of ``program.json``."""
+        return self._manifest(self._protos())
+
+    def _manifest(self, protos: Mapping[str, onnx.ModelProto]) -> dict[str, Any]:
         return {
             "format": _FORMAT,
             "ortboost": __version__,
             "onnx": onnx.__version__,
             "source": self.source,
             "engine": self.engine,
-            "fingerprint": self.fingerprint,
-            "evaluation": _digest(self.evaluation),
+            "fingerprint": self._fingerprint(protos),
+            "evaluation": _digest(protos["eval"]),
             "initial": _state_digest(self.initial),
-            "models": _model_digests(self),
+            "models": _model_digests(protos),
             "prediction": self.prediction,
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
             "state": STATE,
@@ -287,8 +299,8 @@ class Program(Shown):
         Raises:
             FileError: One is not.
         """
-        again = "Convert the model again."
-        if self.fingerprint != manifest.get("fingerprint"):
+        again, protos = "Convert the model again.", self._protos()
+        if self._fingerprint(protos) != manifest.get("fingerprint"):
             raise FileError(
                 "The step graph does not match the manifest.",
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
@@ -301,13 +313,13 @@ class Program(Shown):
                 where=f"{source / MANIFEST}: config",
                 fix="Convert the model again; only learning rates may be changed afterwards.",
             )
-        if _digest(self.evaluation) != manifest.get("evaluation"):
+        if _digest(protos["eval"]) != manifest.get("evaluation"):
             raise FileError(
                 "The evaluation graph does not match the manifest.",
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
-        models = _model_digests(self)
+        models = _model_digests(protos)
         recorded = manifest.get("models", models)
         if recorded != models:
             known = recorded if isinstance(recorded, dict) else {}
@@ -344,20 +356,19 @@ def _file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def _serialized(model: ir.Model) -> bytes:
-    data: bytes = ir.to_proto(model).graph.SerializeToString(deterministic=True)
+def _serialized(proto: onnx.ModelProto) -> bytes:
+    data: bytes = proto.graph.SerializeToString(deterministic=True)
     return data
 
 
-def _digest(model: ir.Model) -> str:
-    return hashlib.sha256(_serialized(model)).hexdigest()[:32]
+def _digest(proto: onnx.ModelProto) -> str:
+    return hashlib.sha256(_serialized(proto)).hexdigest()[:32]
 
 
-def _model_digests(program: Program) -> dict[str, str]:
+def _model_digests(protos: Mapping[str, onnx.ModelProto]) -> dict[str, str]:
     """Digests of each graph's opsets, functions, and metadata including the catalogue."""
     found = {}
-    for name, model in {**program.graphs, "eval": program.evaluation}.items():
-        proto = ir.to_proto(model)
+    for name, proto in protos.items():
         around = {
             "opsets": sorted((entry.domain, entry.version) for entry in proto.opset_import),
             "metadata": sorted((entry.key, entry.value) for entry in proto.metadata_props),

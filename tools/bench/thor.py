@@ -398,7 +398,10 @@ def compare(name: str, options: Any) -> dict[str, Any]:
             # A trial that is slower than the best so far need not end.
             limit = min((int(one[0]) for one in tried if one[0] < math.inf), default=task.steps)
             result = train(task, data, setting, 1000, options, limit)
-            tried.append((result.steps or math.inf, abs(result.last - task.target), setting))
+            missed = abs(result.last - task.target)
+            tried.append(
+                (result.steps or math.inf, math.inf if math.isnan(missed) else missed, setting)
+            )
             _say(f"{name} {optimizer} {setting}: {result}")
         best = min(tried, key=lambda one: one[:2])[2]
         runs = [train(task, data, best, seed, options, task.steps) for seed in range(options.seeds)]
