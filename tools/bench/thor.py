@@ -42,7 +42,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,14 @@ _ROOT = Path(__file__).resolve().parents[2]
 # ---- tasks --------------------------------------------------------------------------------------
 
 
+_RATES = {
+    "momentum": (1e-2, 3.0),
+    "adamw": (3e-4, 3e-2),
+    "thor": (3e-2, 1.0),
+    "kfac": (3e-2, 1.0),
+}
+
+
 @dataclass(frozen=True)
 class Task:
     """A network, data, and what is to be reached.
@@ -82,7 +90,7 @@ class Task:
         batch: Samples a step.
         steps: After so many a trial is given up.
         file: A model of ``models/`` in place of the layers; its weights are drawn anew.
-        rates: Lowest and highest learning rate of Momentum's trials.
+        rates: Lowest and highest learning rate of the trials, by optimizer.
     """
 
     layers: tuple[tuple[Any, ...], ...]
@@ -93,7 +101,7 @@ class Task:
     batch: int
     steps: int
     file: str = ""
-    rates: tuple[float, float] = (1e-2, 3.0)
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=lambda: _RATES)
 
     def reached(self, outputs: NDArray[Any], wanted: NDArray[Any]) -> tuple[bool, float]:
         """Whether these test outputs reach the target, and the number itself."""
@@ -150,7 +158,9 @@ TASKS: Mapping[str, Task] = {
     ),
     "images-autoencoder": Task(
         _stack((784, 1000, 500, 250, 30, 250, 500, 1000, 784), "tanh"),
-        (784,), _images_twice, "mse", 0.019, 128, 1500, rates=(0.1, 10.0),
+        (784,), _images_twice, "mse", 0.019, 128, 800,
+        rates={"momentum": (0.3, 3.0), "adamw": (1e-4, 3e-3), "thor": (0.25, 2.0),
+               "kfac": (0.25, 2.0)},
     ),
     "lenet": Task(
         (
@@ -261,12 +271,12 @@ class Setting:
 def trials(task: Task, optimizer: str, options: Any) -> Iterator[Setting]:
     """The grid of an optimizer: the same number of trials for each."""
     count, dampings = options.trials, options.damping
-    if optimizer == "momentum":
-        yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(*task.rates, count))
-    elif optimizer == "adamw":
-        yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(3e-4, 3e-2, count))
+    lowest, highest = task.rates[optimizer]
+    if optimizer in ("momentum", "adamw"):
+        for rate in np.geomspace(lowest, highest, count):
+            yield Setting(optimizer, float(rate))
     else:
-        rates = np.geomspace(3e-2, 1.0, count // len(dampings))
+        rates = np.geomspace(lowest, highest, count // len(dampings))
         for rate, damping in itertools.product(rates, dampings):
             yield Setting(optimizer, float(rate), damping, options.frequency)
 
