@@ -340,7 +340,7 @@ def parse_loss_scale(text: str) -> ScaleConfig:
         UsageError, ConfigError: The argument is malformed or a value is invalid.
 
     Example:
-        >>> parse_loss_scale("dynamic:init=4096,window=1000").window
+        >>> parse_loss_scale("dynamic:init=4096,window=1000").scale_window
         1000
         >>> parse_loss_scale("grouped:64;1024,groups=conv*|bn*;fc*").groups
         (('conv*', 'bn*'), ('fc*',))

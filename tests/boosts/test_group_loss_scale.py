@@ -45,7 +45,7 @@ def build(model, groups=2, engine="portable", **fields):
 def law_of(groups, **fields):
     number = groups if isinstance(groups, int) else len(groups)
     init = tuple(2.0 ** (5 + 3 * index) for index in range(number))
-    return GroupedScaleConfig(init=init, groups=groups, **{"grow": 1.0, **fields})
+    return GroupedScaleConfig(init_scale=init, groups=groups, **{"grow": 1.0, **fields})
 
 
 def report(program):
@@ -356,11 +356,11 @@ def test_a_mark_at_no_tensor_is_refused():
 
 
 def test_first_scales_whose_ratio_is_zero_in_float32_are_refused():
-    far = {"init": (2.0**-100, 2.0**100), "min_scale": None, "max_scale": None}
+    far = {"init_scale": (2.0**-100, 2.0**100), "min_scale": None, "max_scale": None}
     with pytest.raises(ConfigError, match="too far apart") as caught:
         GroupedScaleConfig(**far)
     assert_three_lines(caught.value)
-    assert GroupedScaleConfig(**{**far, "init": (2.0**-20, 2.0**100)}).number == 2
+    assert GroupedScaleConfig(**{**far, "init_scale": (2.0**-20, 2.0**100)}).number == 2
 
 
 def test_it_needs_the_finite_check():

@@ -25,9 +25,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "mindspore" / "loss_scale.npz"
 
 configs = st.builds(
     DynamicScaleConfig,
-    init=st.sampled_from([1.0, 5.0, 2.0**10, 2.0**24]),
-    factor=st.sampled_from([2.0, 3.0, 1.5, 4.0]),
-    window=st.integers(1, 6),
+    init_scale=st.sampled_from([1.0, 5.0, 2.0**10, 2.0**24]),
+    scale_factor=st.sampled_from([2.0, 3.0, 1.5, 4.0]),
+    scale_window=st.integers(1, 6),
     min_scale=st.sampled_from([1.0, 0.25]),
     max_scale=st.sampled_from([2.0**24, 2.0**24 + 2, None]),
 )
@@ -45,17 +45,17 @@ def run(config, pattern):
 def slow_law(config, pattern):
     """A reimplementation that counts steps since the last overflow or growth one by one."""
     f32 = np.float32
-    scale, good, scales = f32(config.init), 0, []
-    inverse = f32(np.float64(1.0) / np.float64(f32(config.factor)))
+    scale, good, scales = f32(config.init_scale), 0, []
+    inverse = f32(np.float64(1.0) / np.float64(f32(config.scale_factor)))
     for overflow in pattern:
         good += 1  # MindSpore counts the step itself, whether it overflows or not
-        ripe = good >= config.window
+        ripe = good >= config.scale_window
         if overflow:
             scale = max(f32(scale * inverse), f32(config.min_scale))
             good = 0
         elif ripe:
             with np.errstate(over="ignore"):
-                scale = f32(scale * f32(config.factor))
+                scale = f32(scale * f32(config.scale_factor))
             if config.max_scale is not None and scale > f32(config.max_scale):
                 scale = f32(config.max_scale)
             good = 0
@@ -79,7 +79,7 @@ def test_stays_between_its_bounds(config, pattern):
 
 @given(st.integers(1, 30))
 def test_grows_first_on_the_window_th_good_step(window):
-    config = DynamicScaleConfig(init=8.0, window=window)
+    config = DynamicScaleConfig(init_scale=8.0, scale_window=window)
     scales = [float(state.scale) for state in run(config, [False] * (window + 1))]
     assert scales[: window - 1] == [8.0] * (window - 1)
     assert scales[window - 1] == 16.0
@@ -87,7 +87,7 @@ def test_grows_first_on_the_window_th_good_step(window):
 
 @given(st.integers(1, 10), st.integers(0, 20))
 def test_after_an_overflow_it_grows_after_another_window(window, before):
-    config = DynamicScaleConfig(init=2.0**20, window=window)
+    config = DynamicScaleConfig(init_scale=2.0**20, scale_window=window)
     scales = [s.scale for s in run(config, [False] * before + [True] + [False] * window)]
     assert scales[before : before + window] == [scales[before]] * window
     assert scales[-1] == scales[before] * 2
@@ -109,18 +109,18 @@ def test_counts_skips(config, pattern):
 
 
 def test_an_overflow_that_meets_a_due_growth_only_shrinks():
-    config = DynamicScaleConfig(init=8.0, window=2)
+    config = DynamicScaleConfig(init_scale=8.0, scale_window=2)
     assert [float(s.scale) for s in run(config, [False, True, False, False])] == [8, 4, 4, 8]
 
 
 def test_a_start_below_the_minimum_stays_until_an_overflow_lifts_it():
-    config = DynamicScaleConfig(init=0.5, window=100)
+    config = DynamicScaleConfig(init_scale=0.5, scale_window=100)
     assert [float(s.scale) for s in run(config, [False, True])] == [0.5, 1.0]
 
 
 def test_factor_three_multiplies_with_the_rounded_reciprocal():
     # 5 * fl(1/3) rounds up to 1.6666667461, which is what MindSpore's cell gives.
-    state = run(DynamicScaleConfig(init=5.0, factor=3.0), [True])[0]
+    state = run(DynamicScaleConfig(init_scale=5.0, scale_factor=3.0), [True])[0]
     assert state.scale == np.float32(5) * (np.float32(1) / np.float32(3))
 
 
@@ -135,14 +135,14 @@ def test_the_other_scales_never_change_but_count(config):
 @pytest.mark.parametrize(
     "change",
     [
-        {"init": 0.0},
-        {"init": float("nan")},
-        {"factor": 1.0},
-        {"factor": float("inf")},
-        {"window": 0},
+        {"init_scale": 0.0},
+        {"init_scale": float("nan")},
+        {"scale_factor": 1.0},
+        {"scale_factor": float("inf")},
+        {"scale_window": 0},
         {"min_scale": 0.0},
-        {"init": 2.0, "max_scale": 1.0},
-        {"init": 1.0, "min_scale": 4.0, "max_scale": 2.0},
+        {"init_scale": 2.0, "max_scale": 1.0},
+        {"init_scale": 1.0, "min_scale": 4.0, "max_scale": 2.0},
     ],
 )
 def test_bad_settings_are_refused(change):
