@@ -330,9 +330,10 @@ def _notes(program: Program, summary: TrainSummary, validation: Source | None) -
     )
 
 
+_OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
 _ARGUMENTS: Final = [
     *(name for name in inspect.signature(train).parameters if name != "settings"),
-    *(field.name for field in dataclasses.fields(TrainConfig) if field.name != "learning_rate"),
+    *(field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_PROGRAM),
 ]
 
 

@@ -48,7 +48,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
-from ortboost.graph.reach import Reach, reach, uses_inside, values_by_name
+from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -456,8 +456,7 @@ def _ratio(
 
 
 def _reads(node: ir.Node) -> list[str]:
-    values = [*node.inputs, *uses_inside(node)]
-    return [value.name for value in values if value is not None and value.name]
+    return [value.name for value in values_read(node) if value.name]
 
 
 def _active_values(model: ir.Model, path: Reach) -> list[ir.Value]:
