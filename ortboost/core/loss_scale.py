@@ -45,22 +45,18 @@ from typing import Annotated, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ConfigError, DivergedError
+from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds, describe_family
 
 __all__ = [
-    "MAX_BAD_STEPS",
     "NO_SCALE",
     "SCALES",
     "DynamicScaleConfig",
     "FixedScaleConfig",
     "GroupedScaleConfig",
-    "HostScaleState",
     "NoScaleConfig",
     "ScaleConfig",
     "ScaleState",
-    "grouped_update",
-    "host_update",
     "initial_state",
     "scale_text",
     "update",
@@ -68,8 +64,6 @@ __all__ = [
 
 _SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
 _LARGEST: Final = float(np.finfo(np.float32).max)
-MAX_BAD_STEPS: Final = 1000
-"""Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` allows."""
 
 
 _Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]
@@ -345,74 +339,6 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         total_skips=state.total_skips + int(overflow),
         overflows_left=left,
     )
-
-
-def grouped_update(
-    scales: NDArray[np.float32], overflow: NDArray[np.bool_], config: GroupedScaleConfig
-) -> NDArray[np.float32]:
-    """The scales of all groups after one step.
-
-    Args:
-        scales: float32 ``[groups]``, before it.
-        overflow: bool ``[groups]``, whether each group overflowed.
-        config: The policy.
-
-    Example:
-        >>> policy = GroupedScaleConfig(grow=2.0, shrink=0.5)
-        >>> grouped_update(np.float32([8, 8]), np.array([True, False]), policy)
-        array([ 4., 16.], dtype=float32)
-    """
-    found = scales * np.where(overflow, np.float32(config.shrink), np.float32(config.grow))
-    if config.min_scale is not None:
-        found = np.maximum(found, np.float32(config.min_scale))
-    if config.max_scale is not None:
-        found = np.minimum(found, np.float32(config.max_scale))
-    return found
-
-
-@dataclass(frozen=True)
-class HostScaleState:
-    """The state of MindSpore's ``DynamicLossScaleManager``: Python floats, not float32."""
-
-    scale: float
-    cur_iter: int = 1
-    last_overflow_iter: int = 0
-    bad_step: int = 0
-
-
-def host_update(
-    state: HostScaleState, overflow: bool, *, factor: float = 2.0, window: int = 2000
-) -> HostScaleState:
-    """One call of ``DynamicLossScaleManager.update_loss_scale``.
-
-    It agrees with :func:`update` for factors that are powers of two. Growth does not change
-    ``last_overflow_iter`` here; nevertheless the scale grows every ``window`` steps.
-
-    Args:
-        state: The state before.
-        overflow: Whether the step overflowed.
-        factor: Above 0; MindSpore accepts factors below 1, which grow on overflow.
-        window: Steps without overflow between growths.
-
-    Raises:
-        DivergedError: This is the 1001st overflow in a row.
-    """
-    scale, last, bad = state.scale, state.last_overflow_iter, state.bad_step
-    if overflow:
-        scale = max(scale * (1.0 / factor), 1.0)
-        last = state.cur_iter
-        bad += 1
-    else:
-        if (state.cur_iter - last) % window == 0:  # `last` stays, so at each multiple
-            scale *= factor
-        bad = 0
-    if bad > MAX_BAD_STEPS:
-        raise DivergedError(
-            f"The gradients overflowed {bad} times in a row.",
-            where=f"loss scale {scale}",
-            fix="Lower the learning rate, clip the gradients, or look for NaN in the data.",
-        )
-    return HostScaleState(scale, state.cur_iter + 1, last, bad)
 
 
 def scale_text(scale: float) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError
-from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, grouped_update
+from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Adam, Momentum, Sgd
 from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
@@ -25,6 +25,7 @@ from tests.support import (
     assert_same_bits,
     assert_three_lines,
     batch_for,
+    grouped_update,
     model_path,
     small_convnet,
     small_mlp,

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortboost.core.errors import ConfigError, DivergedError
+from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,
-    HostScaleState,
-    host_update,
     initial_state,
     update,
 )
+from ortboost.mindspore.amp import DynamicLossScaleManager
+from ortboost.mindspore.core.arguments import ArgumentRuntimeError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mindspore" / "loss_scale.npz"
 
@@ -173,10 +173,10 @@ def test_matches_mindspore_exactly(key, combo):
     if manager is None:  # MindSpore's manager rejects this start
         assert start < 1
         return
-    state, found = HostScaleState(start), []
+    law, found = DynamicLossScaleManager(start, factor, window), []
     for overflow in pattern.tolist():
-        state = host_update(state, overflow, factor=factor, window=window)
-        found.append(state.scale)
+        law.update_loss_scale(overflow)
+        found.append(law.get_loss_scale())
     np.testing.assert_array_equal(np.array(found), manager)
 
 
@@ -191,19 +191,19 @@ def test_fixed_matches_mindspore():
 @given(overflows, st.integers(1, 6), st.sampled_from([2.0, 4.0]))
 def test_host_and_device_law_agree_for_powers_of_two(pattern, window, factor):
     config = DynamicScaleConfig(2.0**12, factor, window, max_scale=None)
-    state = HostScaleState(2.0**12)
+    law = DynamicLossScaleManager(2.0**12, factor, window)
     for overflow, device in zip(pattern, run(config, pattern), strict=True):
-        state = host_update(state, overflow, factor=factor, window=window)
+        law.update_loss_scale(overflow)
         # float64 continues where float32 is infinite
-        assert np.float32(min(state.scale, np.inf)) == device.scale
+        assert np.float32(law.get_loss_scale()) == device.scale
 
 
 def test_the_host_law_endures_a_thousand_overflows_and_no_more():
-    state = HostScaleState(2.0**24)
+    law = DynamicLossScaleManager(2.0**24)
     for _ in range(1000):
-        state = host_update(state, True)
-    assert state.scale == 1.0
-    with pytest.raises(DivergedError, match="1001 times"):
-        host_update(state, True)
-    state = host_update(state, False)
-    assert state.bad_step == 0
+        law.update_loss_scale(True)
+    assert law.get_loss_scale() == 1.0
+    with pytest.raises(ArgumentRuntimeError, match="1001 times"):
+        law.update_loss_scale(True)
+    law.update_loss_scale(False)
+    law.update_loss_scale(True)  # counted from the start again
