@@ -88,6 +88,7 @@ def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "2,410 of 2,410 parameters in 4 tensors" in text
     assert "fc1.weight: trained as weight" in text
+    assert "adam, learning rate 3e-3" in text
     assert f"next: ortboost train {run}" in text
     assert main(["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "2"]) == 0
     captured = capsys.readouterr()
