@@ -51,6 +51,13 @@ CONFIGS = [
 ]
 
 
+def test_an_unknown_keyword_is_answered_with_the_nearest():
+    with pytest.raises(TypeError, match="Unknown argument 'optimiser'") as caught:
+        ProgramConfig(optimiser=Sgd())
+    assert_three_lines(caught.value)
+    assert "did you mean 'optimizer'" in caught.value.fix
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_survives_json(config):
     assert ProgramConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
