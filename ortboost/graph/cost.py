@@ -176,7 +176,7 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
             continue
         found = rule(node)
         if found is None:
-            uncounted[name] = "a shape is unknown; give the shapes of the inputs"
+            uncounted[name] = "a shape is unknown; give the lengths of open dimensions"
             continue
         nodes[name] = nodes.get(name, 0) + found
         macs[node.op_type] = macs.get(node.op_type, 0) + found

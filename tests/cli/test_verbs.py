@@ -185,7 +185,7 @@ def test_doctor_finds_this_environment_fit(capsys):
         (["convert", MLP, "-o", "{tmp}/r", "--freeze", "fc9.*"], 2, "fc1.weight"),
         (["convert", MLP, "-o", "{tmp}/r", "--optimizer", "adm"], 3, "'adam'"),
         (["convert", MLP, "-o", "{tmp}/r", "--loss", "mce"], 3, "'mse'"),
-        (["convert", MLP, "-o", "{tmp}/r", "--optimizer-arg", "momentun=1"], 3, "'momentum'"),
+        (["convert", MLP, "-o", "{tmp}/r", "--optimizer", "sgd:momentun=1"], 3, "'momentum'"),
         (["convert", "{tmp}/none.onnx", "-o", "{tmp}/r"], 8, "Check the path"),
         (["convert", DIGITS, "-o", "{tmp}/r"], 8, "not a readable ONNX model"),
         (["inspect", "{tmp}"], 8, "ortboost convert"),
