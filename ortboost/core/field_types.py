@@ -150,6 +150,13 @@ def describe_family(
         if not isinstance(data, Mapping):
             return _instance(data, family)
         arguments = {field_of.get(key, key): value for key, value in data.items()}
+        if len(arguments) < len(data):
+            twice = next(key for key in field_of if key in data and field_of[key] in data)
+            raise ConfigError(
+                f"'{twice}' is given twice.",
+                where=f"{twice} and {field_of[twice]}",
+                fix="Give one of them.",
+            )
         name = str(arguments.pop(tag, default))
         require_known(name, kinds, f"Unknown {words.partition(' ')[2]} '{name}'.", tag, ConfigError)
         return _reader.structure(arguments, kinds[name])

@@ -71,6 +71,9 @@ def test_files_keep_the_short_names_and_both_are_read():
     long = {"init_scale": 4.0, "scale_factor": 3.0, "scale_window": 5}
     assert LossScale.from_dict(data) == LossScale.from_dict(long) == LossScale(policy)
 
+    with pytest.raises(ConfigError, match="'init' is given twice"):
+        LossScale.from_dict({"init": 4.0, "init_scale": 8.0})
+
 
 def test_dynamic_is_the_default():
     """With a setting, too: `dynamic:window=7` starts where `dynamic` does."""
