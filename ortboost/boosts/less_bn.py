@@ -138,6 +138,11 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
             "export again without optimization (torch.onnx.export(..., dynamo=True, "
             "optimize=False))" * folded
         )
+    elif not report.changed:
+        report.notes.append(
+            "less-bn removes nothing: no normalization is redundant in a block that it knows; the "
+            "report has the reason for each (--explain)"
+        )
     return report
 
 
