@@ -12,9 +12,11 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
 
 from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.core.errors import OrtBoostError
+from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.printable import one_line
 from ortboost.core.python_words import in_python
 from ortboost.program.build import build_program
@@ -175,3 +177,15 @@ def assert_three_lines(error: OrtBoostError) -> None:
     assert lines[0] == in_python(one_line(error.what))
     assert lines[1].startswith("  where: ")
     assert any(line.startswith("  fix:   ") for line in lines[2:])
+
+
+def grouped_update(
+    scales: NDArray[np.float32], overflow: NDArray[np.bool_], config: GroupedScaleConfig
+) -> NDArray[np.float32]:
+    """The scales of all groups after one step: those that overflowed shrink, the others grow."""
+    found = scales * np.where(overflow, np.float32(config.shrink), np.float32(config.grow))
+    if config.min_scale is not None:
+        found = np.maximum(found, np.float32(config.min_scale))
+    if config.max_scale is not None:
+        found = np.minimum(found, np.float32(config.max_scale))
+    return found

@@ -57,7 +57,7 @@ def train(name, config):
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_twenty_steps_agree(name, optimizer):
-    law = DynamicScaleConfig(init=2.0**12, window=4)
+    law = DynamicScaleConfig(init_scale=2.0**12, scale_window=4)
     config = ProgramConfig(optimizer=optimizer, loss_scale=law, engine="native")
     native = train(name, config)
     portable = train(name, dataclasses.replace(config, engine="portable"))

@@ -160,7 +160,7 @@ config = ob.ProgramConfig(
     inputs=ob.InputConfig(dims={"height": 64}),
     optimizer=ob.Lars(inner=ob.Sgd(momentum=0.5)),
     groups=(ob.ParameterGroup("head", ("fc*",), weight_decay=0.0),),
-    loss_scale=ob.DynamicScaleConfig(init=64.0),
+    loss_scale=ob.DynamicScaleConfig(init_scale=64.0),
     clip=ob.ClipConfig("norm", 1.0),
     precision=ob.PrecisionConfig("fp16"),
 )

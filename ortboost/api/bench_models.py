@@ -94,7 +94,7 @@ def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str
         "rounds": config.rounds,
         "loads": config.loads,
         "seed": config.seed,
-        "shapes": {name: list(shape) for name, shape in config.shapes.items()},
+        "dims": dict(config.inputs.dims),
     }
     return {"machine": machine(), "options": options, "results": results}
 

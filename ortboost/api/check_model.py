@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import overload
 
-from ortboost.api.check_target import check_for
+from ortboost.api.check_target import read_shapes
 from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt.checker import TargetReport
 from ortboost.graph.io import ModelSource
 from ortboost.program.choose_engine import choose_engine
@@ -37,16 +38,17 @@ def check(
     """List everything that prevents training a model, or running it on a target.
 
     Args:
-        model: The model.
+        model: The model; for ``cuda`` also a program folder.
         config: The configuration to convert it with.
-        target: Check for this target instead of training: ``onnxruntime``, ``tensorrt``,
-            ``tensorrt=11``, ...
+        target: Check for this target instead of training: ``onnxruntime``, ``cuda``,
+            ``cuda=1.19.2``, ``tensorrt``, ``tensorrt=11``, or ``tensorrt=10.3``.
         shapes: Shape profiles for TensorRT, such as ``x:1,8,32x3x224x224``.
 
     Raises:
         FileError: The file is not a readable model.
         UsageError: The target is unknown, a profile is wrong, or both a configuration and a target
             are given.
+        DependencyError: The check needs ONNX Runtime, which is not installed.
 
     Example:
         >>> import ortboost as ob
@@ -62,7 +64,8 @@ def check(
                 where=f"config and target='{target}'",
                 fix="Leave one of the two out.",
             )
-        return check_for(model, target, shapes=shapes)
+        report: TargetReport = get_checker(target)(model, target, read_shapes(shapes))
+        return report
     if shapes:
         raise UsageError(
             "Shape profiles need a target.",

@@ -1,11 +1,11 @@
-"""Deployment targets as functions: check a model for one, fix it, build an engine.
+"""Deployment targets as functions: fix a model for one, build an engine.
 
 Example:
     ::
 
-        from ortboost.api import check_target as targets
+        from ortboost.api import check, check_target as targets
 
-        report = targets.check_for("model.onnx", "tensorrt=11", shapes=["x:1,8,32x3x224x224"])
+        report = check("model.onnx", target="tensorrt=11", shapes=["x:1,8,32x3x224x224"])
         for finding in report.findings:
             print(finding.rule, finding.severity, finding.node, finding.reason)
         if any(finding.fixable for finding in report.findings):
@@ -18,45 +18,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ortboost.api.image_settings import images_of
 from ortboost.api.run_folder import refuse_part
+from ortboost.api.stored_batches import Feeds, padded_batches
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt import build_engine as engine
 from ortboost.deploy.tensorrt.build_engine import EngineFile
-from ortboost.deploy.tensorrt.checker import TargetReport, check_release
+from ortboost.deploy.tensorrt.checker import check_release
 from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import Profile, parse_profile
 from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.deploy.tolerance import Tolerance, tolerance_for
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
-from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
+from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 
-__all__ = ["build_engine", "check_for", "fix_for", "load_batches", "read_shapes"]
-
-
-def check_for(
-    model: ModelSource, target: str = "tensorrt", *, shapes: Sequence[str] = ()
-) -> TargetReport:
-    """List everything that a target would reject.
-
-    Args:
-        model: The model; for ``cuda`` also a program folder.
-        target: ``onnxruntime``, ``cuda``, ``cuda=1.19.2``, ``tensorrt``, ``tensorrt=11``, or
-            ``tensorrt=10.3``.
-        shapes: Shape profiles for TensorRT, such as ``x:1,8,32x3x224x224``.
-
-    Raises:
-        UsageError: The target is unknown, or a profile is malformed.
-        FileError: The file is not a readable model.
-        DependencyError: The check needs ONNX Runtime, which is not installed.
-    """
-    report: TargetReport = get_checker(target)(model, target, read_shapes(shapes))
-    return report
+__all__ = ["build_engine", "fix_for", "load_batches", "read_shapes"]
 
 
 def fix_for(
@@ -174,7 +153,7 @@ def load_batches(
     batch_size: int = 64,
     mapping: Mapping[str, str] | None = None,
     images: ImageConfig | None = None,
-) -> list[Mapping[str, NDArray[Any]]]:
+) -> list[Feeds]:
     """Read data as batches for these inputs, padded if the model fixes the batch size.
 
     Args:
@@ -187,9 +166,7 @@ def load_batches(
     """
     fixed = static_batch(inputs)
     source = open_source(data, inputs, split, fixed or batch_size, mapping, images=images)
-    batches = source.epoch(0)
-    axes = batch_axes(inputs)
-    return [batch if fixed is None else pad_batch(batch, fixed, axes=axes)[0] for batch in batches]
+    return list(padded_batches(list(source.epoch(0)), inputs, fixed)[0])
 
 
 def read_shapes(shapes: Sequence[str]) -> list[Profile]:

@@ -264,24 +264,7 @@ def export(
     if update_bn is not None:
         unused += ("The running statistics were re-estimated from the data of --update-bn.",)
     notes = [*wanted.notes, *_worthless(expected), *unused, *scores.notes]
-    ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
-    if wanted.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
-        notes.append(wanted.int64_note)
-    if not trained and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
-        notes.append(
-            "The model is in training mode: the reference is its output in inference mode."
-        )
-    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
-    made = (out for node in exported.model.graph.all_nodes() for out in node.outputs)
-    if low is not None and not any(value.dtype is low for value in made):
-        notes.append(
-            f"No node computes in {precision}: every one was kept in float32 (--explain says why)."
-        )
-    elif low is not None and subject.device == "cpu":
-        notes.append(
-            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "
-            "differently, so compare there too."
-        )
+    notes += _notes_on(exported, subject.device, plain=not trained)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if precision == "int8" and not scores.found():
@@ -305,6 +288,30 @@ def export(
         tuple(notes),
         subject.rule,
     )
+
+
+def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
+    """Notes on the exported graph: its interface, its reference, its precision."""
+    notes, graph, precision = list[str](), exported.model.graph, exported.precision
+    ports = (*graph.inputs, *graph.outputs)
+    if exported.target.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
+        notes.append(exported.target.int64_note)
+    if plain and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
+        notes.append(
+            "The model is in training mode: the reference is its output in inference mode."
+        )
+    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
+    made = (out for node in graph.all_nodes() for out in node.outputs)
+    if low is not None and not any(value.dtype is low for value in made):
+        notes.append(
+            f"No node computes in {precision}: every one was kept in float32 (--explain says why)."
+        )
+    elif low is not None and device == "cpu":
+        notes.append(
+            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "
+            "differently, so compare there too."
+        )
+    return notes
 
 
 def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:

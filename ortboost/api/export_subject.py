@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.image_settings import images_note, images_of
 from ortboost.api.run_folder import load_run
-from ortboost.api.stored_batches import Feeds, map_batches, read_batches
+from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
@@ -32,7 +32,7 @@ from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training import get_metric
-from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
+from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
@@ -385,12 +385,7 @@ def collect(
         found = read(subject.evaluator.inputs)
         if error.what != f"No array feeds the input '{subject.labels}'.":
             notes = (f"no accuracy: the labels of the data do not fit. {error.what}",)
-    if fixed is None:
-        return Collected(found, [None for _ in found], notes)
-    axes = batch_axes(subject.inputs)
-    lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in found]
-    padded = map_batches(lambda batch: pad_batch(batch, fixed, axes=axes)[0], found)
-    return Collected(padded, lengths, notes)
+    return Collected(*padded_batches(found, subject.inputs, fixed), notes)
 
 
 class Accuracies:

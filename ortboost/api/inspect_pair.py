@@ -14,14 +14,14 @@ import onnx_ir as ir
 
 from ortboost.api.inspect_model import ValueDescription, op_name
 from ortboost.core.arguments import checked
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import require_known
 from ortboost.core.field_types import write_config
 from ortboost.deploy.bench import model_bytes
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import all_tensors
+from ortboost.graph.query import all_tensors, known_shape
 from ortboost.program.program import Program
 
 __all__ = ["Change", "ModelSize", "PairDescription", "inspect_pair"]
@@ -147,7 +147,7 @@ def inspect_pair(
     before: str | os.PathLike[str],
     after: str | os.PathLike[str],
     *,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dims: Mapping[str, int] | None = None,
     batch: int = 1,
 ) -> PairDescription:
     """Compare two models, or a program folder with the model that was exported from it.
@@ -158,12 +158,13 @@ def inspect_pair(
     Args:
         before: ONNX file or program folder.
         after: ONNX file or program folder.
-        shapes: Input name to shape, used for counting the work of open dimensions.
+        dims: Lengths of open dimensions, used for counting the work; by name, or by input and axis
+            (``x:2``).
         batch: Length of an open first dimension.
 
     Raises:
         FileError: A file cannot be read.
-        UsageError: ``shapes`` does not fit.
+        UsageError: ``dims`` does not fit.
 
     Example:
         >>> found = inspect_pair("raw.onnx", "opt.onnx")  # doctest: +SKIP
@@ -171,18 +172,14 @@ def inspect_pair(
         -19
     """
     models = [_load(Path(before)), _load(Path(after))]
-    wanted = dict(shapes or {})
-    known = {value.name for model in models for value in model.graph.inputs}
-    for name in wanted:
-        if name not in known:
-            raise UsageError(
-                f"Neither model has an input '{name}'.",
-                where=f"shape of '{name}'",
-                fix=f"Inputs: {', '.join(sorted(name or '' for name in known))}.",
-            )
+    known = [_dimensions(model) for model in models]
+    for key in dims or {}:
+        require_known(
+            key, sorted(known[0] | known[1]), f"Neither model has a dimension '{key}'.", "--dim"
+        )
     one, two = (
-        _describe(model, Path(path), wanted, batch)
-        for model, path in zip(models, (before, after), strict=True)
+        _describe(model, Path(path), {k: n for k, n in (dims or {}).items() if k in keys}, batch)
+        for model, path, keys in zip(models, (before, after), known, strict=True)
     )
     names = [{value.name or "" for value, _ in all_tensors(model)} for model in models]
     return PairDescription(
@@ -207,11 +204,15 @@ def _load(path: Path) -> ir.Model:
     return inference_model(program, program.initial)[0]
 
 
-def _describe(
-    model: ir.Model, path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int
-) -> ModelSize:
-    names = {value.name for value in model.graph.inputs}
-    cost = count_cost(model, {n: s for n, s in shapes.items() if n in names}, batch=batch)
+def _dimensions(model: ir.Model) -> set[str]:
+    """The names of the dimensions of its inputs, and each as ``INPUT:AXIS``."""
+    shapes = {value.name: known_shape(value) or () for value in model.graph.inputs}
+    found = {f"{name}:{axis}" for name, shape in shapes.items() for axis in range(len(shape))}
+    return found | {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
+
+
+def _describe(model: ir.Model, path: Path, dims: Mapping[str, int], batch: int) -> ModelSize:
+    cost = count_cost(model, dims, batch=batch)
     stored = list(all_tensors(model))
     tensors, weights = [tensor for _, tensor in stored], {value.name for value, _ in stored}
     inputs = (value for value in model.graph.inputs if value.name not in weights)

@@ -15,6 +15,7 @@ from ortboost.api.run_folder import LOG, in_training
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, require_known
 from ortboost.core.files import read_json
+from ortboost.core.shown import Shown
 from ortboost.program.program import MANIFEST
 from ortboost.training import Goal, RunHistory
 from ortboost.training.history import write_csv
@@ -28,8 +29,8 @@ _STOPPED: Final = "stopped: no process trains it"
 _TRAIN_SETTINGS: Final = ("batch_size", "seed", "processes", "device", "learning_rate")
 
 
-@dataclass(frozen=True)
-class RunInfo:
+@dataclass(frozen=True, repr=False)
+class RunInfo(Shown):
     """Summary of one run.
 
     Args:
@@ -68,6 +69,18 @@ class RunInfo:
     seconds: float | None = None
     sessions: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    def _facts(self) -> dict[str, object]:
+        best = None if self.best is None else f"{self.best:.4g} at step {self.best_step}"
+        return {
+            "name": self.name,
+            "of": self.source,
+            "status": self.status,
+            self.metric or "best": best,
+            "epochs": f"{self.epochs} of {self.planned}" if self.planned else None,
+            "steps": self.steps or None,
+            "skipped": self.skipped or None,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON data."""
@@ -138,7 +151,11 @@ def runs(
     if plot is not None:
         plot_runs(list(histories.values()), plot)
     sign = -1 if Goal(metric).rising else 1
-    return sorted(listed, key=lambda run: (run.best is None, sign * (run.best or 0.0), run.name))
+    # Without the metric: trained ones, then the others.
+    return sorted(
+        listed,
+        key=lambda run: (run.best is None, not run.steps, sign * (run.best or 0.0), run.name),
+    )
 
 
 def follow(

@@ -7,9 +7,16 @@ from typing import Any, Final, overload
 
 from numpy.typing import NDArray
 
-from ortboost.training.data import ArraySource, Source
+from ortboost.training.data import (
+    ArraySource,
+    Source,
+    batch_axes,
+    batch_length,
+    pad_batch,
+)
+from ortboost.training.protocols import InputLike
 
-__all__ = ["Feeds", "StoredBatches", "map_batches", "read_batches"]
+__all__ = ["Feeds", "StoredBatches", "map_batches", "padded_batches", "read_batches"]
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -64,6 +71,21 @@ def map_batches(change: Callable[[Feeds], Feeds], batches: Sequence[Feeds]) -> S
     if inner is None:
         return StoredBatches(batches.source, change)
     return StoredBatches(batches.source, lambda batch: change(inner(batch)))
+
+
+def padded_batches(
+    batches: Sequence[Feeds], inputs: Sequence[InputLike], size: int | None
+) -> tuple[Sequence[Feeds], list[int | None]]:
+    """Pad batches to a size, if there is one.
+
+    Returns:
+        The batches, and the number of real samples of each; ``None`` where there is no padding.
+    """
+    if size is None:
+        return batches, [None for _ in batches]
+    axes = batch_axes(inputs)
+    lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in batches]
+    return map_batches(lambda batch: pad_batch(batch, size, axes=axes)[0], batches), lengths
 
 
 def _bytes(source: ArraySource) -> int:

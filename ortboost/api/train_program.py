@@ -145,27 +145,8 @@ def train(
     shown = session_progress() if progress == "auto" else progress
     shown = make_progress(shown) if isinstance(shown, str) else shown
     program = Program.load(folder)
-    if early_stop is not None and validation is None and val_split is None:
-        raise UsageError(
-            "Stopping early needs validation data.",
-            where="early_stop",
-            fix="Give --val DATA, or --val-split 0.1.",
-        )
-    if validation is not None and val_split is not None:
-        raise UsageError(
-            "Validation data are given, but a part of the training data is to be held out too.",
-            where="validation and val_split",
-            fix="Give either --val or --val-split.",
-        )
-    for name in settings:  # here, because the trainer's configuration lacks the arguments above
-        require_known(name, _ARGUMENTS, f"Unknown argument '{name}'.", "train", ConfigError)
-    base = (config or TrainConfig()).with_settings(settings)
-    if resume and base.overwrite:
-        raise UsageError(
-            "A run cannot be resumed and restarted at the same time.",
-            where="--resume and --overwrite",
-            fix="Give --resume to continue, or --overwrite to remove the existing checkpoints.",
-        )
+    _check_validation(validation, val_split, early_stop)
+    base = _settings(config, settings, resume)
     pixels, varied = as_images(images), as_augment(augment)
     if resume or restarted():
         pixels, varied = former_images(folder, pixels, varied)
@@ -184,7 +165,6 @@ def train(
             segments=segments,
         )
         inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
-        drop_last = static_batch(inputs) is not None
         source = open_source(
             data,
             inputs,
@@ -193,7 +173,7 @@ def train(
             mapping,
             shuffle=True,
             seed=base.seed,
-            drop_last=drop_last,
+            drop_last=static_batch(inputs) is not None,
             part=part,
             what="training data",
             images=pixels,
@@ -212,24 +192,8 @@ def train(
                 what="validation data",
                 images=source.images if isinstance(source, ArraySource) else pixels,
             )
-        steps = source.steps_per_epoch
-        total = None if steps is None else _updates(steps, base, program.config.accumulate)
-        classes = program.config.loss.name == "softmax-cross-entropy"
         asked = tuple(settings.get("metrics") or ())
-        if asked and program.config.loss.name not in ("softmax-cross-entropy", "bce-with-logits"):
-            raise UsageError(
-                f"The metric '{asked[0]}' needs classes, but the loss of this program has none.",
-                where=f"loss '{program.config.loss.name}'",
-                fix="Leave --metric out: the loss itself is reported.",
-            )
-        settled = dataclasses.replace(
-            base,
-            learning_rate=schedules(program.config, learning_rate, total),
-            labels=program.labels or base.labels,
-            output=program.prediction if program.labels else None,
-            metrics=base.metrics if classes else asked,
-            loss_scale=program.config.loss_scale,
-        )
+        settled = _settled(base, program, source.steps_per_epoch, learning_rate, asked)
         goal = Goal(f"val_{settled.metrics[0]}" if settled.metrics else "val_loss")
         best: list[Callback] = [BestModel(goal)] if held_out is not None else []
         if early_stop is not None:
@@ -282,6 +246,71 @@ def train(
             )
 
 
+def _check_validation(
+    validation: Data | None, val_split: float | None, early_stop: int | None
+) -> None:
+    if early_stop is not None and validation is None and val_split is None:
+        raise UsageError(
+            "Stopping early needs validation data.",
+            where="early_stop",
+            fix="Give --val DATA, or --val-split 0.1.",
+        )
+    if validation is not None and val_split is not None:
+        raise UsageError(
+            "Validation data are given, but a part of the training data is to be held out too.",
+            where="validation and val_split",
+            fix="Give either --val or --val-split.",
+        )
+
+
+def _settings(config: TrainConfig | None, settings: Mapping[str, Any], resume: bool) -> TrainConfig:
+    """The trainer's configuration with single settings."""
+    for name in settings:  # here, because the trainer's configuration lacks the arguments above
+        require_known(name, _ARGUMENTS, f"Unknown argument '{name}'.", "train", ConfigError)
+    base = (config or TrainConfig()).with_settings(settings)
+    if resume and base.overwrite:
+        raise UsageError(
+            "A run cannot be resumed and restarted at the same time.",
+            where="--resume and --overwrite",
+            fix="Give --resume to continue, or --overwrite to remove the existing checkpoints.",
+        )
+    return base
+
+
+def _settled(
+    base: TrainConfig,
+    program: Program,
+    steps: int | None,
+    learning_rate: str | None,
+    asked: tuple[str, ...],
+) -> TrainConfig:
+    """The configuration with what the program determines.
+
+    Args:
+        base: The configuration.
+        program: The program.
+        steps: Steps per epoch, if known.
+        learning_rate: Schedule as text; that of the program if not given.
+        asked: The metrics that the user asked for.
+    """
+    loss = program.config.loss.name
+    if asked and loss not in ("softmax-cross-entropy", "bce-with-logits"):
+        raise UsageError(
+            f"The metric '{asked[0]}' needs classes, but the loss of this program has none.",
+            where=f"loss '{loss}'",
+            fix="Leave --metric out: the loss itself is reported.",
+        )
+    total = None if steps is None else _updates(steps, base, program.config.accumulate)
+    return dataclasses.replace(
+        base,
+        learning_rate=schedules(program.config, learning_rate, total),
+        labels=program.labels or base.labels,
+        output=program.prediction if program.labels else None,
+        metrics=base.metrics if loss == "softmax-cross-entropy" else asked,
+        loss_scale=program.config.loss_scale,
+    )
+
+
 def _about(program: Program) -> dict[str, Any]:
     """What a program is, in words for logs."""
     config = program.config
@@ -330,9 +359,10 @@ def _notes(program: Program, summary: TrainSummary, validation: Source | None) -
     )
 
 
+_OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
 _ARGUMENTS: Final = [
     *(name for name in inspect.signature(train).parameters if name != "settings"),
-    *(field.name for field in dataclasses.fields(TrainConfig) if field.name != "learning_rate"),
+    *(field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_PROGRAM),
 ]
 
 

@@ -62,15 +62,16 @@ class State:
         initial: The initial value, which determines shape and dtype.
         kind: ``counter``, or ``slot`` for state of a parameter.
         role: What a slot contains.
-        moves: When it gets a new value: with each ``update``; at each ``step`` that is not skipped,
-            also within a window of accumulation; or ``never`` in this graph, which only reads it.
+        changes_at: When it gets a new value: at each ``update``; at each ``step`` that is not
+            skipped, also within a window of accumulation; or ``never`` in this graph, which only
+            reads it.
     """
 
     name: str
     initial: NDArray[np.generic]
     kind: Literal["counter", "slot"] = "counter"
     role: str = ""
-    moves: Literal["update", "step", "never"] = "update"
+    changes_at: Literal["update", "step", "never"] = "update"
 
 
 @dataclass
@@ -122,7 +123,7 @@ class StepContext:
         memory: See :class:`GraphContext`.
         number: See :class:`GraphContext`.
         window: See :class:`GraphContext`.
-        means: Results of ``batch_means``, over the batch of all processes.
+        batch_means: Results of the method ``batch_means``, over the batch of all processes.
         unscale: Factor that unscales a gradient, float32 scalar; ``None`` for 1, and if each group
             of layers has its own scale.
     """
@@ -134,7 +135,7 @@ class StepContext:
     number: int = 0
     window: int = 1
     unscale: ir.Value | None = None
-    means: Mapping[str, ir.Value] = field(default_factory=dict)
+    batch_means: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
 @dataclass
@@ -259,9 +260,9 @@ class Boost:
         """Means over the batch that the update needs besides gradients, by unique names.
 
         They are float32 of static shape, computed before the finite check, and available as
-        ``means`` of the later contexts. With several processes each computes them on its part of
-        the batch, and they are averaged with the weights of the gradients of a mean loss: the
-        number of samples, or of the labels that count.
+        ``batch_means`` of the later contexts. With several processes each computes them on its
+        part of the batch, and they are averaged with the weights of the gradients of a mean loss:
+        the number of samples, or of the labels that count.
         """
         return {}
 

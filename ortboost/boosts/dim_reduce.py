@@ -127,14 +127,14 @@ class DimReduce(LineSearch):
         k, zeros = len(basis), np.zeros(len(basis), np.float32)
         start = self.first * np.eye(k, dtype=np.float32)
         found = [
-            State(_BASIS, basis, "slot", "basis", moves="never"),
-            State(_B, start, moves="never"),
+            State(_BASIS, basis, "slot", "basis", changes_at="never"),
+            State(_B, start, changes_at="never"),
             State(_B_NEXT, start),
             State(_GK, zeros),
             State(_DK, zeros),
         ]
-        found += [State(name, zeros, moves="never") for name in (_GK_LAST, _SK)]
-        found.append(State(_STARTED, np.zeros((), np.int64), moves="never"))
+        found += [State(name, zeros, changes_at="never") for name in (_GK_LAST, _SK)]
+        found.append(State(_STARTED, np.zeros((), np.int64), changes_at="never"))
         if self.alpha:
             found += [
                 State(_momentum(p), np.zeros(p.shape, np.float32), "slot", "residual")

@@ -48,7 +48,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
-from ortboost.graph.reach import Reach, reach, uses_inside, values_by_name
+from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,7 +98,7 @@ class GroupLossScale(LossScaler):
         policy: The groups, and how their scales change.
 
     Example:
-        >>> GroupLossScale(GroupedScaleConfig(init=4096.0, groups=4)).policy.number
+        >>> GroupLossScale(GroupedScaleConfig(init_scale=4096.0, groups=4)).policy.number
         4
     """
 
@@ -118,7 +118,7 @@ class GroupLossScale(LossScaler):
         return cls(scale_from_dict({"kind": "grouped", **settings}))  # type: ignore[arg-type]
 
     @property
-    def moves(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Always true: each scale grows or shrinks at every step."""
         return True
 
@@ -163,7 +163,7 @@ class GroupLossScale(LossScaler):
         crossing = graph.memory[f"{self.name}/incoming"]
         return {ends: [made[name] for name in names] for ends, names in crossing.items()}
 
-    def passed(
+    def after_finite_step(
         self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
     ) -> dict[str, ir.Value]:
         """`S_i <- S_i grow` for the groups that are trained."""
@@ -171,21 +171,21 @@ class GroupLossScale(LossScaler):
         factors[[number - 1 for number in groups]] = self.policy.grow
         return {SCALE: self._bounded(b, b.op("Mul", scale, b.const(factors)))}
 
-    def skipped(
+    def after_overflow(
         self,
         b: Builder,
         states: Mapping[str, ir.Value],
         scale: ir.Value,
-        blamed: Mapping[int, ir.Value],
+        caused: Mapping[int, ir.Value],
     ) -> dict[str, ir.Value]:
         """`S_i <- S_i shrink` for the groups that overflowed, `S_i grow` for the others."""
         shrink, grow = b.const(self.policy.shrink), b.const(self.policy.grow)
         factors = []
         for number in range(1, self.number + 1):
             factor = b.const(1.0)  # this graph trains nothing of this group
-            if number in blamed:
+            if number in caused:
                 dtype = ir.DataType.FLOAT
-                factor = b.op("Where", blamed[number], shrink, grow, dtype=dtype, shape=())
+                factor = b.op("Where", caused[number], shrink, grow, dtype=dtype, shape=())
             factors.append(b.op("Reshape", factor, b.ints(1), shape=(1,)))
         ratio = b.op("Concat", *factors, axis=0, shape=(self.number,))
         return {SCALE: self._bounded(b, b.op("Mul", scale, ratio))}
@@ -456,8 +456,7 @@ def _ratio(
 
 
 def _reads(node: ir.Node) -> list[str]:
-    values = [*node.inputs, *uses_inside(node)]
-    return [value.name for value in values if value is not None and value.name]
+    return [value.name for value in values_read(node) if value.name]
 
 
 def _active_values(model: ir.Model, path: Reach) -> list[ir.Value]:

@@ -129,12 +129,19 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
             "scale and shift of removed normalizations are not at their initial values: without "
             "them a trained network computes something else, so train it again"
         )
-    if not verdicts and any(node.op_type == "Conv" for node in model.graph):
+    if not verdicts:
+        missing = "no BatchNormalization" if not norms else "no known block"
+        folded = any(node.op_type == "Conv" for node in model.graph)
         report.notes.append(
-            "less-bn removes nothing: the model has "
-            f"{'no BatchNormalization' if not norms else 'no known block'}; if the "
-            "network has, its exporter folded normalizations into the convolutions: export again "
-            "without optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
+            f"less-bn removes nothing: the model has {missing}"
+            + "; if the network has, its exporter folded normalizations into the convolutions: "
+            "export again without optimization (torch.onnx.export(..., dynamo=True, "
+            "optimize=False))" * folded
+        )
+    elif not report.changed:
+        report.notes.append(
+            "less-bn removes nothing: no normalization is redundant in a block that it knows; the "
+            "report has the reason for each (--explain)"
         )
     return report
 

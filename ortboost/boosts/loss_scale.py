@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GOOD_STEPS",
-    "LIVES",
+    "OVERFLOWS_LEFT",
     "LossScale",
     "multiply_loss",
     "scale_from_dict",
 ]
 
 GOOD_STEPS: Final = "ortboost/good_steps"
-LIVES: Final = "ortboost/lives"
+OVERFLOWS_LEFT: Final = "ortboost/overflows_left"
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _OneScale: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig
 
@@ -62,11 +62,11 @@ class LossScale(LossScaler):
 
     Example:
         >>> from ortboost import DynamicScaleConfig
-        >>> LossScale(DynamicScaleConfig(init=1024.0, window=500)).policy.window
-        500
+        >>> LossScale(DynamicScaleConfig(init_scale=1024.0)).policy.init_scale
+        1024.0
     """
 
-    policy: _OneScale = field(default_factory=lambda: DynamicScaleConfig(init=2.0**16))
+    policy: _OneScale = field(default_factory=DynamicScaleConfig)
 
     name: ClassVar[str] = "loss-scale"
     card: ClassVar[str] = "loss-scale"
@@ -90,7 +90,7 @@ class LossScale(LossScaler):
         return not isinstance(self.policy, NoScaleConfig)
 
     @property
-    def moves(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether it is dynamic."""
         return isinstance(self.policy, DynamicScaleConfig)
 
@@ -108,10 +108,10 @@ class LossScale(LossScaler):
         if isinstance(policy, DynamicScaleConfig):
             found[GOOD_STEPS] = -int(policy.late_growth)
             if policy.hysteresis > 1:
-                found[LIVES] = policy.hysteresis
+                found[OVERFLOWS_LEFT] = policy.hysteresis
         return found
 
-    def passed(
+    def after_finite_step(
         self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
     ) -> dict[str, ir.Value]:
         """Grow the scale at the end of a window."""
@@ -119,37 +119,36 @@ class LossScale(LossScaler):
         if not isinstance(policy, DynamicScaleConfig):
             return found
         good = b.op("Add", states[GOOD_STEPS], b.const(1, _INT64))
-        grow = b.op("GreaterOrEqual", good, b.const(policy.window, _INT64), dtype=_BOOL)
-        larger = b.op("Mul", scale, b.const(policy.factor))
+        grow = b.op("GreaterOrEqual", good, b.const(policy.scale_window, _INT64), dtype=_BOOL)
+        larger = b.op("Mul", scale, b.const(policy.scale_factor))
         if policy.max_scale is not None:
             larger = b.op("Min", larger, b.const(policy.max_scale))
         found[SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
         found[GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
         if policy.hysteresis > 1:
             full = b.const(policy.hysteresis, _INT64)
-            kept = full if policy.consecutive_hysteresis else states[LIVES]
-            found[LIVES] = b.op("Where", grow, full, kept, dtype=_INT64)
+            kept = full if policy.consecutive_hysteresis else states[OVERFLOWS_LEFT]
+            found[OVERFLOWS_LEFT] = b.op("Where", grow, full, kept, dtype=_INT64)
         return found
 
-    def skipped(
+    def after_overflow(
         self,
         b: Builder,
         states: Mapping[str, ir.Value],
         scale: ir.Value,
-        blamed: Mapping[int, ir.Value],
+        caused: Mapping[int, ir.Value],
     ) -> dict[str, ir.Value]:
         """Shrink the scale, unless the hysteresis tolerates the overflow."""
         policy, found = self.policy, dict[str, ir.Value]()
         if not isinstance(policy, DynamicScaleConfig):
             return found
-        smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(policy.factor)))
+        smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(policy.scale_factor)))
         smaller = b.op("Max", smaller, b.const(policy.min_scale))
         if policy.hysteresis > 1:
-            lives, one = states[LIVES], b.const(1, _INT64)
-            last = b.op("Equal", lives, one, dtype=_BOOL)
+            left, one = states[OVERFLOWS_LEFT], b.const(1, _INT64)
+            last = b.op("Equal", left, one, dtype=_BOOL)
             smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
-            left = b.op("Sub", lives, one)
-            found[LIVES] = b.op("Where", last, one, left, dtype=_INT64)
+            found[OVERFLOWS_LEFT] = b.op("Where", last, one, b.op("Sub", left, one), dtype=_INT64)
         found[SCALE] = smaller
         found[GOOD_STEPS] = b.const(-int(policy.late_growth), _INT64)
         return found

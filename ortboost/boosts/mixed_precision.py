@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-import onnx_ir as ir
-
 from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.core.errors import ModelError
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
-from ortboost.graph.reach import find_value
+from ortboost.graph.reach import descendants, find_value
 from ortboost.transforms.precision import PrecisionConfig, emulate_precision, place_precision
 
 __all__ = ["MixedPrecision"]
@@ -62,12 +60,16 @@ class MixedPrecision(PrecisionConfig, Boost):
             UsageError: A pattern matches no node, or a node cannot have the requested precision.
             ModelError: No node can compute in the lower precision.
         """
-        roles = graph.parameters.items()
+        roles, prediction = (
+            graph.parameters.items(),
+            find_value(graph.model.graph, graph.prediction),
+        )
+        loss = descendants([] if prediction is None else [prediction])
         report = place_precision(
             graph.model,
             self,
             masters=[name for name, parameter in roles if parameter.role != "constant"],
-            fixed=dict.fromkeys(_after(graph.model, graph.prediction), "a part of the loss"),
+            fixed={node.name or "": "a part of the loss" for node in loss},
             unsupported=graph.fp32_operators,
         )
         if not report.changed:
@@ -102,18 +104,3 @@ class MixedPrecision(PrecisionConfig, Boost):
         """Round instead of casting, if the precision is emulated."""
         if self.emulate and self.low is not None:
             emulate_precision(graph.model, self.low)
-
-
-def _after(model: ir.Model, name: str) -> list[str]:
-    """Nodes that depend on a value, directly or indirectly."""
-    found: list[str] = []
-    start = find_value(model.graph, name)
-    pending = [] if start is None else [start]
-    seen: set[int] = set()
-    while pending:
-        for usage in pending.pop().uses():
-            if id(usage.node) not in seen:
-                seen.add(id(usage.node))
-                found.append(usage.node.name or "")
-                pending += usage.node.outputs
-    return found

@@ -45,7 +45,7 @@ from ortboost.graph.query import (
     known_shape,
     static_shape,
 )
-from ortboost.graph.reach import ancestors, find_value, uses_inside
+from ortboost.graph.reach import ancestors, find_value, values_read
 
 __all__ = ["Recompute"]
 
@@ -125,7 +125,7 @@ def _places(graph: GraphContext) -> list[_Place]:
     """All places in topological order, and the end."""
     nodes = _ancestors(graph.model.graph, [graph.objective])
     activations = _activations(graph, nodes)
-    last_use = {id(v): i for i, node in enumerate(nodes) for v in _reads(node)}
+    last_use = {id(v): i for i, node in enumerate(nodes) for v in values_read(node)}
     live: dict[int, ir.Value] = {}
     found: list[_Place] = []
     stored = 0
@@ -199,7 +199,7 @@ def _activations(graph: GraphContext, nodes: Iterable[ir.Node]) -> set[int]:
     data = {id(v) for v in graph.model.graph.inputs if v.name not in graph.parameters}
     weights = {id(v) for v in graph.model.graph.inputs if v.name in graph.parameters}
     for node in nodes:
-        reads = {id(value) for value in _reads(node)}
+        reads = {id(value) for value in values_read(node)}
         for known in (data, weights):
             if reads & known:
                 known.update(id(value) for value in node.outputs)
@@ -220,10 +220,6 @@ def _has_unknown(graph: GraphContext) -> bool:
 def _bytes(value: ir.Value) -> int:
     lengths = [n if isinstance(n, int) else _UNKNOWN for n in known_shape(value) or ()]
     return math.ceil(math.prod(lengths) * (4 if value.dtype is None else value.dtype.itemsize))
-
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    return [value for value in (*node.inputs, *uses_inside(node)) if value is not None]
 
 
 def _ancestors(graph: ir.Graph, names: Collection[str]) -> list[ir.Node]:
@@ -250,7 +246,7 @@ class _Rewrite:
         self.checkpoints = {id(value): index for index, value in enumerate(checkpoints)}
         self.segment: dict[int, int] = {}  # of each value of the forward pass
         for node in self.forward:
-            index = max(map(self._after, _reads(node)), default=0)
+            index = max(map(self._after, values_read(node)), default=0)
             self.segment.update({id(value): index for value in node.outputs})
         self.inside = {id(node) for node in self.forward}
         self.backward = self._outside()
@@ -271,7 +267,7 @@ class _Rewrite:
         # `flow`: the part of the backward pass that runs before the current segment's. It starts
         # with the readers of the last segment, which is not copied.
         starts = [
-            node for node in self.backward if any(self._after(v) == last for v in _reads(node))
+            node for node in self.backward if any(self._after(v) == last for v in values_read(node))
         ]
         nodes = self.backward
         flow = _descendants(nodes, starts)
@@ -343,7 +339,7 @@ class _Rewrite:
         for node in reversed(self.forward):
             if any(id(value) in wanted for value in node.outputs):
                 found.append(node)
-                wanted.update(id(v) for v in _reads(node) if self._is_copied(v, index))
+                wanted.update(id(v) for v in values_read(node) if self._is_copied(v, index))
         return found[::-1]
 
     def _input(self, value: ir.Value, copies: dict[int, ir.Value], zero: ir.Value) -> ir.Value:
@@ -387,7 +383,7 @@ def _depending(graph: ir.Graph, parameters: Mapping[str, object]) -> set[int]:
     """Values that depend on the data."""
     found = {id(value) for value in graph.inputs if value.name not in parameters}
     for node in graph:
-        if any(id(value) in found for value in _reads(node)):
+        if any(id(value) in found for value in values_read(node)):
             found.update(id(value) for value in node.outputs)
     return found
 
@@ -396,7 +392,7 @@ def _descendants(nodes: Iterable[ir.Node], starts: Iterable[ir.Node]) -> set[int
     """The starts and the nodes that depend on them; the nodes are in topological order."""
     found = {id(node) for node in starts}
     for node in nodes:
-        made = (value.producer() for value in _reads(node))
+        made = (value.producer() for value in values_read(node))
         if any(id(producer) in found for producer in made if producer is not None):
             found.add(id(node))
     return found

@@ -48,14 +48,15 @@ MICRO_STEPS: Final = "ortboost/micro_steps"
 class LossScaler(Boost, ABC):
     """Multiplies the loss by a scale, and decides how the scale changes.
 
-    The step unscales the gradients, checks them, and uses :meth:`passed` or :meth:`skipped`.
+    The step unscales the gradients, checks them, and uses :meth:`after_finite_step` or
+    :meth:`after_overflow`.
     """
 
     stage: ClassVar[Stage] = "gradients"
 
     @property
     @abstractmethod
-    def moves(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether the scale depends on overflows, which requires the finite check."""
 
     @property
@@ -89,7 +90,7 @@ class LossScaler(Boost, ABC):
         return {}
 
     @abstractmethod
-    def passed(
+    def after_finite_step(
         self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
     ) -> dict[str, ir.Value]:
         """The next scale and counters after a step with finite gradients.
@@ -102,20 +103,20 @@ class LossScaler(Boost, ABC):
         """
 
     @abstractmethod
-    def skipped(
+    def after_overflow(
         self,
         b: Builder,
         states: Mapping[str, ir.Value],
         scale: ir.Value,
-        blamed: Mapping[int, ir.Value],
+        caused: Mapping[int, ir.Value],
     ) -> dict[str, ir.Value]:
-        """The next scale and counters after a step that overflowed; see :meth:`passed`.
+        """The next scale and counters after a step that overflowed; see :meth:`after_finite_step`.
 
         Args:
             b: Builder for new nodes.
             states: State name to its value before the step.
             scale: The scale of this step.
-            blamed: Group that this graph trains, to a bool scalar: whether it caused the overflow.
+            caused: Group that this graph trains, to a bool scalar: whether it caused the overflow.
         """
 
 

@@ -200,7 +200,7 @@ class Thor(UpdateSplitter):
                 fix="Use mode=paper, whose factors are averaged over the window.",
             )
         # Only the second-order graph, number 0, writes them.
-        moves: Literal["update", "never"] = "never" if graph.number else "update"
+        changes: Literal["update", "never"] = "never" if graph.number else "update"
         found = []
         for layer, side in self._sides.all(layers):
             shape = self._sides.shape(layer, side)
@@ -208,16 +208,16 @@ class Thor(UpdateSplitter):
             unit = np.ones(shape) if len(shape) != 3 or side == "f" else _units(shape)
             start = unit.astype(np.float32)
             name = state_name("inverse", side, layer.weight)
-            found.append(State(name, start, "slot", "inverse", moves))
+            found.append(State(name, start, "slot", "inverse", changes))
             if self.factor_decay:
                 name = state_name("factor", side, layer.weight)
-                found.append(State(name, np.zeros_like(start), "slot", "factor", moves))
+                found.append(State(name, np.zeros_like(start), "slot", "factor", changes))
             if graph.window > 1:
                 name = state_name("window", side, layer.weight)
                 often: Literal["step", "never"] = "never" if graph.number else "step"
                 found.append(State(name, np.zeros_like(start), "slot", "factor", often))
         if found:
-            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", moves))
+            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", changes))
         return found
 
     # ---- the update ---------------------------------------------------------------------------

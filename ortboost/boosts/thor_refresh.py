@@ -40,9 +40,9 @@ class Refresh:
         b, found = step.b, {}
         for layer in step.memory[NAME]:
             parts = {
-                side: step.means[mean_name(side, layer.weight)]
+                side: step.batch_means[mean_name(side, layer.weight)]
                 for side in (*self.sides.of(layer), "gain", "share")
-                if mean_name(side, layer.weight) in step.means
+                if mean_name(side, layer.weight) in step.batch_means
             }
             share = parts.pop("share", None)
             # From the means s A and s G, which processes can average, to sqrt(s) A and sqrt(s) G.

@@ -47,6 +47,7 @@ class TargetOptions:
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
     """Check, fix if requested, print the result; returns the exit status."""
+    from ortboost.api import check
     from ortboost.api import check_target as targets
     from ortboost.cli.parse import parse_mapping
 
@@ -57,7 +58,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
             fix="Use --fix -o fixed.onnx; the original is never overwritten.",
         )
     if not options.fix:
-        report = targets.check_for(model, options.target, shapes=options.shape or ())
+        report = check(model, target=options.target, shapes=options.shape or ())
         printer.result(report.to_dict())
         _table(printer, report)
         printer.line(_verdict(report))

@@ -118,6 +118,10 @@ def _show(printer: Output, program: Program, path: str) -> None:
             ("engine", program.engine),
             ("trained", _counted(program).removeprefix("trains ")),
             ("loss", _loss(program)),
+            (
+                "optimizer",
+                f"{program.config.optimizer.name}, learning rate {program.config.learning_rate}",
+            ),
             ("precision", _precision(program)),
             (
                 "inputs",

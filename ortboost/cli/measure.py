@@ -10,7 +10,6 @@ import typer
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import human_bytes
 from ortboost.cli.options import Console, Device, InputOptions, Map, Split
-from ortboost.core.errors import UsageError
 
 __all__ = ["bench"]
 
@@ -25,7 +24,7 @@ _REST_KEYS = ("load_seconds", "bytes", "peak_memory", "model_memory")
 Examples:
   ortboost bench model.opt.onnx
   ortboost bench raw.onnx opt.onnx --batch-size 1 --batch-size 32 --threads 1
-  ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
+  ortboost bench bert.onnx --dim sequence=128 --batch-size 8 --json
   ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
 \b
 The files take turns, each in its own process. Compare ratios, not figures of different runs.""",
@@ -35,9 +34,6 @@ def bench(
         list[Path], typer.Argument(help="ONNX files; ratios are relative to the first.")
     ],
     data: Path | None = option("Data to run on; synthetic inputs if not given."),
-    shape: list[str] | None = option(
-        "Shape of an input (repeatable); N stands for the batch size.", metavar="INPUT:8x3x32x32"
-    ),
     batch_size: list[int] | None = option("Samples per run (repeatable).", min=1),
     threads: list[int] | None = option(
         "Intra-op threads (repeatable); default: the runtime's choice.", min=1
@@ -61,15 +57,8 @@ def bench(
     from ortboost.api import bench as measure
     from ortboost.api.bench_models import bench_to_dict
     from ortboost.cli.parse import parse_mapping
-    from ortboost.deploy.bench_feeds import parse_shape
     from ortboost.deploy.bench_results import BenchConfig
 
-    if shape and data:
-        raise UsageError(
-            "--shape is for synthetic inputs, but --data was given too.",
-            where="--shape, --data",
-            fix="Leave one of them out.",
-        )
     printer = console.printer()
     config = BenchConfig(
         batch_sizes=tuple(batch_size or ()),
@@ -80,7 +69,6 @@ def bench(
         rounds=rounds,
         loads=loads,
         device=device,
-        shapes=dict(parse_shape(text) for text in shape or ()),
         seed=seed,
         inputs=inputs.config(),
     )

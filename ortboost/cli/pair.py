@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ortboost.cli.console import Output, human_bytes, shape_text
@@ -12,7 +12,7 @@ __all__ = ["show_pair"]
 
 
 def show_pair(
-    printer: Output, before: Path, after: Path, shapes: Sequence[str], *, names: bool
+    printer: Output, before: Path, after: Path, dims: Mapping[str, int], *, names: bool
 ) -> None:
     """Compare two models and print tables.
 
@@ -20,17 +20,12 @@ def show_pair(
         printer: The output.
         before: Model file or program folder.
         after: Model file or program folder.
-        shapes: ``INPUT:8x3x32x32``, the input shapes to count the work for.
+        dims: Lengths of open dimensions to count the work for.
         names: Also list the weights that only one of the models has.
     """
     from ortboost.api.inspect_pair import inspect_pair
-    from ortboost.deploy.bench_feeds import BATCH, parse_shape
 
-    asked = {
-        name: tuple(1 if dim == BATCH else int(dim) for dim in shape)
-        for name, shape in map(parse_shape, shapes)
-    }
-    data = inspect_pair(before, after, shapes=asked).to_dict()
+    data = inspect_pair(before, after, dims=dims).to_dict()
     printer.result(data)
     one, two = data["before"], data["after"]
     heads = ["", "before", "after", "difference", "ratio"]

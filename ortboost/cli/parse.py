@@ -76,7 +76,7 @@ def parse_pairs(
         UsageError: An argument is malformed.
 
     Example:
-        >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer-arg")
+        >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer")
         {'momentum': 0.9, 'eps_hat': True}
     """
     pairs = _split(texts, option, form, example)
@@ -130,24 +130,19 @@ def parse_boost(text: str) -> Boost:
     return boost_from_dict({"name": name, **pairs})
 
 
-def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tuple[Boost, ...]]:
+def parse_optimizer(text: str) -> tuple[Optimizer, tuple[Boost, ...]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
-
-    Args:
-        text: The argument.
-        pairs: Further hyper-parameters.
 
     Raises:
         UsageError: The argument is malformed.
         ConfigError: An unknown optimizer or hyper-parameter, or an invalid value.
 
     Example:
-        >>> rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8", {})
+        >>> rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8")
         >>> rule.momentum, boost.frequency
         (0.8, 50)
     """
     name, found = parse_kind(text, "--optimizer", "thor:frequency=100,damping=0.03")
-    found |= pairs
     if name != "thor":
         require_known(
             name,
@@ -340,7 +335,7 @@ def parse_loss_scale(text: str) -> ScaleConfig:
         UsageError, ConfigError: The argument is malformed or a value is invalid.
 
     Example:
-        >>> parse_loss_scale("dynamic:init=4096,window=1000").window
+        >>> parse_loss_scale("dynamic:init=4096,window=1000").scale_window
         1000
         >>> parse_loss_scale("grouped:64;1024,groups=conv*|bn*;fc*").groups
         (('conv*', 'bn*'), ('fc*',))

@@ -125,7 +125,13 @@ def write_config(config: Any) -> dict[str, Any]:
 
 
 def describe_family(
-    family: Any, tag: str, kinds: Mapping[str, type[Any]], *, words: str, default: str = ""
+    family: Any,
+    tag: str,
+    kinds: Mapping[str, type[Any]],
+    *,
+    words: str,
+    default: str = "",
+    written: Mapping[str, str] | None = None,
 ) -> None:
     """Let a field hold one of several configurations, distinguished by a key in plain data.
 
@@ -135,12 +141,22 @@ def describe_family(
         kinds: Name to class. Entries may be added later.
         words: A description for errors: ``an optimizer``.
         default: The name if the key is absent; if empty, the key is required.
+        written: Field to its key in plain data, where they differ; both are read.
     """
+    written = written or {}
+    field_of = {key: name for name, key in written.items()}
 
     def read(data: Any, _: Any) -> Any:
         if not isinstance(data, Mapping):
             return _instance(data, family)
-        arguments = dict(data)
+        arguments = {field_of.get(key, key): value for key, value in data.items()}
+        if len(arguments) < len(data):
+            twice = next(key for key in field_of if key in data and field_of[key] in data)
+            raise ConfigError(
+                f"'{twice}' is given twice.",
+                where=f"{twice} and {field_of[twice]}",
+                fix="Give one of them.",
+            )
         name = str(arguments.pop(tag, default))
         require_known(name, kinds, f"Unknown {words.partition(' ')[2]} '{name}'.", tag, ConfigError)
         return _reader.structure(arguments, kinds[name])
@@ -149,7 +165,8 @@ def describe_family(
 
     def write(config: Any) -> dict[str, Any]:
         name = next(name for name, kind in kinds.items() if type(config) is kind)
-        return {tag: name, **_members(config)}
+        members = {written.get(key, key): value for key, value in _members(config).items()}
+        return {tag: name, **members}
 
     def belongs(hint: Any) -> bool:
         return hint == family or (isinstance(hint, type) and hint in kinds.values())

@@ -12,9 +12,9 @@ Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
     S     = min(S1 * factor, max_scale) if (grow and not overflow) else S1
     cur  += 1
 
-**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives; the
-scale shrinks only when none is left. Growth restores the lives; with ``consecutive_hysteresis``, so
-does every step without overflow.
+**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow is tolerated, `h - 1` times; the
+scale shrinks only at the next one. Growth starts the count anew; with ``consecutive_hysteresis``,
+so does every step without overflow.
 
 **Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after
 every step
@@ -45,22 +45,18 @@ from typing import Annotated, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ConfigError, DivergedError
+from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds, describe_family
 
 __all__ = [
-    "MAX_BAD_STEPS",
     "NO_SCALE",
     "SCALES",
     "DynamicScaleConfig",
     "FixedScaleConfig",
     "GroupedScaleConfig",
-    "HostScaleState",
     "NoScaleConfig",
     "ScaleConfig",
     "ScaleState",
-    "grouped_update",
-    "host_update",
     "initial_state",
     "scale_text",
     "update",
@@ -68,8 +64,6 @@ __all__ = [
 
 _SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
 _LARGEST: Final = float(np.finfo(np.float32).max)
-MAX_BAD_STEPS: Final = 1000
-"""Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` allows."""
 
 
 _Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]
@@ -80,10 +74,10 @@ class DynamicScaleConfig:
     """A scale that adapts to the gradients.
 
     Args:
-        init: Initial scale. A value below ``min_scale`` is kept until the first overflow raises it,
-            as in MindSpore.
-        factor: Shrink and growth factor, above 1. Powers of two keep the mantissa exact.
-        window: Steps without overflow before the scale grows.
+        init_scale: Initial scale. A value below ``min_scale`` is kept until the first overflow
+            raises it, as in MindSpore.
+        scale_factor: Shrink and growth factor, above 1. Powers of two keep the mantissa exact.
+        scale_window: Steps without overflow before the scale grows.
         min_scale: Lower bound of the scale.
         max_scale: Upper bound of the scale; None for no limit.
         hysteresis: Number of overflows until the scale shrinks; 1 shrinks it at the first.
@@ -96,13 +90,13 @@ class DynamicScaleConfig:
         ConfigError: A value is out of range.
 
     Example:
-        >>> DynamicScaleConfig(init=2.0**16, window=1000).max_scale
+        >>> DynamicScaleConfig(init_scale=2.0**16, scale_window=1000).max_scale
         16777216.0
     """
 
-    init: _Scale = 2.0**24
-    factor: Annotated[float, Range(above=1, most=_LARGEST)] = 2.0
-    window: Annotated[int, Range(1)] = 2000
+    init_scale: _Scale = 2.0**16
+    scale_factor: Annotated[float, Range(above=1, most=_LARGEST)] = 2.0
+    scale_window: Annotated[int, Range(1)] = 2000
     min_scale: _Scale = 1.0
     max_scale: _Scale | None = 2.0**24
     hysteresis: Annotated[int, Range(1)] = 1
@@ -111,11 +105,11 @@ class DynamicScaleConfig:
 
     def __post_init__(self) -> None:
         check_kinds(self, "loss scale")
-        if self.max_scale is not None and max(self.init, self.min_scale) > self.max_scale:
+        if self.max_scale is not None and max(self.init_scale, self.min_scale) > self.max_scale:
             raise ConfigError(
-                f"'max_scale' is {self.max_scale}, below 'init' or 'min_scale'.",
+                f"'max_scale' is {self.max_scale}, below 'init_scale' or 'min_scale'.",
                 where="loss scale",
-                fix="Use min_scale <= max_scale and init <= max_scale.",
+                fix="Use min_scale <= max_scale and init_scale <= max_scale.",
             )
 
 
@@ -156,7 +150,7 @@ class GroupedScaleConfig:
     """One scale for each group of layers.
 
     Args:
-        init: Initial scale of all groups, or one for each.
+        init_scale: Initial scale of all groups, or one for each.
         groups: Number of groups, each a range of layers; or for each group shell-style patterns of
             parameter names.
         grow: Factor for a group that did not overflow, above 1.
@@ -175,7 +169,7 @@ class GroupedScaleConfig:
         2
     """
 
-    init: _Scale | tuple[_Scale, ...] = 2.0**12
+    init_scale: _Scale | tuple[_Scale, ...] = 2.0**12
     groups: Annotated[int, Range(1)] | tuple[tuple[str, ...], ...] = 2
     grow: Annotated[float, Range(1, _LARGEST)] = 2.0 ** (1 / 1000)
     shrink: Annotated[float, Range(_SMALLEST, below=1)] = 2.0**-0.5
@@ -196,11 +190,12 @@ class GroupedScaleConfig:
                 where="loss scale, groups",
                 fix="Give their number, or a list of patterns for each: [['conv*'], ['fc*']].",
             )
-        starts = (self.init,) if isinstance(self.init, (int, float)) else tuple(self.init)
+        init = self.init_scale
+        starts = (init,) if isinstance(init, (int, float)) else tuple(init)
         if len(starts) not in (1, self.number) or not starts:
             raise ConfigError(
                 f"There are {len(starts)} initial scales and {self.number} groups.",
-                where="loss scale, init",
+                where="loss scale, init_scale",
                 fix="Give one number, or one for each group.",
             )
         low = 0.0 if self.min_scale is None else self.min_scale
@@ -210,12 +205,12 @@ class GroupedScaleConfig:
                 f"The initial scale {starts[0] if len(starts) == 1 else starts} is outside "
                 f"{low:g} to {high:g}.",
                 where="loss scale, min_scale and max_scale",
-                fix="Use min_scale <= init <= max_scale, or None for no limit.",
+                fix="Use min_scale <= init_scale <= max_scale, or None for no limit.",
             )
         if min(starts) / max(starts) < _SMALLEST:  # the ratio would underflow
             raise ConfigError(
                 f"The initial scales {min(starts):g} and {max(starts):g} are too far apart.",
-                where="loss scale, init",
+                where="loss scale, init_scale",
                 fix="Gradients that pass from group to group are multiplied by the ratio, which "
                 "must fit into float32.",
             )
@@ -230,7 +225,7 @@ class GroupedScaleConfig:
 
     def starts(self) -> NDArray[np.float32]:
         """The initial scale of each group, float32 ``[groups]``."""
-        return np.broadcast_to(np.asarray(self.init, np.float32), (self.number,)).copy()
+        return np.broadcast_to(np.asarray(self.init_scale, np.float32), (self.number,)).copy()
 
 
 ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig | GroupedScaleConfig
@@ -244,7 +239,14 @@ SCALES: Final[Mapping[str, type[Any]]] = {
 }
 """Name of a policy in configuration files to its class."""
 
-describe_family(ScaleConfig, "kind", SCALES, words="a loss scale", default="dynamic")
+describe_family(
+    ScaleConfig,
+    "kind",
+    SCALES,
+    words="a loss scale",
+    default="dynamic",
+    written={"init_scale": "init", "scale_factor": "factor", "scale_window": "window"},
+)
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ class ScaleState:
         skipped_last: Whether the last step was skipped.
         consecutive_skips: int64, number of steps skipped in a row until now.
         total_skips: int64, number of all skipped steps.
-        lives: int64, overflows left until the scale shrinks, the last one included.
+        overflows_left: int64, overflows until the scale shrinks, the last one included.
     """
 
     scale: np.float32
@@ -267,7 +269,7 @@ class ScaleState:
     skipped_last: bool = False
     consecutive_skips: int = 0
     total_skips: int = 0
-    lives: int = 1
+    overflows_left: int = 1
 
 
 def initial_state(config: ScaleConfig) -> ScaleState:
@@ -281,9 +283,9 @@ def initial_state(config: ScaleConfig) -> ScaleState:
         raise TypeError("Each group has its own scale: use GroupedScaleConfig.starts().")
     if isinstance(config, DynamicScaleConfig):
         return ScaleState(
-            np.float32(config.init),
+            np.float32(config.init_scale),
             last_overflow_iter=int(config.late_growth),
-            lives=config.hysteresis,
+            overflows_left=config.hysteresis,
         )
     return ScaleState(np.float32(config.scale if isinstance(config, FixedScaleConfig) else 1.0))
 
@@ -297,7 +299,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         config: The loss-scale policy.
 
     Example:
-        >>> config = DynamicScaleConfig(init=4, window=2)
+        >>> config = DynamicScaleConfig(init_scale=4, scale_window=2)
         >>> state = initial_state(config)
         >>> for overflow in (False, False, True):
         ...     state = update(state, overflow, config)
@@ -306,15 +308,17 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         8.0
         4.0
     """
-    scale, last, lives = state.scale, state.last_overflow_iter, state.lives
+    scale, last, left = state.scale, state.last_overflow_iter, state.overflows_left
     if isinstance(config, DynamicScaleConfig):
-        factor = np.float32(config.factor)
-        if overflow and lives > 1:
-            lives -= 1
+        factor = np.float32(config.scale_factor)
+        if overflow and left > 1:
+            left -= 1
         elif overflow:
             # Multiply by the rounded reciprocal instead of dividing: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
-        grow = config.window <= state.cur_iter - last  # growth is due; an overflow prevents it
+        grow = (
+            config.scale_window <= state.cur_iter - last
+        )  # growth is due; an overflow prevents it
         if overflow:
             last = state.cur_iter + int(config.late_growth)
         elif grow:
@@ -325,7 +329,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
             if config.max_scale is not None:
                 scale = min(scale, np.float32(config.max_scale))
         if not overflow and (grow or config.consecutive_hysteresis):
-            lives = config.hysteresis
+            left = config.hysteresis
     return ScaleState(
         scale=np.float32(scale),
         cur_iter=state.cur_iter + 1,
@@ -333,76 +337,8 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         skipped_last=overflow,
         consecutive_skips=state.consecutive_skips + 1 if overflow else 0,
         total_skips=state.total_skips + int(overflow),
-        lives=lives,
+        overflows_left=left,
     )
-
-
-def grouped_update(
-    scales: NDArray[np.float32], overflow: NDArray[np.bool_], config: GroupedScaleConfig
-) -> NDArray[np.float32]:
-    """The scales of all groups after one step.
-
-    Args:
-        scales: float32 ``[groups]``, before it.
-        overflow: bool ``[groups]``, whether each group overflowed.
-        config: The policy.
-
-    Example:
-        >>> policy = GroupedScaleConfig(grow=2.0, shrink=0.5)
-        >>> grouped_update(np.float32([8, 8]), np.array([True, False]), policy)
-        array([ 4., 16.], dtype=float32)
-    """
-    found = scales * np.where(overflow, np.float32(config.shrink), np.float32(config.grow))
-    if config.min_scale is not None:
-        found = np.maximum(found, np.float32(config.min_scale))
-    if config.max_scale is not None:
-        found = np.minimum(found, np.float32(config.max_scale))
-    return found
-
-
-@dataclass(frozen=True)
-class HostScaleState:
-    """The state of MindSpore's ``DynamicLossScaleManager``: Python floats, not float32."""
-
-    scale: float
-    cur_iter: int = 1
-    last_overflow_iter: int = 0
-    bad_step: int = 0
-
-
-def host_update(
-    state: HostScaleState, overflow: bool, *, factor: float = 2.0, window: int = 2000
-) -> HostScaleState:
-    """One call of ``DynamicLossScaleManager.update_loss_scale``.
-
-    It agrees with :func:`update` for factors that are powers of two. Growth does not change
-    ``last_overflow_iter`` here; nevertheless the scale grows every ``window`` steps.
-
-    Args:
-        state: The state before.
-        overflow: Whether the step overflowed.
-        factor: Above 0; MindSpore accepts factors below 1, which grow on overflow.
-        window: Steps without overflow between growths.
-
-    Raises:
-        DivergedError: This is the 1001st overflow in a row.
-    """
-    scale, last, bad = state.scale, state.last_overflow_iter, state.bad_step
-    if overflow:
-        scale = max(scale * (1.0 / factor), 1.0)
-        last = state.cur_iter
-        bad += 1
-    else:
-        if (state.cur_iter - last) % window == 0:  # `last` stays, so at each multiple
-            scale *= factor
-        bad = 0
-    if bad > MAX_BAD_STEPS:
-        raise DivergedError(
-            f"The gradients overflowed {bad} times in a row.",
-            where=f"loss scale {scale}",
-            fix="Lower the learning rate, clip the gradients, or look for NaN in the data.",
-        )
-    return HostScaleState(scale, state.cur_iter + 1, last, bad)
 
 
 def scale_text(scale: float) -> str:

@@ -16,13 +16,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.errors import FileError, UsageError
-from ortboost.deploy.bench_feeds import Bind, batch_index, make_feeds, open_batch, settle_shapes
+from ortboost.deploy.bench_feeds import Bind, batch_index, has_open_batch, make_feeds, settle_shapes
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
 from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
@@ -197,13 +196,10 @@ def _cell(
             for worker in workers
         ]
         batch = _batches(
-            [(str(w.model), inputs) for w, (inputs, _) in zip(workers, fixed, strict=True)],
-            config,
-            asked,
+            [(str(w.model), inputs) for w, (inputs, _) in zip(workers, fixed, strict=True)], asked
         )
         for worker, (inputs, constants) in zip(workers, fixed, strict=True):
-            shapes, seed, where = config.shapes, config.seed, str(worker.model)
-            feeds = make_feeds(inputs, batch, shapes, bind=bind, seed=seed, where=where)
+            feeds = make_feeds(inputs, batch, bind=bind, seed=config.seed, where=str(worker.model))
             worker.feed({**feeds, **constants})
         # The runs after the warm-up give a rough latency, to plan the measurement with.
         rough = [
@@ -231,34 +227,23 @@ def _cell(
     ]
 
 
-_Inputs: TypeAlias = tuple[TensorSpec, ...]
-
-
-def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: int | None) -> int:
+def _batches(models: Sequence[tuple[str, Sequence[TensorSpec]]], asked: int | None) -> int:
     """Samples per run; it must be the same for all files to make their times comparable."""
-    fixed = {
-        file: _fixed(file, inputs, config)
-        for file, inputs in models
-        if not open_batch(inputs, config.shapes)
-    }
+    fixed = {}
+    for file, inputs in models:
+        if not has_open_batch(inputs):
+            settled = settle_shapes(inputs, 1, where=file)  # names other open dimensions first
+            places = ((spec, batch_index(spec)) for spec in settled)
+            lengths = (spec.shape[axis] for spec, axis in places if axis is not None)
+            fixed[file] = next((int(length or 1) for length in lengths), 1)
     wanted = asked or next(iter(fixed.values()), 1)
     for file, length in fixed.items():
         if length != wanted:
-            given = bool(config.shapes)
             raise UsageError(
-                f"{'--shape' if given else 'The model'} fixes the batch size at {length}, and "
-                f"{wanted} {'was requested' if asked else 'is that of another file'}.",
+                f"The batch size is fixed at {length}, and {wanted} "
+                f"{'was requested' if asked else 'is that of another file'}.",
                 where=file,
-                fix="Write N for the batch size in --shape, or leave --batch-size out."
-                if given
-                else "Measure it by itself, or export it with an open batch dimension.",
+                fix="Measure it by itself, or leave the batch dimension open: in the file, and in "
+                "--dim.",
             )
     return wanted
-
-
-def _fixed(file: str, inputs: _Inputs, config: BenchConfig) -> int:
-    """The length of a fixed batch dimension; 1 if no input has one."""
-    settled = settle_shapes(inputs, 1, config.shapes, where=file)
-    indices = ((spec, batch_index(spec)) for spec in settled)
-    lengths = (spec.shape[index] for spec, index in indices if index is not None)
-    return next((int(length or 1) for length in lengths), 1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from ortboost.core.field_types import Range, check_kinds
-from ortboost.deploy.bench_feeds import Shape
 from ortboost.graph.input_config import InputConfig
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
@@ -32,7 +31,6 @@ class BenchConfig:
         rounds: Number of rounds; each file runs in every round.
         loads: Number of processes in which each file is opened to measure its load time.
         device: ``auto``, ``cpu`` or ``cuda``.
-        shapes: Input name to the shape of synthetic inputs.
         seed: Seed of synthetic inputs.
         inputs: Lengths of dimensions, values of inputs that are constant over all runs, and batch
             axes.
@@ -53,7 +51,6 @@ class BenchConfig:
     rounds: _Positive = 10
     loads: _Positive = 3
     device: str = "auto"
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
     seed: int = 0
     inputs: InputConfig = field(default_factory=InputConfig)
 

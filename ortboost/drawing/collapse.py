@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -31,7 +31,7 @@ import onnx_ir as ir
 from ortboost.drawing.captions import cut, times
 from ortboost.drawing.picture import Box, Picture, bodies, part_of
 from ortboost.graph.query import known_shape, label
-from ortboost.graph.reach import uses_inside
+from ortboost.graph.reach import ancestors, values_read
 
 __all__ = ["Part", "collapse"]
 
@@ -121,29 +121,14 @@ def _key(box: Box, parts: Mapping[str, str]) -> str:
 # ---- assignment of nodes to parts ----------------------------------------------------------------
 
 
-def _sources(node: ir.Node) -> list[ir.Value]:
-    return [v for v in (*node.inputs, *uses_inside(node)) if v is not None]
-
-
-def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
-    found: set[ir.Node] = set()
-    waiting = list(values)
-    while waiting:
-        node = waiting.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += _sources(node)
-    return found
-
-
 def _parts(
     model: ir.Model, weights: Collection[str], loss: str | None, labels: str | None
 ) -> dict[str, str]:
     made = {value.name: value for node in model.graph for value in node.outputs}
     gradients = {n: made[f"{n}_grad"] for n in weights if f"{n}_grad" in made} if loss else {}
     trains = bool(gradients) and loss in made
-    forward = _ancestors([made[str(loss)]]) if trains else set(model.graph)
-    needed = {name: _ancestors([value]) for name, value in gradients.items()}
+    forward = ancestors([made[str(loss)]]) if trains else set(model.graph)
+    needed = {name: ancestors([value]) for name, value in gradients.items()}
     backward = set().union(*needed.values()) - forward
 
     layer: dict[ir.Node, int] = {}  # the layer of a node; -1 before the first
@@ -152,7 +137,7 @@ def _parts(
     behind: set[ir.Node] = set()  # nodes that depend on the labels
     made_of: dict[ir.Node, list[ir.Value]] = {}  # nodes that depend on weights alone, to these
     for node in (node for node in model.graph if node in forward):
-        sources = _sources(node)
+        sources = values_read(node)
         producers = [p for p in (v.producer() for v in sources) if p is not None]
         read = [v for v in sources if v.name in weights]
         read += [v for p in producers for v in made_of.get(p, ())]
@@ -186,7 +171,7 @@ def _parts(
     found |= {label(n): f"gradients of {titles[i]}" for n, i in latest.items() if i >= 0}
     found |= {label(n): "gradients" for n, i in latest.items() if i < 0}
     reported = [v for v in model.graph.outputs if not (v.name or "").startswith(_OF_UPDATE)]
-    metrics = _ancestors(reported) - forward - backward
+    metrics = ancestors(reported) - forward - backward
     return found | {label(node): "metrics" for node in metrics}
 
 

@@ -22,6 +22,7 @@ main, aside { overflow: auto; padding: 8px; box-sizing: border-box; }
 main { flex: 1 1 45%; } aside { flex: 1 1 55%; border-left: 2px solid #8c959f; }
 section { display: none; } section:target { display: block; }
 aside:has(section:target) .hint { display: none; }
+aside:not(:has(section:target)) { flex: 0 0 auto; border-left: 0; }
 main svg { max-width: max(100%, 900px); height: auto; }
 h2 { font-size: 16px; margin: 8px; }
 """

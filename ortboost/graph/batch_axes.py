@@ -26,6 +26,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape, known_shape
+from ortboost.graph.reach import descendants
 
 __all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
 
@@ -175,7 +176,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     inputs = [v for v in model.graph.inputs if data is None or v.name in data]
     if len(inputs) < 2:
         return None
-    fed = _depend_on(inputs)
+    fed = {*inputs, *(output for node in descendants(inputs) for output in node.outputs)}
     for value in inputs:
         if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             continue
@@ -187,7 +188,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
             seen.add(id(current))
             for usage in current.uses():
                 node = usage.node
-                if _picks(node, usage.idx, joined) and id(node.inputs[0]) in fed:
+                if _picks(node, usage.idx, joined) and node.inputs[0] in fed:
                     return value.name
                 if (node.op_type in _MOVES and usage.idx == 0) or node.op_type in _JOINS:
                     pairs = joined or (node.op_type == "Concat" and len(node.inputs) > 1)
@@ -209,14 +210,3 @@ def _picks(node: ir.Node, index: int, joined: bool) -> bool:
         and not joined
         and not node.attributes.get_int("batch_dims", 0)
     )
-
-
-def _depend_on(inputs: list[ir.Value]) -> set[int]:
-    """IDs of the values that depend on the inputs, including the inputs themselves."""
-    pending, seen = list(inputs), set[int]()
-    while pending:
-        value = pending.pop()
-        if id(value) not in seen:
-            seen.add(id(value))
-            pending += [output for usage in value.uses() for output in usage.node.outputs]
-    return seen

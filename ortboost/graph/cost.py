@@ -29,11 +29,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.core.errors import UsageError
-from ortboost.graph.input_config import require_input
+from ortboost.graph.input_config import fit_dims
 from ortboost.graph.query import (
     all_tensors,
-    format_shape,
     input_at,
     is_standard,
     known_shape,
@@ -82,18 +80,16 @@ class Cost:
         return 2 * self.total
 
 
-def count_cost(
-    model: ir.Model, shapes: Mapping[str, tuple[int, ...]] | None = None, *, batch: int = 1
-) -> Cost:
+def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch: int = 1) -> Cost:
     """Count the multiply-accumulates of a model.
 
     Args:
         model: The model; not changed.
-        shapes: Input name to its shape, for dimensions that the model leaves open.
-        batch: Length of open first dimensions that are not in ``shapes``.
+        dims: Lengths of open dimensions, see :class:`~ortboost.graph.input_config.InputConfig`.
+        batch: Length of open first dimensions that are not in ``dims``.
 
     Raises:
-        UsageError: ``shapes`` does not fit the inputs.
+        UsageError: ``dims`` does not fit the inputs.
 
     Example:
         >>> text = '''<ir_version: 8, opset_import: ["" : 18]>
@@ -101,7 +97,7 @@ def count_cost(
         >>> count_cost(ir.from_onnx_text(text), batch=2).total
         24
     """
-    settled = with_lengths(model, shapes or {}, batch=batch)
+    settled = with_lengths(model, dims or {}, batch=batch)
     nodes: dict[str, int] = {}
     uncounted: dict[str, str] = {}
     macs = _graph(settled.graph, nodes, uncounted)
@@ -118,40 +114,26 @@ def count_cost(
     )
 
 
-def with_lengths(
-    model: ir.Model, shapes: Mapping[str, tuple[int, ...]], *, batch: int = 1
-) -> ir.Model:
+def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) -> ir.Model:
     """A copy with functions inlined, open dimensions of the inputs fixed, and shapes re-inferred.
 
     Dimensions with the same name get the same length in every input.
 
     Raises:
-        UsageError: An input is unknown, or its rank or a fixed dimension differs from the given
-            shape.
+        UsageError: A dimension is unknown, or has another fixed length.
     """
     copy = model.clone()
     common.InlinePass()(copy)
     weights = {value.name for value, _ in all_tensors(copy)}
     inputs = {v.name or "": v for v in copy.graph.inputs if v.name not in weights}
-    lengths: dict[str, int] = {}
+    known = {name: shape for name, v in inputs.items() if (shape := known_shape(v)) is not None}
+    shapes = fit_dims(known, dims)
+    samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
     for name, shape in shapes.items():
-        require_input(name, inputs, f"shape of '{name}'")
-        _fit(name, known_shape(inputs[name]), shape)
-        dims = zip(known_shape(inputs[name]) or (), shape, strict=False)
-        lengths.update((dim, length) for dim, length in dims if isinstance(dim, str))
-    for name, value in inputs.items():
-        if name in shapes:
-            value.shape = ir.Shape(shapes[name])
-            continue
-        known = known_shape(value)
-        if known is None:
-            continue
-        if known and isinstance(known[0], str):
-            lengths.setdefault(known[0], batch)
-        fixed = [lengths.get(dim, dim) if isinstance(dim, str) else dim for dim in known]
+        fixed = [batch if dim in samples else dim for dim in shape]
         if fixed and fixed[0] is None:
             fixed[0] = batch
-        value.shape = ir.Shape(fixed)
+        inputs[name].shape = ir.Shape(fixed)
     for graph in copy.graphs():  # exported shapes are for other lengths
         for node in graph:
             for output in node.outputs:
@@ -175,19 +157,6 @@ def with_lengths(
     return copy
 
 
-def _fit(name: str, known: tuple[int | str | None, ...] | None, shape: tuple[int, ...]) -> None:
-    fits = known is None or (
-        len(known) == len(shape)
-        and all(not isinstance(k, int) or k == s for k, s in zip(known, shape, strict=True))
-    )
-    if not fits:
-        raise UsageError(
-            f"The shape {list(shape)} does not fit the input '{name}'.",
-            where=f"input '{name}'",
-            fix=f"The model expects {format_shape(known)}.",
-        )
-
-
 def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) -> dict[str, int]:
     macs: dict[str, int] = {}
     for node in graph:
@@ -207,7 +176,7 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
             continue
         found = rule(node)
         if found is None:
-            uncounted[name] = "a shape is unknown; give the shapes of the inputs"
+            uncounted[name] = "a shape is unknown; give the lengths of open dimensions"
             continue
         nodes[name] = nodes.get(name, 0) + found
         macs[node.op_type] = macs.get(node.op_type, 0) + found

@@ -76,20 +76,15 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
-def _lengths(model: ir.Model) -> dict[str, tuple[int, ...]]:
-    """Input shapes for one sample, other open dimensions at a fixed length to compare costs."""
+def _lengths(model: ir.Model) -> dict[str, int]:
+    """Lengths of open dimensions: one sample, and a fixed length of others to compare costs."""
     shapes = {value.name or "": known_shape(value) or () for value in model.graph.inputs}
     samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
-
-    def length(index: int, dim: int | str | None) -> int:
-        if isinstance(dim, int):
-            return dim
-        return 1 if index == 0 or dim in samples else _OPEN
-
     return {
-        name: tuple(length(index, dim) for index, dim in enumerate(shape))
+        f"{name}:{axis}": 1 if axis == 0 or dim in samples else _OPEN
         for name, shape in shapes.items()
-        if not all(isinstance(dim, int) for dim in shape)
+        for axis, dim in enumerate(shape)
+        if not isinstance(dim, int)
     }
 
 

@@ -17,10 +17,12 @@ __all__ = [
     "STOPS",
     "Reach",
     "ancestors",
+    "descendants",
     "find_value",
     "reach",
     "uses_inside",
     "values_by_name",
+    "values_read",
 ]
 
 STOPS = frozenset(
@@ -90,6 +92,11 @@ def uses_inside(node: ir.Node) -> Iterable[ir.Value]:
         yield from graph.outputs  # a branch may pass on an outer value without a node
 
 
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """All values that a node reads, also in its subgraphs."""
+    return [value for value in (*node.inputs, *uses_inside(node)) if value is not None]
+
+
 def ancestors(values: Iterable[ir.Value | None], *, within: ir.Graph | None = None) -> set[ir.Node]:
     """The nodes that values depend on: their producers, and those of everything that these read.
 
@@ -107,7 +114,22 @@ def ancestors(values: Iterable[ir.Value | None], *, within: ir.Graph | None = No
         if node is None or node in found or within not in (None, node.graph):
             continue
         found.add(node)
-        pending += (*node.inputs, *uses_inside(node))
+        pending += values_read(node)
+    return found
+
+
+def descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that read values, and those that read what these compute.
+
+    Those in subgraphs count, but not what reads the results of the node with the subgraph.
+    """
+    found: set[ir.Node] = set()
+    pending = list(values)
+    while pending:
+        for usage in pending.pop().uses():
+            if usage.node not in found:
+                found.add(usage.node)
+                pending += usage.node.outputs
     return found
 
 

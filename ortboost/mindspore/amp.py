@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import DivergedError, require_known
+from ortboost.core.errors import require_known
 from ortboost.core.field_types import Range
-from ortboost.core.loss_scale import HostScaleState, host_update
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.mindspore.boost.train_step import (
     BoostTrainOneStepCell,
@@ -45,6 +44,7 @@ __all__ = [
 ]
 
 _Scale: TypeAlias = Annotated[float, Range(1, 3.4e38)]
+_MAX_BAD_STEPS = 1000  # consecutive overflows, as in MindSpore
 BoostLevel: TypeAlias = Literal["O0", "O1", "O2"]
 _KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type")
 
@@ -102,7 +102,8 @@ class FixedLossScaleManager(LossScaleManager):
 class DynamicLossScaleManager(LossScaleManager):
     """A loss scale that shrinks on overflow and grows after a window of good steps, on the host.
 
-    A training step made with :meth:`get_update_cell` updates its own scale in the graph.
+    A training step made with :meth:`get_update_cell` updates its own scale in the graph. Both agree
+    for factors that are powers of two; here the scale is a Python float.
 
     Args:
         init_loss_scale: The initial scale, at least 1.
@@ -125,11 +126,11 @@ class DynamicLossScaleManager(LossScaleManager):
         scale_window: Count = 2000,
     ) -> None:
         self.scale_factor, self.scale_window = scale_factor, scale_window
-        self._state = HostScaleState(float(init_loss_scale))
+        self._scale, self._steps, self._last, self._bad = float(init_loss_scale), 1, 0, 0
 
     def get_loss_scale(self) -> float:
         """The current scale."""
-        return self._state.scale
+        return self._scale
 
     def update_loss_scale(self, overflow: Any) -> None:
         """Update the scale after a step.
@@ -140,12 +141,19 @@ class DynamicLossScaleManager(LossScaleManager):
         Raises:
             ArgumentRuntimeError: This is the 1001st overflow in a row.
         """
-        try:
-            self._state = host_update(
-                self._state, bool(overflow), factor=self.scale_factor, window=self.scale_window
+        if overflow:
+            self._scale = max(self._scale * (1.0 / self.scale_factor), 1.0)
+            self._last = self._steps
+        elif (self._steps - self._last) % self.scale_window == 0:  # growth leaves `_last`
+            self._scale *= self.scale_factor
+        self._bad = self._bad + 1 if overflow else 0
+        if self._bad > _MAX_BAD_STEPS:
+            raise ArgumentRuntimeError(
+                f"The gradients overflowed {self._bad} times in a row.",
+                where=f"loss scale {self._scale}",
+                fix="Lower the learning rate, clip the gradients, or look for NaN in the data.",
             )
-        except DivergedError as error:
-            raise ArgumentRuntimeError(error.what, where=error.where, fix=error.fix) from error
+        self._steps += 1
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
         """An update cell with the current scale as initial value."""

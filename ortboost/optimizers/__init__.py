@@ -30,7 +30,13 @@ OPTIMIZERS: Mapping[str, type[Any]] = {
 """Name to optimizer class."""
 
 
-describe_family(Optimizer, "name", OPTIMIZERS, words="an optimizer")
+describe_family(
+    Optimizer,
+    "name",
+    OPTIMIZERS,
+    words="an optimizer",
+    written={"trust_coefficient": "coefficient"},
+)
 
 
 def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:

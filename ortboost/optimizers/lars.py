@@ -33,7 +33,7 @@ class Lars:
 
     Args:
         inner: The optimizer that applies the adapted gradient.
-        coefficient: The trust coefficient `c`, above 0.
+        trust_coefficient: The factor `c`, above 0.
         epsilon: Added to the denominator.
         use_clip: Bound the adapted rate by the learning rate: `min(r / lr, 1)`.
 
@@ -41,13 +41,13 @@ class Lars:
         ConfigError: A value out of range.
 
     Example:
-        >>> Lars(Momentum(momentum=0.9), coefficient=0.01).slots
+        >>> Lars(Momentum(momentum=0.9), trust_coefficient=0.01).slots
         ('momentum',)
     """
 
     name: ClassVar[str] = "lars"
     inner: Optimizer = field(default_factory=Momentum)
-    coefficient: Annotated[float, Range(1e-30, below=3.4e38)] = 0.001
+    trust_coefficient: Annotated[float, Range(1e-30, below=3.4e38)] = 0.001
     epsilon: NotNegative = 1e-5
     use_clip: bool = False
 
@@ -73,7 +73,7 @@ class Lars:
             denominator = b.op("Add", denominator, decay)
         # Boosts act on the adapted gradient, in the inner optimizer.
         grad = regularized(b, replace(p, after_decay=None))
-        ratio = b.op("Div", b.op("Mul", weight_norm, b.const(self.coefficient)), denominator)
+        ratio = b.op("Div", b.op("Mul", weight_norm, b.const(self.trust_coefficient)), denominator)
         zero = b.const(0.0)
         both = b.op(
             "And",

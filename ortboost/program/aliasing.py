@@ -24,7 +24,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.query import is_standard, subgraphs
-from ortboost.graph.reach import ancestors, uses_inside
+from ortboost.graph.reach import ancestors, values_read
 from ortboost.program.catalogue import Catalogue
 
 __all__ = ["in_place_states"]
@@ -74,7 +74,7 @@ def _scatters(node: ir.Node, source: ir.Value) -> bool:
 
 def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
     """The nodes of ``graph`` that must run before a node starts."""
-    return ancestors((*node.inputs, *uses_inside(node)), within=graph)
+    return ancestors(values_read(node), within=graph)
 
 
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:

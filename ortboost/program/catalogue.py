@@ -21,7 +21,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.grad_accumulation import accumulator_name
-from ortboost.boosts.loss_scale import GOOD_STEPS, LIVES
+from ortboost.boosts.loss_scale import GOOD_STEPS, OVERFLOWS_LEFT
 from ortboost.boosts.roles import EXCHANGED, EXCHANGED_GRADIENT, FLUSHED, MICRO_STEPS, SCALE
 from ortboost.core.errors import FileError
 from ortboost.core.version import __version__
@@ -38,13 +38,13 @@ __all__ = [
     "GOOD_STEPS",
     "LAST_SKIPPED",
     "LEARNING_RATE",
-    "LIVES",
     "LOSS",
     "LOSS_SCALE",
     "LOSS_SCALES",
     "METADATA_KEY",
     "MICRO_STEPS",
     "OVERFLOW",
+    "OVERFLOWS_LEFT",
     "PROMISED",
     "RATE",
     "RAW",
@@ -215,22 +215,22 @@ class TensorSpec:
             data.get("batch_axis", 0),
         )
 
-    def stray_class(self, array: NDArray[Any]) -> int | None:
+    def first_invalid_class(self, array: NDArray[Any]) -> int | None:
         """The first label that is not a valid class, or ``None``.
 
         Example:
             >>> spec = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
-            >>> spec.stray_class(np.array([0, 2, -1])), spec.stray_class(np.array([0, 3]))
-            (None, 3)
+            >>> spec.first_invalid_class(np.array([0, 2, -1, 3]))
+            3
         """
         if self.classes is None:
             return None
-        strays = (array < 0) | (array >= self.classes)
-        if not strays.any():
+        invalid = (array < 0) | (array >= self.classes)
+        if not invalid.any():
             return None
         if self.ignored is not None:
-            strays &= array != self.ignored
-        found = array[strays]
+            invalid &= array != self.ignored
+        found = array[invalid]
         return int(found.flat[0]) if found.size else None
 
 

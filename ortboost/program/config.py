@@ -183,7 +183,7 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
-        if self.scaler is not None and self.scaler.moves and not self.check_finite:
+        if self.scaler is not None and self.scaler.is_dynamic and not self.check_finite:
             raise ConfigError(
                 "A loss scale that changes requires the finite check.",
                 where="check_finite",

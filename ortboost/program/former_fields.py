@@ -26,7 +26,7 @@ from ortboost.boosts.loss_scale import LossScale, scale_from_dict
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.roles import GradientAccumulator, LossScaler
 from ortboost.boosts.table import arranged
-from ortboost.core.errors import ConfigError
+from ortboost.core.errors import ArgumentTypeError, ConfigError, require_known
 from ortboost.core.field_types import check_kinds, read_config, write_config
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.transforms.precision import PrecisionConfig
@@ -127,6 +127,10 @@ def with_former_fields(config: _C) -> _C:
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **keywords: Any) -> None:
+        known = [*(item.name for item in dataclasses.fields(self)), *FORMER]
+        for name in keywords:
+            what, where = f"Unknown argument '{name}'.", type(self).__name__
+            require_known(name, known, what, where, ArgumentTypeError)
         given = {name: keywords.pop(name) for name in FORMER if name in keywords}
         boosts = keywords.get("boosts", ())
         plain(self, *args, **{**keywords, "boosts": join_boosts(boosts, given)})

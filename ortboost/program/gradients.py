@@ -96,13 +96,13 @@ class ScaledGradients:
         sums = [s for bundle in self.bundles.values() for s in self._zeros(bundle)]
         return _is_zero(self.b, sums)
 
-    def blamed(self) -> dict[int, ir.Value]:
+    def caused(self) -> dict[int, ir.Value]:
         """Scale group to whether it caused an overflow: bool scalars; empty with a single scale.
 
-        A group is blamed if it overflowed and no gradient that entered it from above did. The
+        A group caused it if it overflowed and no gradient that entered it from above did. The
         gradients that it passes down count too: they may overflow even if those of its parameters
-        do not, and a group that this graph does not train has no others. The last group is always
-        blamed for non-finite values in it.
+        do not, and a group that this graph does not train has no others. The last group always
+        counts as the cause of non-finite values in it.
         """
         if not self._groups:
             return {}

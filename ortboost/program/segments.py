@@ -30,7 +30,7 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.graph.query import is_random
-from ortboost.graph.reach import uses_inside
+from ortboost.graph.reach import uses_inside, values_read
 from ortboost.program.split import cut_name
 
 __all__ = [
@@ -190,9 +190,8 @@ def cut_segments(
     last_read: dict[ir.Value, int] = {}
     for node in nodes:
         number = segment_of(node)
-        for value in (*node.inputs, *uses_inside(node)):
-            if value is not None:
-                last_read[value] = max(number, last_read.get(value, 0))
+        for value in values_read(node):
+            last_read[value] = max(number, last_read.get(value, 0))
     final = [{*group} for group in groups]
     chosen = {name for group in final for name in group}
     for name, value in outputs.items():
@@ -233,8 +232,8 @@ def _readers(graph: ir.Graph, names: Iterable[str]) -> dict[str, int]:
     """For each input, the nodes that read it, as a bit mask."""
     found = dict.fromkeys(names, 0)
     for i, node in enumerate(graph):
-        for value in (*node.inputs, *uses_inside(node)):
-            if value is not None and value.is_graph_input() and value.name in found:
+        for value in values_read(node):
+            if value.is_graph_input() and value.name in found:
                 found[value.name] |= 1 << i
     return found
 
@@ -244,8 +243,8 @@ def _needs(graph: ir.Graph) -> dict[ir.Node, int]:
     found: dict[ir.Node, int] = {}
     for i, node in enumerate(graph):
         bits = 1 << i
-        for value in (*node.inputs, *uses_inside(node)):
-            producer = None if value is None else value.producer()
+        for value in values_read(node):
+            producer = value.producer()
             if producer is not None:
                 bits |= found.get(producer, 0)
         found[node] = bits

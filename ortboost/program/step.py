@@ -171,9 +171,9 @@ class _Writer:
         for boost in self.boosts:
             for state in boost.states_of(graph):
                 self._add_state(state.name, state.kind, state.initial, state.role)
-                if boost is self.accumulator or state.moves == "step":
+                if boost is self.accumulator or state.changes_at == "step":
                     self.each_step.append(state.name)
-                elif state.moves == "update":
+                elif state.changes_at == "update":
                     self.own.append(state.name)
         if self.group is not None:
             self._add_state(names.group_step(self.group), "counter", np.int64(0))
@@ -219,7 +219,7 @@ class _Writer:
             for key, value in boost.batch_means(self.context).items():
                 value.name = self.b.unique(names.BATCH_MEAN + key)
                 found[key] = value
-        self.context.means = found
+        self.context.batch_means = found
         self.b.flush()
 
     # ---- the forms ----------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class _Writer:
         scaled.pack()  # before the check, which then reads one vector
         finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
-        blamed = scaled.blamed()
+        caused = scaled.caused()
         self.b.flush()
 
         def good() -> dict[str, ir.Value]:
@@ -247,7 +247,7 @@ class _Writer:
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            return {**kept, **buffers, **self._skipped(scale, blamed)}
+            return {**kept, **buffers, **self._skipped(scale, caused)}
 
         results = choose(self.b, "ortboost/gate", finite, good, bad, self.inputs)
         results |= self._update_if_full(results)
@@ -316,7 +316,7 @@ class _Writer:
         """Scale and counters after a step with finite or unchecked gradients."""
         found: dict[str, ir.Value] = {}
         if self.scaler is not None and scale is not None:
-            found = self.scaler.passed(self.b, self.inputs, scale, tuple(scaled.bundles))
+            found = self.scaler.after_finite_step(self.b, self.inputs, scale, tuple(scaled.bundles))
         if self.config.check_finite:
             zero = self.b.const(0, _INT64)
             found |= dict.fromkeys(_SKIPS, zero)
@@ -324,13 +324,13 @@ class _Writer:
         return found
 
     def _skipped(
-        self, scale: ir.Value | None, blamed: Mapping[int, ir.Value]
+        self, scale: ir.Value | None, caused: Mapping[int, ir.Value]
     ) -> dict[str, ir.Value]:
         """Scale and counters after a step with overflow."""
         b, one = self.b, self.b.const(1, _INT64)
         found: dict[str, ir.Value] = {}
         if self.scaler is not None and scale is not None:
-            found = self.scaler.skipped(b, self.inputs, scale, blamed)
+            found = self.scaler.after_overflow(b, self.inputs, scale, caused)
         found[names.LAST_SKIPPED] = one
         for name in (names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS):
             found[name] = b.op("Add", self.inputs[name], one)

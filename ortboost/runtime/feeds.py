@@ -45,7 +45,7 @@ def fed_array(
             fix="Feed at least one sample.",
         )
     spec = next(spec for spec in inputs if spec.name == name)
-    stray = spec.stray_class(array)
+    stray = spec.first_invalid_class(array)
     if stray is not None:
         raise UsageError(
             f"The label {stray} is not a class: the model has {spec.classes}, 0 to "

@@ -34,7 +34,7 @@ from ortboost.training.plot import plot_log
 from ortboost.training.progress import Reporter, make_progress
 from ortboost.training.protocols import Evaluator, InputSpec, Stepper, StepResult
 from ortboost.training.schedule_text import parse_schedule
-from ortboost.training.schedules import Schedule, schedule_from_dict, schedule_to_dict
+from ortboost.training.schedules import Schedule
 from ortboost.training.signals import Interrupted, Terminated
 from ortboost.training.summary import TrainSummary
 from ortboost.training.trainer import Trainer
@@ -76,6 +76,4 @@ __all__ = [
     "plot_log",
     "prefetch",
     "read_log",
-    "schedule_from_dict",
-    "schedule_to_dict",
 ]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias
 
 from ortboost.core.errors import ConfigError, require_known
-from ortboost.core.field_types import Range, check_kinds
+from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
-from ortboost.training.schedules import Constant, Schedule, schedule_to_dict
+from ortboost.training.schedules import Constant, Schedule
 
 __all__ = ["LEARNING_RATE", "TrainConfig"]
 
@@ -137,5 +137,5 @@ class TrainConfig:
         schedules = self.schedules(groups)
         return {
             "seed": self.seed,
-            "schedules": {name: schedule_to_dict(schedules[name]) for name in groups},
+            "schedules": {name: write_config(schedules[name]) for name in groups},
         }

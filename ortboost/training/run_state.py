@@ -72,6 +72,12 @@ class RunState:
         self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
         return means
 
+    def forget_validation(self) -> bool:
+        """Drop the metrics of earlier validations; returns whether there were any."""
+        count = len(self.metrics)
+        self.metrics = {n: v for n, v in self.metrics.items() if not n.startswith("val_")}
+        return len(self.metrics) < count
+
     def line(self) -> str:
         """The newest metrics as one line.
 

@@ -25,8 +25,6 @@ from ortboost.core.field_types import (
     Range,
     check_kinds,
     describe_family,
-    read_config,
-    write_config,
 )
 from ortboost.training import decay
 
@@ -38,8 +36,6 @@ __all__ = [
     "PerStep",
     "Schedule",
     "StepDecay",
-    "schedule_from_dict",
-    "schedule_to_dict",
 ]
 
 _WHERE: Final = "learning rate schedule"
@@ -205,22 +201,3 @@ KINDS: Final[Mapping[str, type[Any]]] = {
 """Kind, as written in checkpoints, to class."""
 
 describe_family(Schedule, "kind", KINDS, words="a schedule")
-
-
-def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as plain JSON data.
-
-    Example:
-        >>> schedule_to_dict(Constant(0.1))
-        {'kind': 'constant', 'lr': 0.1}
-    """
-    return write_config(schedule)
-
-
-def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
-    """Rebuild a schedule from :func:`schedule_to_dict`.
-
-    Raises:
-        ConfigError: The kind or a key is unknown, or a value is out of range.
-    """
-    return read_config(Schedule, data, _WHERE)  # type: ignore[arg-type]  # a union, not a class

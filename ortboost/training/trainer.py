@@ -153,6 +153,11 @@ class Trainer:
             s.stale = check_fresh(self.store, self.config.overwrite)
         if resume and s.resumed is None:
             self.progress.message("nothing to resume: starting from the beginning")
+        if s.validation is None and s.state.forget_validation():
+            self.progress.message(
+                "warning: this session has no validation data: the best model stays the one found "
+                "before"
+            )
         if isinstance(s.validation, IterableSource):
             s.validation.look()
         if self.log is not None:

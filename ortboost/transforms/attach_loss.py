@@ -126,6 +126,15 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         # Only language models shift labels, and their class axis is the last.
         given = -1 if config.shift_labels and config.class_axis is None else config.class_axis
         axis = find_class_axis(model, prediction, given)
+        if shape[axis] == 1:
+            raise ModelError(
+                f"The output '{prediction.name}' has scores of a single class: its cross entropy "
+                "is 0 whatever the weights are.",
+                where=f"{source_name(model)}: '{prediction.name}' {format_shape(shape)}, classes "
+                f"in axis {axis}",
+                fix="Use --loss bce-with-logits for two classes, --loss mse for a number, or name "
+                "another axis with --class-axis.",
+            )
     if config.shift_labels and (shape is None or len(shape) != 3 or axis != 2):
         raise ModelError(
             f"The output '{prediction.name}' is not a sequence of class scores: its labels cannot "

@@ -16,6 +16,7 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.query import input_at, known_shape, producer_of, static_shape
+from ortboost.graph.reach import descendants
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
@@ -133,19 +134,10 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
 
 def _forget_shapes_after(node: ir.Node) -> None:
     """Clear the shapes after a node, to be inferred again; graph outputs keep their rank."""
-    pending, seen = [node], set[int]()
-    while pending:
-        current = pending.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        for output in current.outputs:
-            shape = known_shape(output)
-            if output.is_graph_output() and shape is not None:
-                output.shape = ir.Shape([*shape[:-1], None])
-            else:
-                output.shape = None
-            pending.extend(usage.node for usage in output.uses())
+    for output in (o for n in {node, *descendants(node.outputs)} for o in n.outputs):
+        shape = known_shape(output)
+        kept = shape is not None and output.is_graph_output()
+        output.shape = ir.Shape([*shape[:-1], None]) if shape is not None and kept else None
 
 
 def _initializer(value: ir.Value | None) -> ir.Value | None:

@@ -73,9 +73,8 @@ def test_the_verb(capsys):
     ("words", "status", "hint"),
     [
         (["bench"], 2, "Missing argument"),
-        (["bench", MLP, "--shape", "3x64"], 2, "INPUT:8x3x32x32"),
-        (["bench", MLP, "--shape", "y:3x64"], 2, "choices: x"),
-        (["bench", MLP, "--shape", "x:3x64", "--data", DIGITS], 2, "Leave one"),
+        (["bench", MLP, "--dim", "3x64"], 2, "--dim height=640"),
+        (["bench", MLP, "--dim", "y=3"], 2, "no dimension 'y'"),
         (["bench", MLP, "--data", DIGITS, "--batch-size", "5000"], 2, "smaller --batch-size"),
         (["bench", MLP, "--seconds", "0"], 3, "seconds"),
         (["bench", DIGITS], 8, "not a readable ONNX model"),

@@ -84,11 +84,11 @@ def test_what_a_caller_would_notice(tmp_path):
 
 def test_work_for_a_shape(convnet):
     raw, _, out = convnet
-    found = inspect_pair(raw, out, shapes={"x": (3, 1, 6, 6)}).to_dict()
+    found = inspect_pair(raw, out, dims={"x:0": 3}).to_dict()
     assert found["before"]["counted_for"] == {"x": [3, 1, 6, 6]}
     assert found["difference"]["macs"]["after"] == 3 * (6 * 6 * 4 * 9 + 12)
-    with pytest.raises(UsageError, match="Neither model has an input 'y'") as caught:
-        inspect_pair(raw, out, shapes={"y": (1,)}).to_dict()
+    with pytest.raises(UsageError, match="Neither model has a dimension 'y:0'") as caught:
+        inspect_pair(raw, out, dims={"y:0": 1}).to_dict()
     assert_three_lines(caught.value)
     with pytest.raises(FileError):
         inspect_pair(raw, "no-such.onnx").to_dict()
@@ -124,7 +124,7 @@ def test_the_verb(convnet, capsys):
     assert nodes[3].startswith("-")
     assert main(["inspect", run, out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "comparison"
-    assert main(["inspect", raw, out, "--shape", "x:2x1x6x6"]) == 0
+    assert main(["inspect", raw, out, "--dim", "x:0=2"]) == 0
     assert "2,616" in capsys.readouterr().out
     assert main(["inspect", raw]) == 0
     assert "1,308 multiply-accumulates for x [1, 1, 6, 6]" in capsys.readouterr().out
@@ -135,9 +135,9 @@ def test_the_verb(convnet, capsys):
     [
         ["{a}", "{a}", "--layers"],
         ["{a}", "{a}", "--state"],
-        ["{a}", "--shape", "x:1x1x6x6"],
-        ["{a}", "{a}", "--shape", "x:1x1x6"],
-        ["{a}", "{a}", "--shape", "nonsense"],
+        ["{a}", "--dim", "x:0=1"],
+        ["{a}", "{a}", "--dim", "x:1=2"],
+        ["{a}", "{a}", "--dim", "nonsense"],
     ],
 )
 def test_options_that_make_no_sense(words, capsys):

@@ -64,6 +64,19 @@ def test_the_best_run_comes_first_with_what_is_its_own(tmp_path):
     assert (two.differs, found["new"].differs) == ({"batch_size": 8}, {})
     assert [run.name for run in runs(tmp_path, metric="val_loss")][:2] == ["two", "a/one"]
     json.dumps([run.to_dict() for run in found.values()])
+    assert repr(two) == (
+        "<RunInfo: name two; of net.onnx; status early stop: no better; "
+        "val_accuracy 0.8 at step 1; epochs 2 of 2; steps 2; skipped 1>"
+    )
+
+
+def test_trained_runs_without_the_metric_come_before_untrained_ones(tmp_path):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", accuracy=[0.5])
+    with EventLog(make_run(tmp_path / "c") / "log.jsonl") as log:
+        begin(log)
+        log.write("step", 1, epoch=0, loss=0.5, overflow=False)
+    assert [run.name for run in runs(tmp_path, metric="val_accuracy")] == ["b", "c", "a"]
 
 
 def test_settings_of_one_kind_differ_in_what_differs(tmp_path):

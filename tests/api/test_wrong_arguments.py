@@ -202,3 +202,9 @@ def test_a_setting_of_the_trainer_that_does_not_exist(place):
     with pytest.raises(ConfigError, match="Unknown argument 'epoch'") as caught:
         ob.train(place / "other", place / "data.npz", epoch=3, **_CPU)
     assert "epochs" in caught.value.fix
+
+
+@pytest.mark.parametrize("setting", [{"loss_scale": ob.NO_SCALE}, {"labels": "y"}, {"output": "z"}])
+def test_a_setting_of_the_program_is_none_of_the_training(place, setting):
+    with pytest.raises(ConfigError, match=f"Unknown argument '{next(iter(setting))}'"):
+        ob.train(place / "other", place / "data.npz", **setting, **_CPU)

@@ -30,7 +30,7 @@ def basis(tmp_path, k=6, length=LENGTH, orthonormal=True, seed=0):
 
 
 def program(path, scale=None, model=None, **settings):
-    scale = scale or DynamicScaleConfig(init=64.0, window=1000)
+    scale = scale or DynamicScaleConfig(init_scale=64.0, scale_window=1000)
     config = ProgramConfig(engine="portable", loss_scale=scale)
     boost = DimReduce(path, **settings)
     return build_program(model or small_mlp(FEATURES, HIDDEN), config.with_boosts(boost))

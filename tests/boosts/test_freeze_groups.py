@@ -251,7 +251,7 @@ def test_adam_counts_the_updates_of_each_group():
 
 
 def test_an_overflow_tries_the_same_group_again():
-    training = stepper(build(loss_scale=DynamicScaleConfig(init=1024.0)))
+    training = stepper(build(loss_scale=DynamicScaleConfig(init_scale=1024.0)))
     train(training, 1)
     batch = batch_for(training.program, 6)
     bad = {**batch, "x": np.full_like(batch["x"], np.inf)}

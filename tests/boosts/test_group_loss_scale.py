@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError
-from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, grouped_update
+from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Adam, Momentum, Sgd
 from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
@@ -25,6 +25,7 @@ from tests.support import (
     assert_same_bits,
     assert_three_lines,
     batch_for,
+    grouped_update,
     model_path,
     small_convnet,
     small_mlp,
@@ -45,7 +46,7 @@ def build(model, groups=2, engine="portable", **fields):
 def law_of(groups, **fields):
     number = groups if isinstance(groups, int) else len(groups)
     init = tuple(2.0 ** (5 + 3 * index) for index in range(number))
-    return GroupedScaleConfig(init=init, groups=groups, **{"grow": 1.0, **fields})
+    return GroupedScaleConfig(init_scale=init, groups=groups, **{"grow": 1.0, **fields})
 
 
 def report(program):
@@ -356,11 +357,11 @@ def test_a_mark_at_no_tensor_is_refused():
 
 
 def test_first_scales_whose_ratio_is_zero_in_float32_are_refused():
-    far = {"init": (2.0**-100, 2.0**100), "min_scale": None, "max_scale": None}
+    far = {"init_scale": (2.0**-100, 2.0**100), "min_scale": None, "max_scale": None}
     with pytest.raises(ConfigError, match="too far apart") as caught:
         GroupedScaleConfig(**far)
     assert_three_lines(caught.value)
-    assert GroupedScaleConfig(**{**far, "init": (2.0**-20, 2.0**100)}).number == 2
+    assert GroupedScaleConfig(**{**far, "init_scale": (2.0**-20, 2.0**100)}).number == 2
 
 
 def test_it_needs_the_finite_check():

@@ -46,7 +46,7 @@ from tests.support import (
 
 ROWS, WIDTH = 5003, 4  # a number that no other dimension has
 SPARSE = SparseEmbedding(min_rows=1000)
-SCALE = LossScale(DynamicScaleConfig(init=2.0**10, window=3))
+SCALE = LossScale(DynamicScaleConfig(init_scale=2.0**10, scale_window=3))
 RATE = {"learning_rate": 0.1}
 TABLE = "table"
 

@@ -208,7 +208,7 @@ def test_factors_are_averaged_over_a_window_of_accumulation(network, engine):
     ("scale", "divisor"),
     [
         (FixedScaleConfig(4096.0), 1.0),
-        (DynamicScaleConfig(init=2.0**12, window=2), 1.0),
+        (DynamicScaleConfig(init_scale=2.0**12, scale_window=2), 1.0),
         (NO_SCALE, 1.0),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_boost_that_contradicts_another_option_is_refused(tmp_path, capsys, op
     "words",
     [
         ("--boost", "grad-freeze:p=0.4,p=0.5,groups=2"),
-        ("--optimizer-arg", "momentum=0.1", "--optimizer-arg", "momentum=0.2"),
+        ("--optimizer", "momentum:momentum=0.1,momentum=0.2"),
         ("--dim", "batch=4", "--dim", "batch=5"),
     ],
 )
@@ -277,12 +277,7 @@ def test_thor_is_momentum_and_a_boost(tmp_path, capsys):
 
 
 def test_an_optimizer_takes_its_numbers_after_a_colon(tmp_path):
-    assert (
-        convert(
-            MLP, tmp_path / "run", "--optimizer", "adam:beta1=0.8", "--optimizer-arg", "eps=1e-6"
-        )
-        == 0
-    )
+    assert convert(MLP, tmp_path / "run", "--optimizer", "adam:beta1=0.8,eps=1e-6") == 0
     assert Program.load(tmp_path / "run").config.optimizer == Adam(0.8, eps=1e-6)
 
 

@@ -15,7 +15,7 @@ MLP = str(model_path("mlp"))
 EVERYTHING = [
     *("--loss", "softmax-cross-entropy", "--reduction", "sum", "--labels", 'y"1'),
     *("--class-axis", "1", "--ignore-index", "-1", "--batch-axis", "x=0"),
-    *("--optimizer", "adam", "--optimizer-arg", "beta1=0.8", "--optimizer-arg", "eps=1e-6"),
+    *("--optimizer", "adam:beta1=0.8,eps=1e-6"),
     *("--lr", "cosine:0.1,warmup=5", "--weight-decay", "1e-4", "--decay", "weights"),
     *("--group", "head:fc2*:lr=0.2,weight_decay=0", "--loss-scale", "dynamic:64,window=3"),
     *("--clip", "global-norm:1", "--accumulate", "2", "--precision", "fp16:policy=all"),

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from ortboost.boosts import LossScale
 from ortboost.cli.app import run
 from ortboost.cli.parse import parse_loss_scale
 from ortboost.core.errors import ConfigError, UsageError
@@ -16,6 +17,7 @@ from ortboost.core.loss_scale import (
     FixedScaleConfig,
     GroupedScaleConfig,
 )
+from ortboost.program.config import ProgramConfig
 from tests.support import assert_three_lines, digits, model_path
 
 
@@ -26,17 +28,17 @@ from tests.support import assert_three_lines, digits, model_path
         ("fixed:1024", FixedScaleConfig(1024)),
         ("fixed:scale=8", FixedScaleConfig(8)),
         ("dynamic", DynamicScaleConfig()),
-        ("dynamic:4096", DynamicScaleConfig(init=4096)),
-        ("dynamic:4096,window=10", DynamicScaleConfig(init=4096, window=10)),
-        ("dynamic:init=2**12,window=10", DynamicScaleConfig(init=4096, window=10)),
+        ("dynamic:4096", DynamicScaleConfig(init_scale=4096)),
+        ("dynamic:4096,window=10", DynamicScaleConfig(init_scale=4096, scale_window=10)),
+        ("dynamic:init=2**12,window=10", DynamicScaleConfig(init_scale=4096, scale_window=10)),
         ("dynamic:max=none", DynamicScaleConfig(max_scale=None)),
         (
             "dynamic:init=2,min=2,max=64,factor=4",
-            DynamicScaleConfig(init=2, min_scale=2, max_scale=64, factor=4),
+            DynamicScaleConfig(init_scale=2, min_scale=2, max_scale=64, scale_factor=4),
         ),
         (
             "dynamic:init=65536,window=2000,hysteresis=2",
-            DynamicScaleConfig(init=65536, window=2000, hysteresis=2),
+            DynamicScaleConfig(init_scale=65536, scale_window=2000, hysteresis=2),
         ),
         (
             "dynamic:hysteresis=2,consecutive=true",
@@ -58,6 +60,27 @@ def test_loss_scale(text, wanted):
     assert parse_loss_scale(text) == wanted
 
 
+def test_files_keep_the_short_names_and_both_are_read():
+    policy = DynamicScaleConfig(init_scale=4.0, scale_factor=3.0, scale_window=5)
+    data = LossScale(policy).to_dict()
+    assert {key: data[key] for key in ("init", "factor", "window")} == {
+        "init": 4.0,
+        "factor": 3.0,
+        "window": 5,
+    }
+    long = {"init_scale": 4.0, "scale_factor": 3.0, "scale_window": 5}
+    assert LossScale.from_dict(data) == LossScale.from_dict(long) == LossScale(policy)
+
+    with pytest.raises(ConfigError, match="'init' is given twice"):
+        LossScale.from_dict({"init": 4.0, "init_scale": 8.0})
+
+
+def test_dynamic_is_the_default():
+    """With a setting, too: `dynamic:window=7` starts where `dynamic` does."""
+    assert parse_loss_scale("dynamic") == ProgramConfig().loss_scale
+    assert parse_loss_scale("dynamic:window=7").init_scale == ProgramConfig().loss_scale.init_scale
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
@@ -68,9 +91,9 @@ def test_loss_scale(text, wanted):
         ("off:1", UsageError, "'1' is not"),
         ("dynamic:window=0", ConfigError, "window"),
         ("dynamic:window=2.5", ConfigError, "whole number"),
-        ("dynamic:window=none", ConfigError, "'window' is None"),
+        ("dynamic:window=none", ConfigError, "'scale_window' is None"),
         ("dynamic:min=none", ConfigError, "'min_scale' is None"),
-        ("dynamic:init=true", ConfigError, "'init' is True"),
+        ("dynamic:init=true", ConfigError, "'init_scale' is True"),
         ("dynamic:hysteresis=0", ConfigError, "'hysteresis' is 0"),
         ("dynamic:hysteresis=1.5", ConfigError, "whole number"),
         ("dynamic:hysteresis=true", ConfigError, "'hysteresis' is True"),

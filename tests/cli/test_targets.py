@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortboost.api import check_target as targets
+from ortboost.api import check
 from ortboost.cli import main
 from ortboost.cli.parse import parse_int8
 from ortboost.core.errors import UsageError
@@ -224,8 +224,8 @@ def test_an_engine_on_the_command_line(run, tmp_path, capsys, monkeypatch):
 
 
 def test_the_functions_take_names():
-    assert targets.check_for(MLP, "ort").ok
-    assert targets.check_for(MLP).target == "TensorRT 11"
+    assert check(MLP, target="ort").ok
+    assert check(MLP, target="tensorrt").target == "TensorRT 11"
 
 
 def test_the_provider_that_is_not_there(tmp_path, capsys):

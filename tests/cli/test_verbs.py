@@ -88,6 +88,7 @@ def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "2,410 of 2,410 parameters in 4 tensors" in text
     assert "fc1.weight: trained as weight" in text
+    assert "adam, learning rate 3e-3" in text
     assert f"next: ortboost train {run}" in text
     assert main(["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "2"]) == 0
     captured = capsys.readouterr()
@@ -184,7 +185,7 @@ def test_doctor_finds_this_environment_fit(capsys):
         (["convert", MLP, "-o", "{tmp}/r", "--freeze", "fc9.*"], 2, "fc1.weight"),
         (["convert", MLP, "-o", "{tmp}/r", "--optimizer", "adm"], 3, "'adam'"),
         (["convert", MLP, "-o", "{tmp}/r", "--loss", "mce"], 3, "'mse'"),
-        (["convert", MLP, "-o", "{tmp}/r", "--optimizer-arg", "momentun=1"], 3, "'momentum'"),
+        (["convert", MLP, "-o", "{tmp}/r", "--optimizer", "sgd:momentun=1"], 3, "'momentum'"),
         (["convert", "{tmp}/none.onnx", "-o", "{tmp}/r"], 8, "Check the path"),
         (["convert", DIGITS, "-o", "{tmp}/r"], 8, "not a readable ONNX model"),
         (["inspect", "{tmp}"], 8, "ortboost convert"),

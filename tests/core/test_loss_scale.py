@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortboost.core.errors import ConfigError, DivergedError
+from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,
-    HostScaleState,
-    host_update,
     initial_state,
     update,
 )
+from ortboost.mindspore.amp import DynamicLossScaleManager
+from ortboost.mindspore.core.arguments import ArgumentRuntimeError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mindspore" / "loss_scale.npz"
 
 configs = st.builds(
     DynamicScaleConfig,
-    init=st.sampled_from([1.0, 5.0, 2.0**10, 2.0**24]),
-    factor=st.sampled_from([2.0, 3.0, 1.5, 4.0]),
-    window=st.integers(1, 6),
+    init_scale=st.sampled_from([1.0, 5.0, 2.0**10, 2.0**24]),
+    scale_factor=st.sampled_from([2.0, 3.0, 1.5, 4.0]),
+    scale_window=st.integers(1, 6),
     min_scale=st.sampled_from([1.0, 0.25]),
     max_scale=st.sampled_from([2.0**24, 2.0**24 + 2, None]),
 )
@@ -45,17 +45,17 @@ def run(config, pattern):
 def slow_law(config, pattern):
     """A reimplementation that counts steps since the last overflow or growth one by one."""
     f32 = np.float32
-    scale, good, scales = f32(config.init), 0, []
-    inverse = f32(np.float64(1.0) / np.float64(f32(config.factor)))
+    scale, good, scales = f32(config.init_scale), 0, []
+    inverse = f32(np.float64(1.0) / np.float64(f32(config.scale_factor)))
     for overflow in pattern:
         good += 1  # MindSpore counts the step itself, whether it overflows or not
-        ripe = good >= config.window
+        ripe = good >= config.scale_window
         if overflow:
             scale = max(f32(scale * inverse), f32(config.min_scale))
             good = 0
         elif ripe:
             with np.errstate(over="ignore"):
-                scale = f32(scale * f32(config.factor))
+                scale = f32(scale * f32(config.scale_factor))
             if config.max_scale is not None and scale > f32(config.max_scale):
                 scale = f32(config.max_scale)
             good = 0
@@ -79,7 +79,7 @@ def test_stays_between_its_bounds(config, pattern):
 
 @given(st.integers(1, 30))
 def test_grows_first_on_the_window_th_good_step(window):
-    config = DynamicScaleConfig(init=8.0, window=window)
+    config = DynamicScaleConfig(init_scale=8.0, scale_window=window)
     scales = [float(state.scale) for state in run(config, [False] * (window + 1))]
     assert scales[: window - 1] == [8.0] * (window - 1)
     assert scales[window - 1] == 16.0
@@ -87,7 +87,7 @@ def test_grows_first_on_the_window_th_good_step(window):
 
 @given(st.integers(1, 10), st.integers(0, 20))
 def test_after_an_overflow_it_grows_after_another_window(window, before):
-    config = DynamicScaleConfig(init=2.0**20, window=window)
+    config = DynamicScaleConfig(init_scale=2.0**20, scale_window=window)
     scales = [s.scale for s in run(config, [False] * before + [True] + [False] * window)]
     assert scales[before : before + window] == [scales[before]] * window
     assert scales[-1] == scales[before] * 2
@@ -109,18 +109,18 @@ def test_counts_skips(config, pattern):
 
 
 def test_an_overflow_that_meets_a_due_growth_only_shrinks():
-    config = DynamicScaleConfig(init=8.0, window=2)
+    config = DynamicScaleConfig(init_scale=8.0, scale_window=2)
     assert [float(s.scale) for s in run(config, [False, True, False, False])] == [8, 4, 4, 8]
 
 
 def test_a_start_below_the_minimum_stays_until_an_overflow_lifts_it():
-    config = DynamicScaleConfig(init=0.5, window=100)
+    config = DynamicScaleConfig(init_scale=0.5, scale_window=100)
     assert [float(s.scale) for s in run(config, [False, True])] == [0.5, 1.0]
 
 
 def test_factor_three_multiplies_with_the_rounded_reciprocal():
     # 5 * fl(1/3) rounds up to 1.6666667461, which is what MindSpore's cell gives.
-    state = run(DynamicScaleConfig(init=5.0, factor=3.0), [True])[0]
+    state = run(DynamicScaleConfig(init_scale=5.0, scale_factor=3.0), [True])[0]
     assert state.scale == np.float32(5) * (np.float32(1) / np.float32(3))
 
 
@@ -135,14 +135,14 @@ def test_the_other_scales_never_change_but_count(config):
 @pytest.mark.parametrize(
     "change",
     [
-        {"init": 0.0},
-        {"init": float("nan")},
-        {"factor": 1.0},
-        {"factor": float("inf")},
-        {"window": 0},
+        {"init_scale": 0.0},
+        {"init_scale": float("nan")},
+        {"scale_factor": 1.0},
+        {"scale_factor": float("inf")},
+        {"scale_window": 0},
         {"min_scale": 0.0},
-        {"init": 2.0, "max_scale": 1.0},
-        {"init": 1.0, "min_scale": 4.0, "max_scale": 2.0},
+        {"init_scale": 2.0, "max_scale": 1.0},
+        {"init_scale": 1.0, "min_scale": 4.0, "max_scale": 2.0},
     ],
 )
 def test_bad_settings_are_refused(change):
@@ -173,10 +173,10 @@ def test_matches_mindspore_exactly(key, combo):
     if manager is None:  # MindSpore's manager rejects this start
         assert start < 1
         return
-    state, found = HostScaleState(start), []
+    law, found = DynamicLossScaleManager(start, factor, window), []
     for overflow in pattern.tolist():
-        state = host_update(state, overflow, factor=factor, window=window)
-        found.append(state.scale)
+        law.update_loss_scale(overflow)
+        found.append(law.get_loss_scale())
     np.testing.assert_array_equal(np.array(found), manager)
 
 
@@ -191,19 +191,19 @@ def test_fixed_matches_mindspore():
 @given(overflows, st.integers(1, 6), st.sampled_from([2.0, 4.0]))
 def test_host_and_device_law_agree_for_powers_of_two(pattern, window, factor):
     config = DynamicScaleConfig(2.0**12, factor, window, max_scale=None)
-    state = HostScaleState(2.0**12)
+    law = DynamicLossScaleManager(2.0**12, factor, window)
     for overflow, device in zip(pattern, run(config, pattern), strict=True):
-        state = host_update(state, overflow, factor=factor, window=window)
+        law.update_loss_scale(overflow)
         # float64 continues where float32 is infinite
-        assert np.float32(min(state.scale, np.inf)) == device.scale
+        assert np.float32(law.get_loss_scale()) == device.scale
 
 
 def test_the_host_law_endures_a_thousand_overflows_and_no_more():
-    state = HostScaleState(2.0**24)
+    law = DynamicLossScaleManager(2.0**24)
     for _ in range(1000):
-        state = host_update(state, True)
-    assert state.scale == 1.0
-    with pytest.raises(DivergedError, match="1001 times"):
-        host_update(state, True)
-    state = host_update(state, False)
-    assert state.bad_step == 0
+        law.update_loss_scale(True)
+    assert law.get_loss_scale() == 1.0
+    with pytest.raises(ArgumentRuntimeError, match="1001 times"):
+        law.update_loss_scale(True)
+    law.update_loss_scale(False)
+    law.update_loss_scale(True)  # counted from the start again

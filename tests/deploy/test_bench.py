@@ -19,6 +19,7 @@ from ortboost.deploy import bench as module
 from ortboost.deploy.bench import bench_files, model_bytes, plan_turns, take_turns
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker, peak_memory, time_runs
+from ortboost.graph.input_config import InputConfig
 from tests.support import assert_three_lines, model_path, small_mlp, text_model, weights
 
 QUICK = BenchConfig(iters=4, rounds=2, warmup=0, loads=1, device="cpu", threads=(1,))
@@ -245,11 +246,12 @@ def test_a_fixed_batch_is_taken_and_no_other(tmp_path, mlp):
     model.graph.inputs[0].shape = ir.Shape([5, 4])
     ir.save(model, other)
     for files, sizes in (([fixed], (8,)), ([fixed, other], ())):
-        with pytest.raises(UsageError, match="fixes the batch size") as caught:
+        with pytest.raises(UsageError, match="batch size is fixed") as caught:
             bench_files(files, dataclasses.replace(QUICK, batch_sizes=sizes))
         assert_three_lines(caught.value)
-    with pytest.raises(UsageError, match="shapes fixes the batch size at 2"):
-        bench_files([mlp], dataclasses.replace(QUICK, batch_sizes=(8,), shapes={"x": (2, 4)}))
+    config = dataclasses.replace(QUICK, batch_sizes=(8,), inputs=InputConfig({"x:0": 2}))
+    with pytest.raises(UsageError, match="batch size is fixed at 2"):
+        bench_files([mlp], config)
 
 
 def test_data_feed_the_runs(mlp):
@@ -327,7 +329,7 @@ def test_inputs_that_the_runtime_refuses(tmp_path):
     )
     with pytest.raises(UsageError, match="'k' of the input 'x' is open"):
         bench_files([path], QUICK)
-    config = dataclasses.replace(QUICK, shapes={"x": (2, 3)})
+    config = dataclasses.replace(QUICK, inputs=InputConfig({"n": 2, "k": 3}))
     assert bench_files([path], config)[0].batch == 2  # k of w follows
     lying = lambda inputs, samples: {"x": weights(samples, 3), "w": weights(5, 2)[:samples]}  # noqa: E731
     with pytest.raises(UsageError, match="could not run the model"):
@@ -353,7 +355,7 @@ def test_no_process_is_left_behind_by_an_error(mlp, monkeypatch):
 
     monkeypatch.setattr(module, "Worker", Spy)
     with pytest.raises(UsageError):
-        bench_files([mlp, Path(mlp)], dataclasses.replace(QUICK, shapes={"y": (1,)}))
+        bench_files([mlp, Path(mlp)], dataclasses.replace(QUICK, inputs=InputConfig({"y": 1})))
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
 

@@ -28,7 +28,7 @@ ALL = [
     Adam(beta1=0.8, beta2=0.9, eps=1e-6, amsgrad=True, nesterov=True, eps_hat=True),
     AdamW(bias_correction=False),
     Lars(),
-    Lars(inner=Sgd(momentum=0.5), coefficient=0.02, use_clip=True),
+    Lars(inner=Sgd(momentum=0.5), trust_coefficient=0.02, use_clip=True),
     Lars(inner=Lars(inner=Adam())),
 ]
 
@@ -38,6 +38,12 @@ def test_survives_json(optimizer):
     again = optimizer_from_dict(json.loads(json.dumps(write_config(optimizer))))
     assert again == optimizer
     assert type(again) is type(optimizer)
+
+
+def test_the_trust_coefficient_keeps_its_short_name_in_files():
+    assert write_config(Lars(trust_coefficient=0.02))["coefficient"] == 0.02
+    for key in ("coefficient", "trust_coefficient"):
+        assert optimizer_from_dict({"name": "lars", key: 0.02}) == Lars(trust_coefficient=0.02)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -83,8 +89,8 @@ NAN, INF = float("nan"), float("inf")
         (Adam, {"eps": 0.0}),
         (Adam, {"eps": INF}),
         (AdamW, {"eps": -1e-8}),
-        (Lars, {"coefficient": 0.0}),
-        (Lars, {"coefficient": NAN}),
+        (Lars, {"trust_coefficient": 0.0}),
+        (Lars, {"trust_coefficient": NAN}),
         (Lars, {"epsilon": -1.0}),
     ],
 )

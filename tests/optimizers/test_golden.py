@@ -211,7 +211,7 @@ def lars_law(coefficient, epsilon, wd, clip):
 @pytest.mark.parametrize("zero", [False, True])
 def test_lars(decay, clip, zero):
     gradients = np.zeros_like(GRADIENTS) if zero else GRADIENTS
-    optimizer = Lars(coefficient=0.02, epsilon=1e-5, use_clip=clip)
+    optimizer = Lars(trust_coefficient=0.02, epsilon=1e-5, use_clip=clip)
     path = Toy(optimizer, decay).run(0.1, gradients)
     law = lars_law(0.02, 1e-5, decay, clip)
     np.testing.assert_allclose(path, path_of(law, gradients, lr=0.1), rtol=0, atol=2e-6)
@@ -224,7 +224,7 @@ def test_lars_leaves_what_it_does_not_adapt_to_the_inner_rule_without_decay():
 
 def test_lars_keeps_the_slots_of_its_inner_rule():
     assert Lars(inner=Adam(amsgrad=True)).slots == Adam(amsgrad=True).slots
-    path = Toy(Lars(inner=Adam(), coefficient=0.02)).run(0.01)
+    path = Toy(Lars(inner=Adam(), trust_coefficient=0.02)).run(0.01)
     law = adam_law()
 
     def rule(w, g, s, t, lr):

@@ -115,7 +115,7 @@ def same(step, batch):
 
 if __name__ == "__main__":
     with ProcessGroup(timeout=100) as shared:
-        small = DynamicScaleConfig(init=2.0**15, window=3)
+        small = DynamicScaleConfig(init_scale=2.0**15, scale_window=3)
         found: dict[str, object] = {
             "closed": closed_forms(shared),
             "refused": refused(shared),

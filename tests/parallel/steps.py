@@ -98,8 +98,8 @@ def basis() -> str:
     return str(path)
 
 
-LOW = DynamicScaleConfig(init=2.0**8)
-SMALL = DynamicScaleConfig(init=2.0**15, window=3)
+LOW = DynamicScaleConfig(init_scale=2.0**8)
+SMALL = DynamicScaleConfig(init_scale=2.0**15, scale_window=3)
 CASES = {
     **{
         f"optimizer {rule.name}": Case(mlp, program(optimizer=rule, weight_decay=1e-3))
@@ -129,7 +129,9 @@ CASES = {
         deep, program(boosts=(GradFreeze(groups=3, steps=6, p=0.6), GradAccumulation(2)))
     ),
     "grouped": Case(
-        deep, program(boosts=(GroupLossScale(GroupedScaleConfig(init=256.0, groups=2)),)), spoiled
+        deep,
+        program(boosts=(GroupLossScale(GroupedScaleConfig(init_scale=256.0, groups=2)),)),
+        spoiled,
     ),
     # The mean over a part is larger than over all: it overflows earlier. What is rounded otherwise
     # turns a ReLU sooner or later, and then weights part as far as those of float32 are from both.

@@ -99,7 +99,7 @@ CASES = {
     "accumulated": Case(network, synced(GradAccumulation(3)), short, flush=True),
     "frozen": Case(network, synced(GradFreeze(groups=3, steps=10, p=0.6))),
     "grouped": Case(
-        network, synced(GroupLossScale(GroupedScaleConfig(init=256.0, groups=3))), spoiled
+        network, synced(GroupLossScale(GroupedScaleConfig(init_scale=256.0, groups=3))), spoiled
     ),
     "recomputed": Case(network, synced(Recompute(every="block")), short),
     "mixed precision": Case(

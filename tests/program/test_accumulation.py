@@ -111,7 +111,7 @@ def test_the_learning_rate_is_that_of_the_update():
 
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_a_micro_batch_that_overflows_is_skipped_and_does_not_count(where):
-    law = DynamicScaleConfig(init=1024.0, window=1000)
+    law = DynamicScaleConfig(init_scale=1024.0, scale_window=1000)
     clean, dirty = (start(accumulate=3, loss_scale=law) for _ in range(2))
     _, parts = micro_batches(clean, 3)
     for part in parts:
@@ -135,7 +135,7 @@ def test_a_micro_batch_that_overflows_is_skipped_and_does_not_count(where):
     [
         (NO_SCALE, True),
         (FixedScaleConfig(256.0), True),
-        (DynamicScaleConfig(init=64.0, window=2), True),
+        (DynamicScaleConfig(init_scale=64.0, scale_window=2), True),
         (FixedScaleConfig(256.0), False),
         (NO_SCALE, False),
     ],

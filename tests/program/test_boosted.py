@@ -140,7 +140,7 @@ def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():
         weight_decay=0.1,
         centralize=CentralizeConfig(multiple_of=4),
         optimizer=Momentum(0.5),
-        loss_scale=dataclasses.replace(ProgramConfig().loss_scale, window=7),
+        loss_scale=dataclasses.replace(ProgramConfig().loss_scale, scale_window=7),
     )
 
 

@@ -35,7 +35,7 @@ def clipped(gradients, by, limit):
 
 
 @pytest.mark.parametrize(
-    "scale", [FixedScaleConfig(1024.0), GroupedScaleConfig(init=(64.0, 512.0))]
+    "scale", [FixedScaleConfig(1024.0), GroupedScaleConfig(init_scale=(64.0, 512.0))]
 )
 @pytest.mark.parametrize("limit", [1e-6, 0.1, 0.5, 100.0])
 @pytest.mark.parametrize("by", ["value", "norm", "global-norm"])

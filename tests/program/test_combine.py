@@ -49,7 +49,7 @@ BOOSTS = {
         LessBN(),
         Recompute(every="block"),
         FullNormHead(),
-        LossScale(DynamicScaleConfig(init=2.0**14, window=2)),
+        LossScale(DynamicScaleConfig(init_scale=2.0**14, scale_window=2)),
         MixedPrecision("fp16", emulate=True),
         GroupLossScale(GroupedScaleConfig(2.0**10, 3)),
         GradAccumulation(2),

@@ -47,8 +47,15 @@ CONFIGS = [
         decay="all",
         weight_decay=0.1,
     ),
-    ProgramConfig(loss_scale=DynamicScaleConfig(max_scale=None, factor=3.0)),
+    ProgramConfig(loss_scale=DynamicScaleConfig(max_scale=None, scale_factor=3.0)),
 ]
+
+
+def test_an_unknown_keyword_is_answered_with_the_nearest():
+    with pytest.raises(TypeError, match="Unknown argument 'optimiser'") as caught:
+        ProgramConfig(optimiser=Sgd())
+    assert_three_lines(caught.value)
+    assert "did you mean 'optimizer'" in caught.value.fix
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -85,7 +92,7 @@ def test_keys_may_stay_out():
         ({"clip": {"by": "global", "limit": 1.0}}, "'global-norm'"),
         ({"clip": {"by": "norm", "limits": 1.0}}, "'limit'"),
         ({"loss_scale": {"kind": "dynamc"}}, "'dynamic'"),
-        ({"loss_scale": {"kind": "dynamic", "windw": 5}}, "'window'"),
+        ({"loss_scale": {"kind": "dynamic", "windw": 5}}, "scale_window"),
         ({"loss_scale": {"kind": "off", "scale": 5}}, "no settings"),
         ({"groups": [{"name": "a", "pattern": ["x"]}]}, "'patterns'"),
         ({"groups": [{"name": "a", "patterns": "fc*"}]}, "fc*"),
@@ -185,7 +192,7 @@ def test_decay_filters(decay, roles):
 SCALES = [
     NO_SCALE,
     FixedScaleConfig(3.0),
-    DynamicScaleConfig(init=4.0),
+    DynamicScaleConfig(init_scale=4.0),
     GroupedScaleConfig(groups=3),
     GroupedScaleConfig((4.0, 8.0), (("fc*", "b"), ("*",)), marks=(("h", 1, 2),)),
 ]

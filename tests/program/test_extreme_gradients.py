@@ -41,7 +41,7 @@ FORMS = {
     "clipped": {"loss_scale": NO_SCALE, "clip": ClipConfig("global-norm", 1.0)},
     "clipped-each": {"loss_scale": NO_SCALE, "clip": ClipConfig("norm", 1.0)},
     "window": {"loss_scale": NO_SCALE, "accumulate": 2},
-    "dynamic": {"loss_scale": DynamicScaleConfig(init=8.0, window=2)},
+    "dynamic": {"loss_scale": DynamicScaleConfig(init_scale=8.0, scale_window=2)},
     "shrinking": {"loss_scale": FixedScaleConfig(2.0**-30)},
 }
 

@@ -79,7 +79,7 @@ def test_a_field_and_its_boost_are_one(name, value, boost):
 
 
 def test_a_loss_scale_is_there_unless_it_is_turned_off():
-    assert ProgramConfig().boosts == (LossScale(DynamicScaleConfig(init=2.0**16)),)
+    assert ProgramConfig().boosts == (LossScale(DynamicScaleConfig(init_scale=2.0**16)),)
     assert ProgramConfig(boosts=(LessBN(),)).boosts == (LessBN(), LossScale())
     off = ProgramConfig(boosts=(LessBN(), LossScale(NO_SCALE)))
     assert off.enabled_boosts == (LessBN(),)

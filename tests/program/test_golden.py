@@ -14,7 +14,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import ENGINES, NAMES, WITH_NORM, golden, model_path, run, stepper
 
-SCALES = {"off": NO_SCALE, "dynamic": DynamicScaleConfig(init=2.0**12)}
+SCALES = {"off": NO_SCALE, "dynamic": DynamicScaleConfig(init_scale=2.0**12)}
 
 
 def without_dropout(name: str) -> onnx.ModelProto:

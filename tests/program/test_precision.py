@@ -176,7 +176,7 @@ def test_small_gradients_vanish_without_a_scale_and_train_with_it():
     """The loss is scaled by 1e-6: gradients are below 2^-25, half of the smallest float16."""
     exact = train_digits(PrecisionConfig(), NO_SCALE)
     lost = train_digits(EMULATED, NO_SCALE)
-    scaled = train_digits(EMULATED, DynamicScaleConfig(init=2.0**16))
+    scaled = train_digits(EMULATED, DynamicScaleConfig(init_scale=2.0**16))
     assert exact > 0.9
     assert lost < 0.3
     assert scaled > exact - 0.01
@@ -184,7 +184,7 @@ def test_small_gradients_vanish_without_a_scale_and_train_with_it():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_scale_that_is_too_large_overflows_really(engine):
-    law = DynamicScaleConfig(init=2.0**24)
+    law = DynamicScaleConfig(init_scale=2.0**24)
     program = build_program(
         small_mlp(), ProgramConfig(engine=engine, precision=HALF, loss_scale=law)
     )

@@ -36,9 +36,9 @@ def read(data, case, steps):
 def test_equals_the_grad_scaler_of_pytorch(case):
     arguments = TORCH["cases"][case]
     config = DynamicScaleConfig(
-        init=arguments.get("init_scale", 2.0**16),
-        factor=arguments.get("growth_factor", 2.0),
-        window=arguments.get("growth_interval", 2000),
+        init_scale=arguments.get("init_scale", 2.0**16),
+        scale_factor=arguments.get("growth_factor", 2.0),
+        scale_window=arguments.get("growth_interval", 2000),
         min_scale=FLOOR,
         max_scale=2.0**127,  # PyTorch's scale does not grow to infinity
     )
@@ -62,22 +62,22 @@ def test_equals_deepspeed_with_hysteresis(case):
     arguments = DEEPSPEED["cases"][case]
     given = {**DEEPSPEED["defaults"], **arguments}
     config = DynamicScaleConfig(
-        init=given["init_scale"],
-        window=given["scale_window"],
+        init_scale=given["init_scale"],
+        scale_window=given["scale_window"],
         min_scale=given["min_scale"],
         max_scale=None,
         hysteresis=given["delayed_shift"],
         consecutive_hysteresis=given["consecutive_hysteresis"],
         late_growth=True,
     )
-    overflow, exponent, lives = read(DEEPSPEED_DATA, case, arguments["steps"])
+    overflow, exponent, tolerated = read(DEEPSPEED_DATA, case, arguments["steps"])
     state, scales, left = initial_state(config), [], []
     for flag in overflow.tolist():
         state = update(state, flag, config)
         scales.append(float(state.scale))
-        left.append(state.lives)
+        left.append(state.overflows_left)
     np.testing.assert_array_equal(np.array(scales), 2.0**exponent)
-    np.testing.assert_array_equal(np.array(left), lives)
+    np.testing.assert_array_equal(np.array(left), tolerated)
     assert state.total_skips == overflow.sum()
 
 
@@ -85,7 +85,7 @@ def test_equals_deepspeed_with_hysteresis(case):
 def test_without_hysteresis_the_scale_falls_at_once(case):
     """The oracle fails without it, so the patterns distinguish the two."""
     overflow, exponent, _ = read(DEEPSPEED_DATA, case, DEEPSPEED["cases"][case]["steps"])
-    config = DynamicScaleConfig(init=2.0**16, window=3, max_scale=None)
+    config = DynamicScaleConfig(init_scale=2.0**16, scale_window=3, max_scale=None)
     first = int(np.argmax(overflow))
     state = initial_state(config)
     for flag in overflow[: first + 1].tolist():

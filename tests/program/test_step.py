@@ -32,16 +32,16 @@ from tests.support import (
 RATE = {"learning_rate": 0.1}
 GOOD = batch_for(build_program(small_mlp(), ProgramConfig()), 6)
 SCALES = {
-    "window3": DynamicScaleConfig(init=2.0**12, window=3),
-    "window1": DynamicScaleConfig(init=2.0**14, window=1, max_scale=2.0**16),
-    "factor3": DynamicScaleConfig(init=5.0, factor=3.0, window=2, max_scale=None),
-    "low_minimum": DynamicScaleConfig(init=1.0, window=2, min_scale=2.0**-4),
-    "below_minimum": DynamicScaleConfig(init=0.5, window=4),
-    "hysteresis": DynamicScaleConfig(init=2.0**12, window=3, hysteresis=2),
+    "window3": DynamicScaleConfig(init_scale=2.0**12, scale_window=3),
+    "window1": DynamicScaleConfig(init_scale=2.0**14, scale_window=1, max_scale=2.0**16),
+    "factor3": DynamicScaleConfig(init_scale=5.0, scale_factor=3.0, scale_window=2, max_scale=None),
+    "low_minimum": DynamicScaleConfig(init_scale=1.0, scale_window=2, min_scale=2.0**-4),
+    "below_minimum": DynamicScaleConfig(init_scale=0.5, scale_window=4),
+    "hysteresis": DynamicScaleConfig(init_scale=2.0**12, scale_window=3, hysteresis=2),
     "patient": DynamicScaleConfig(
-        init=2.0**12, window=2, hysteresis=3, consecutive_hysteresis=True
+        init_scale=2.0**12, scale_window=2, hysteresis=3, consecutive_hysteresis=True
     ),
-    "late": DynamicScaleConfig(init=2.0**12, window=2, hysteresis=2, late_growth=True),
+    "late": DynamicScaleConfig(init_scale=2.0**12, scale_window=2, hysteresis=2, late_growth=True),
     "fixed": FixedScaleConfig(128.0),
     "off": NO_SCALE,
 }
@@ -102,7 +102,9 @@ def test_the_scale_in_the_graph_follows_its_host_twin(scale, pattern):
 @pytest.mark.parametrize("size", [1, 20, 100])
 def test_a_long_window(size):
     training = stepper(
-        build_program(small_mlp(), ProgramConfig(loss_scale=DynamicScaleConfig(8.0, window=size)))
+        build_program(
+            small_mlp(), ProgramConfig(loss_scale=DynamicScaleConfig(8.0, scale_window=size))
+        )
     )
     scales = [training.step(GOOD, {"learning_rate": 0.0}).loss_scale for _ in range(2 * size)]
     assert scales == [8.0] * (size - 1) + [16.0] * size + [32.0]
@@ -172,7 +174,7 @@ def test_large_finite_gradients_are_no_overflow():
     ("size", "fields"),
     [
         (3e38, {"loss_scale": FixedScaleConfig(2.0**-20)}),
-        (3e38, {"loss_scale": DynamicScaleConfig(init=2.0**-20, window=9)}),
+        (3e38, {"loss_scale": DynamicScaleConfig(init_scale=2.0**-20, scale_window=9)}),
         (1e36, {"loss_scale": NO_SCALE, "gradient_divisor": 2.0**-20}),
         (1e36, {"loss_scale": FixedScaleConfig(4.0), "gradient_divisor": 2.0**-20}),
     ],

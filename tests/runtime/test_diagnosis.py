@@ -147,7 +147,7 @@ def test_an_overflow_of_the_forward_pass(training):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_overflow_of_the_backward_pass_with_the_scale_that_the_step_had(engine):
-    config = DynamicScaleConfig(init=3e38, max_scale=None)
+    config = DynamicScaleConfig(init_scale=3e38, max_scale=None)
     program = program_of(small_convnet(), engine, loss_scale=config)
     value = program.initial["fw"] * 10
     feeds = batch_for(program)

@@ -30,7 +30,7 @@ from ortboost.training.progress import make_progress
 from ortboost.training.schedules import Cosine, LinearWarmup
 from ortboost.training.trainer import Trainer
 
-SCALE = DynamicScaleConfig(init=2.0**16, window=5)
+SCALE = DynamicScaleConfig(init_scale=2.0**16, scale_window=5)
 STEPS = 4 * 7  # 4 epochs of 50 samples in batches of 8, the last one short
 
 

@@ -93,7 +93,7 @@ def events(tmp_path, kind):
 
 
 def test_every_change_of_the_scale_is_an_event(tmp_path):
-    config = DynamicScaleConfig(init=4.0, window=3, min_scale=1.0)
+    config = DynamicScaleConfig(init_scale=4.0, scale_window=3, min_scale=1.0)
     bad = {1, 2, 3, 10}
     fit(LinearStepper(config, overflow=lambda step: step in bad), tmp_path, steps=12)
     found = [(e["step"], e["change"], e["before"], e["after"]) for e in events(tmp_path, "scale")]
@@ -114,22 +114,24 @@ def test_a_scale_that_cannot_change_has_no_events(scale, tmp_path):
 
 
 def test_the_first_scale_is_that_of_the_graph():
-    assert first_scale(DynamicScaleConfig(init=1.7e38, max_scale=None)) == float(np.float32(1.7e38))
+    assert first_scale(DynamicScaleConfig(init_scale=1.7e38, max_scale=None)) == float(
+        np.float32(1.7e38)
+    )
     assert first_scale(FixedScaleConfig(3.0)) == 3.0
     assert first_scale(NO_SCALE) == 1.0
     assert scale_change(1.0, 1.0, False, DynamicScaleConfig()) is None
-    patient = DynamicScaleConfig(init=8.0, hysteresis=2)
+    patient = DynamicScaleConfig(init_scale=8.0, hysteresis=2)
     assert scale_change(8.0, 8.0, True, patient) == "held"
     groups = GroupedScaleConfig(8.0, 2)
     assert first_scale(groups) == 8.0
     assert scale_change(8.0, 8.01, False, groups) is None
     assert scale_change(8.0, 5.66, True, groups) == "shrink"
     # A scale below its minimum is lifted by an overflow.
-    assert scale_change(0.5, 1.0, True, DynamicScaleConfig(init=0.5)) == "grow"
+    assert scale_change(0.5, 1.0, True, DynamicScaleConfig(init_scale=0.5)) == "grow"
 
 
 def test_a_resumed_run_knows_the_scale_it_had(tmp_path):
-    config = DynamicScaleConfig(init=4.0, window=50)
+    config = DynamicScaleConfig(init_scale=4.0, scale_window=50)
     overflow = lambda step: step in (2, 6)  # noqa: E731
     fit(LinearStepper(config, overflow=overflow), tmp_path, steps=4)
     fit(LinearStepper(config, overflow=overflow), tmp_path, steps=8, resume=True)
@@ -147,7 +149,7 @@ def test_diagnoses_become_rarer_and_end():
 
 
 def test_skipped_steps_are_diagnosed(tmp_path):
-    config = DynamicScaleConfig(init=2.0**20, window=100)
+    config = DynamicScaleConfig(init_scale=2.0**20, scale_window=100)
     stepper, screen = Diagnosing(config, overflow=lambda step: step % 2 == 0), Screen()
     fit(stepper, tmp_path, steps=24, debug_overflow=3, screen=screen)
     assert stepper.asked == [2, 4, 8]  # the 1st, 2nd and 4th skip
@@ -161,14 +163,17 @@ def test_skipped_steps_are_diagnosed(tmp_path):
 
 
 def test_nothing_is_asked_unless_it_is_wanted(tmp_path):
-    stepper = Diagnosing(DynamicScaleConfig(init=4.0), overflow=lambda step: step == 1)
+    stepper = Diagnosing(DynamicScaleConfig(init_scale=4.0), overflow=lambda step: step == 1)
     fit(stepper, tmp_path, steps=3)
     assert not stepper.watched
     assert stepper.asked == []
 
 
 def test_a_resumed_run_does_not_begin_to_count_anew(tmp_path):
-    config, overflow = DynamicScaleConfig(init=2.0**20, window=100), lambda step: step <= 8
+    config, overflow = (
+        DynamicScaleConfig(init_scale=2.0**20, scale_window=100),
+        lambda step: step <= 8,
+    )
     fit(Diagnosing(config, overflow=overflow), tmp_path, steps=3, debug_overflow=4)
     later = Diagnosing(config, overflow=overflow)
     fit(later, tmp_path, steps=12, debug_overflow=4, resume=True)

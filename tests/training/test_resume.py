@@ -222,6 +222,14 @@ def test_a_changed_schedule_is_allowed_with_a_warning(tmp_path, capsys):
     assert trainer.stepper.rates[0] == 0.001
 
 
+def test_without_validation_data_no_old_validation_is_shown(tmp_path, capsys):
+    trainer, train, validation = build(tmp_path, max_steps=6)
+    assert "val_loss" in trainer.fit(train, validation).metrics
+    trainer, train, _ = build(tmp_path, callbacks=[])
+    assert "val_loss" not in trainer.fit(train, resume=True).metrics
+    assert "no validation data: the best model stays" in capsys.readouterr().err
+
+
 def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
     trainer, train, validation = build(tmp_path, max_steps=6)
     trainer.fit(train, validation)

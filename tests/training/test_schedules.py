@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import read_config, write_config
 from ortboost.training.schedules import (
     Constant,
     Cosine,
     LinearWarmup,
     MultiStep,
     PerStep,
+    Schedule,
     StepDecay,
-    schedule_from_dict,
-    schedule_to_dict,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "mindspore" / "schedules.npz"
@@ -43,8 +43,8 @@ schedules = st.one_of(plain, st.builds(LinearWarmup, plain, st.integers(0, 20), 
 
 @given(schedules)
 def test_json_round_trip(schedule):
-    data = json.loads(json.dumps(schedule_to_dict(schedule)))
-    again = schedule_from_dict(data)
+    data = json.loads(json.dumps(write_config(schedule)))
+    again = read_config(Schedule, data)
     assert again == schedule
     assert [again(step) for step in range(120)] == [schedule(step) for step in range(120)]
 
@@ -106,10 +106,10 @@ def test_per_step_holds_its_last_value():
         (lambda: Cosine(0.1, 9, 0.2), "above 'lr'"),
         (lambda: LinearWarmup(Constant(0.1), -1), "'steps' is -1"),
         (lambda: LinearWarmup(Constant(0.1), 3, 1.5), "'start_factor' is 1.5"),
-        (lambda: schedule_from_dict({"kind": "cosin", "lr": 1}), "did you mean 'cosine'"),
-        (lambda: schedule_from_dict({"kind": "constant", "lrr": 1}), "did you mean 'lr'"),
-        (lambda: schedule_from_dict({"kind": "cosine", "lr": 1}), "'total_steps' is missing"),
-        (lambda: schedule_from_dict({}), "Unknown schedule ''"),
+        (lambda: read_config(Schedule, {"kind": "cosin", "lr": 1}), "did you mean 'cosine'"),
+        (lambda: read_config(Schedule, {"kind": "constant", "lrr": 1}), "did you mean 'lr'"),
+        (lambda: read_config(Schedule, {"kind": "cosine", "lr": 1}), "'total_steps' is missing"),
+        (lambda: read_config(Schedule, {}), "Unknown schedule ''"),
     ],
 )
 def test_bad_settings_are_refused(build, what):

@@ -17,7 +17,7 @@ from ortboost.core.loss_scale import (
 from ortboost.training.config import TrainConfig
 from ortboost.training.stop_rule import StopRule
 
-DYNAMIC = DynamicScaleConfig(init=8, min_scale=2)
+DYNAMIC = DynamicScaleConfig(init_scale=8, min_scale=2)
 
 
 def result(overflow, scale=1.0, loss=1.0, applied=1):

@@ -325,7 +325,7 @@ def poisoned(length=24):
 
 
 def test_it_stops_names_the_tensors_and_saves_when_nothing_helps(tmp_path):
-    scale = DynamicScaleConfig(init=4.0, window=3)
+    scale = DynamicScaleConfig(init_scale=4.0, scale_window=3)
     stepper, store = LinearStepper(scale), CheckpointStore(tmp_path / "c")
     log = EventLog(tmp_path / "log.jsonl")
     trainer = trainer_for(
@@ -344,7 +344,7 @@ def test_it_stops_names_the_tensors_and_saves_when_nothing_helps(tmp_path):
 
 
 def test_a_scale_that_grew_to_infinity_stops_the_run(tmp_path):
-    scale = DynamicScaleConfig(init=2.0**127, window=1, max_scale=None)
+    scale = DynamicScaleConfig(init_scale=2.0**127, scale_window=1, max_scale=None)
     stepper = LinearStepper(scale, overflow=lambda step: step >= 2)
     log = EventLog(tmp_path / "log.jsonl")
     trainer = trainer_for(stepper, epochs=99, loss_scale=scale, max_skips_at_min=5, log=log)
@@ -355,7 +355,10 @@ def test_a_scale_that_grew_to_infinity_stops_the_run(tmp_path):
 
 
 def test_hopeless_steps_are_counted_across_a_restart(tmp_path):
-    scale, store = DynamicScaleConfig(init=4.0, window=3), CheckpointStore(tmp_path / "c")
+    scale, store = (
+        DynamicScaleConfig(init_scale=4.0, scale_window=3),
+        CheckpointStore(tmp_path / "c"),
+    )
     options = {"epochs": 99, "loss_scale": scale, "max_skips_at_min": 5, "store": store}
     stepper = LinearStepper(scale)
     source = ArraySource(poisoned(), 4, inputs=stepper.inputs)
@@ -426,7 +429,7 @@ def test_a_stream_for_validation_is_looked_at_before_the_first_step(tmp_path):
 
 
 def test_an_early_warning_is_shown_and_logged(tmp_path):
-    scale, screen = DynamicScaleConfig(init=2.0**20, window=50), Screen()
+    scale, screen = DynamicScaleConfig(init_scale=2.0**20, scale_window=50), Screen()
     stepper = LinearStepper(scale, overflow=lambda step: 3 <= step < 9)
     trainer = trainer_for(
         stepper, loss_scale=scale, warn_halvings=4, progress=screen, log=EventLog(tmp_path / "l")

@@ -372,6 +372,15 @@ def test_cross_entropy_needs_classes():
     assert_three_lines(info.value)
 
 
+@pytest.mark.parametrize("config", [LossConfig(), LossConfig(sparse=False)])
+def test_cross_entropy_of_a_single_class_is_refused(config):
+    """It is 0 whatever the weights are: training would seem perfect and change nothing."""
+    with pytest.raises(ModelError, match="single class") as caught:
+        attached(config, through("batch,1"))
+    assert_three_lines(caught.value)
+    attached(LossConfig("bce-with-logits"), through("batch,1"))
+
+
 def test_an_inner_tensor_called_loss_makes_way():
     model = small_mlp()
     next(iter(model.graph)).outputs[0].name = "loss"

@@ -113,7 +113,7 @@ def _underflow(options: Any) -> list[dict[str, Any]]:
     settings = {
         "fp32, no scale": (PrecisionConfig(), NO_SCALE),
         "fp16, no scale": (half, NO_SCALE),
-        "fp16, dynamic scale": (half, DynamicScaleConfig(init=2.0**16, max_scale=2.0**32)),
+        "fp16, dynamic scale": (half, DynamicScaleConfig(init_scale=2.0**16, max_scale=2.0**32)),
     }
     rows = []
     for key, (precision, scale) in settings.items():

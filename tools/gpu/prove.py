@@ -289,6 +289,7 @@ class Proof:
 
     def tensorrt(self) -> dict[str, Any]:
         """A file for TensorRT against ONNX Runtime on the CPU."""
+        from ortboost.api import check
         from ortboost.api import check_target as targets
         from ortboost.api.export_model import export
 
@@ -297,7 +298,7 @@ class Proof:
         reference = ModelEvaluator(out, device="cpu")
         name, lengths = reference.inputs[0].name, reference.inputs[0].shape[1:]
         shapes = [f"{name}:1,8,32x{'x'.join(map(str, lengths))}"]
-        report = targets.check_for(out, "tensorrt=10", shapes=shapes)
+        report = check(out, target="tensorrt=10", shapes=shapes)
         found: dict[str, Any] = {"ok": report.ok, "findings": report.to_dict()["counts"]}
         try:
             import tensorrt

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import has_subgraph, producer_of, source_before
-from ortboost.graph.reach import find_value, uses_inside, values_by_name
+from ortboost.graph.query import has_subgraph, source_before
+from ortboost.graph.reach import ancestors, find_value, values_by_name, values_read
 
 __all__ = [
     "COPY_PREFIX",
@@ -188,11 +188,11 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
     The run time of the builder grows faster than linearly with the number of nodes.
     """
     graph = model.graph
-    needed = _ancestors(graph, loss)
-    nodes = [n for n in graph if id(n) not in needed and not has_subgraph(n)]
+    needed = ancestors([find_value(graph, loss)])
+    nodes = [n for n in graph if n not in needed and not has_subgraph(n)]
     # put_back() connects inputs, not what subgraphs capture: nodes with subgraphs stay in the
     # graph, and so does everything that they read, directly or not.
-    kept = {v.name for n in graph if has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
+    kept = {v.name for n in graph if has_subgraph(n) for v in values_read(n)}
     for node in reversed(nodes):
         if any(output.name in kept for output in node.outputs):
             kept.update(value.name for value in node.inputs if value is not None)
@@ -232,17 +232,3 @@ def put_back(model: ir.Model, aside: Aside) -> None:
         values.update({output.name or "": output for output in node.outputs})
         graph.append(node)
     graph.outputs.extend(values[name] for name in aside.outputs)
-
-
-def _ancestors(graph: ir.Graph, name: str) -> set[int]:
-    """IDs of the nodes that a value depends on."""
-    start = find_value(graph, name)
-    found: set[int] = set()
-    pending = [producer_of(start)]
-    while pending:
-        node = pending.pop()
-        if node is None or id(node) in found:
-            continue
-        found.add(id(node))
-        pending += [v.producer() for v in (*node.inputs, *uses_inside(node)) if v is not None]
-    return found

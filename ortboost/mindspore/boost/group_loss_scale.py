@@ -181,7 +181,7 @@ class GroupLossScaleManager(GroupedScaleCell):
         start = self._loss_scale
         with as_argument_error(owner):
             policy = GroupedScaleConfig(
-                init=tuple(start) if isinstance(start, list) else start,
+                init_scale=tuple(start) if isinstance(start, list) else start,
                 groups=groups,
                 min_scale=self.min_scale,
                 max_scale=self.max_scale,

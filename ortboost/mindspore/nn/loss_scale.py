@@ -137,9 +137,9 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
     ) -> None:
         super().__init__(
             DynamicScaleConfig(
-                init=float(loss_scale_value),
-                factor=float(scale_factor),
-                window=scale_window,
+                init_scale=float(loss_scale_value),
+                scale_factor=float(scale_factor),
+                scale_window=scale_window,
                 max_scale=None,
                 hysteresis=hysteresis,
                 consecutive_hysteresis=consecutive_hysteresis,

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import is_standard, known_shape
-from ortboost.graph.reach import uses_inside
+from ortboost.graph.reach import values_read
 
 __all__ = ["Chain", "Lengths", "elementwise_chains", "recompute_inputs"]
 
@@ -82,8 +82,8 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
             node.outputs[0].shape = ir.Shape(())
         shape = _elementwise(node)
         depth = 0
-        for value in (*node.inputs, *uses_inside(node)):
-            made = _maker(value, graph)
+        for read in values_read(node):
+            made = _maker(read, graph)
             if made is not None:
                 leaves = id(made) in chain_of and _lengths(made.outputs[0]) != shape
                 depth = max(depth, depths[id(made)] + leaves)

@@ -83,7 +83,7 @@ def depthwise_gradients(model: ir.Model) -> bool:
         return False
     builder = Builder(model.graph, "ortboost/depthwise")
     for node, products in found:
-        replace_node(node, [_convolution(node, products, block, builder)], builder)
+        replace_node(node, [_convolution(products, block, builder)], builder)
     model.opset_imports[DOMAIN] = 1
     return True
 
@@ -161,7 +161,7 @@ def _space(value: ir.Value, channels: int) -> tuple[int, ...] | None:
     return lengths if len(lengths) == 2 else None
 
 
-def _convolution(node: ir.Node, p: _Products, block: int, builder: Builder) -> ir.Value:
+def _convolution(p: _Products, block: int, builder: Builder) -> ir.Value:
     # All images are one column [1, C, N (H + gap), W]; the kernel is as tall as all gradients.
     channels = -(-p.channels // block) * block
     image = _column(builder, p.image, p.gap[0], p.channels, p.size[1])

@@ -328,13 +328,13 @@ def invalid_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
         spec: The input; without a known number of classes it accepts all labels.
         array: The labels.
     """
-    stray_class = getattr(spec, "stray_class", None)
-    if stray_class is None or getattr(spec, "classes", None) is None:
+    first_invalid_class = getattr(spec, "first_invalid_class", None)
+    if first_invalid_class is None or getattr(spec, "classes", None) is None:
         return None
     found = list[int]()
 
     def strays(piece: Array) -> Array:
-        stray = stray_class(piece)
+        stray = first_invalid_class(piece)
         if stray is None:
             return np.zeros(1, np.bool_)
         found.append(stray)

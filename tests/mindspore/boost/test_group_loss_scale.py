@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ortboost import amp, nn
 from ortboost.core.errors import OrtBoostError
-from ortboost.core.loss_scale import GroupedScaleConfig, grouped_update
+from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.mindspore.boost import (
     AutoBoost,
     BoostTrainOneStepWithLossScaleCell,
@@ -25,7 +25,7 @@ from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.train.model import Model
 from tests.mindspore.boost.common import momentum, with_loss
 from tests.mindspore.nn import golden
-from tests.support import assert_three_lines, model_path
+from tests.support import assert_three_lines, grouped_update, model_path
 
 FREE = GroupedScaleConfig(min_scale=None, max_scale=None)  # the law alone
 GROWN = np.float32(2.0 ** (1 / 1000))

@@ -136,7 +136,7 @@ def test_the_graph_follows_the_state_machine(options, pattern, window):
         good = state.cur_iter - 1 - state.last_overflow_iter
         assert stepper.get(names.GOOD_STEPS) == good
         if law.hysteresis > 1:
-            assert stepper.get(names.LIVES) == state.lives
+            assert stepper.get(names.OVERFLOWS_LEFT) == state.overflows_left
 
 
 def test_hysteresis_on_the_host():
