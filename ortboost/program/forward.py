@@ -22,6 +22,7 @@ from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, match_names, static_shape
 from ortboost.graph.store_weights import store_weights
+from ortboost.graph.tie_copies import tie_copies
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
@@ -85,10 +86,13 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         reports.append(cut)
     stored = store_weights(model)
     check_rewritten(model, "store_weights")
+    named = {*(config.parameters or ()), *config.trainable, *config.freeze}
+    tied = tie_copies(model, apart=named)
+    check_rewritten(model, "tie_copies")
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
     check_rewritten(model, "write_out_batch_statistics")
-    reports += [stored, *([written] if written.modified else [])]
+    reports += [stored, tied, *([written] if written.modified else [])]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -133,6 +137,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *batching.notes,
             *stored.notes,
             *choice.notes,
+            *tied.notes,
             *moving.notes,
             *padded.notes,
         ),
