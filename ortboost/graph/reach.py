@@ -1,11 +1,13 @@
 """The nodes between the parameters and the loss: only these need a gradient.
 
 A gradient flows along float values only. It stops at operators whose output does not depend
-smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integers.
+smoothly on the input (comparisons, ``ArgMax``, ``Shape``), at casts to integers, and where the
+model says so: ``detach`` of torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,8 +19,10 @@ __all__ = [
     "STOPS",
     "Reach",
     "ancestors",
+    "dropped_detaches",
     "find_value",
     "reach",
+    "stops_gradient",
     "uses_inside",
     "values_by_name",
 ]
@@ -30,6 +34,10 @@ STOPS = frozenset(
     "Unique Xor".split()
 )
 """Operators through which no gradient flows, whatever their inputs."""
+
+_CALL = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
+_DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
+_DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 
 # Float inputs that only control an operator: they get no gradient.
 _CONTROLS = {
@@ -55,6 +63,29 @@ class Reach:
     nodes: tuple[ir.Node, ...]
     active: frozenset[str]
     unreachable: tuple[str, ...]
+
+
+def stops_gradient(node: ir.Node) -> bool:
+    """Whether a node is a ``detach`` of torch, which the dynamo exporter writes as an Identity.
+
+    The node keeps the call as metadata. With ``optimize=True`` there is no such node, see
+    :func:`dropped_detaches`; the TorchScript exporter leaves no trace.
+    """
+    call = node.metadata_props.get(_CALL, "") if is_standard(node, "Identity") else ""
+    return _DETACH.search(call) is not None
+
+
+def dropped_detaches(graph: ir.Graph) -> set[str]:
+    """Values detached in torch for which an optimizing exporter left no node, by torch's names."""
+    read: set[str] = set()
+    made: set[str] = set()
+    for node in graph.all_nodes():
+        call = node.metadata_props.get(_CALL, "")
+        if stops_gradient(node):
+            made.add(call.partition(" ")[0])
+        else:
+            read.update(_DETACHED.findall(call.partition("=")[2]))
+    return {name.removeprefix("%") for name in read - made}
 
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
@@ -127,7 +158,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     forward: set[str] = set(names)
     touched: list[tuple[ir.Node, set[str]]] = []
     for node in model.graph:
-        if node.op_type in STOPS and is_standard(node):
+        if (node.op_type in STOPS and is_standard(node)) or stops_gradient(node):
             continue
         moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
         if moving:

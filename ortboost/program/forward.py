@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
@@ -21,6 +22,7 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, match_names, static_shape
+from ortboost.graph.reach import dropped_detaches, stops_gradient
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from ortboost.program import catalogue as names
@@ -77,6 +79,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     opsets = engine.opsets
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
+    detached = _detached(model)
     fixed = fix_inputs(model, config.inputs)  # first: known lengths fold into constants
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     require_network(model)
@@ -92,7 +95,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
     check_rewritten(model, "write_out_batch_statistics")
-    reports += [stored, tied, *([written] if written.modified else [])]
+    reports += [detached, stored, tied, *([written] if written.modified else [])]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -138,6 +141,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *stored.notes,
             *choice.notes,
             *tied.notes,
+            *detached.notes,
             *moving.notes,
             *padded.notes,
         ),
@@ -146,6 +150,22 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         axes,
         padding,
     )
+
+
+def _detached(model: ir.Model) -> Report:
+    """What becomes of values that the torch module detaches."""
+    report = Report("detached_values")
+    for node in model.graph.all_nodes():
+        if stops_gradient(node):
+            report.changed[node.outputs[0].name or ""] = "detached in torch: gets no gradient"
+    dropped = sorted(dropped_detaches(model.graph))
+    if dropped:
+        report.notes.append(
+            f"the torch module detaches {count_of(len(dropped), 'value')} ({', '.join(dropped[:3])}), "
+            "but the exporter dropped this: gradients flow through; export again with "
+            "optimize=False to stop them as torch does"
+        )
+    return report
 
 
 def _moving_norms(
