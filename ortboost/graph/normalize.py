@@ -24,6 +24,7 @@ from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import constant, find_schema, input_at, is_read, is_standard
+from ortboost.graph.reach import stops_gradient
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.unpack_sequences import unpack_sequences
 
@@ -144,6 +145,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
+    detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     try:
@@ -164,6 +166,9 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
             where=source_name(model) + (f": added later: {', '.join(newer)}" if newer else ""),
             fix=fix,
         )
+    for node in model.graph.all_nodes():  # the converter may drop their metadata
+        if node.outputs[0].name in detached:
+            node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
 

@@ -161,9 +161,9 @@ def _detached(model: ir.Model) -> Report:
     dropped = sorted(dropped_detaches(model.graph))
     if dropped:
         report.notes.append(
-            f"the torch module detaches {count_of(len(dropped), 'value')} ({', '.join(dropped[:3])}), "
-            "but the exporter dropped this: gradients flow through; export again with "
-            "optimize=False to stop them as torch does"
+            f"the torch module detaches {count_of(len(dropped), 'value')} "
+            f"({', '.join(dropped[:3])}), but the exporter dropped this: gradients flow through; "
+            "export again with optimize=False to stop them as torch does"
         )
     return report
 

@@ -8,7 +8,8 @@ import pytest
 import ortboost as ob
 from ortboost.autodiff.engine import differentiate
 from ortboost.core.errors import ModelError
-from ortboost.graph.reach import dropped_detaches
+from ortboost.graph.normalize import normalize
+from ortboost.graph.reach import dropped_detaches, stops_gradient
 from tests.support import ENGINES, run, text_model, weights
 
 HEAD = """<ir_version: 10, opset_import: ["" : 18]>
@@ -69,6 +70,13 @@ def test_a_detached_parameter(engine):
 def test_what_is_behind_a_detach_only_cannot_be_trained(engine):
     with pytest.raises(ModelError, match="does not depend differentiably"):
         gradients(model("h = MatMul(x, w) d = Identity(h) y = Mul(d, u) "), engine)
+
+
+def test_a_converted_opset_keeps_it():
+    found = model("h = MatMul(x, w) d = Identity(h) a = Mul(h, d) y = Mul(a, u) ", w=W, u=U)
+    found.opset_imports[""] = 22
+    normalize(found, opsets=range(18, 22), ir_version=10)
+    assert [stops_gradient(node) for node in found.graph] == [False, True, False, False, False]
 
 
 def test_conversion_reports_detached_values():
