@@ -169,6 +169,10 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if statistics is not None:
         return _Verdict(statistics.role, statistics.where)
     if all(use.kind == UseKind.SETTING for use in uses):
+        kind = origin_of(value).kind
+        if kind in ("parameter", "module") and any(use.op == "Pow" for use in uses):
+            doubt = _AMBIGUOUS if kind == "module" else ""  # the exponent of a generalized mean
+            return _Verdict("weight", f"an exponent, {where}", doubt)
         return _Verdict("constant", f"a setting, {where}")
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:

@@ -17,6 +17,7 @@ from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = [
     "STOPS",
+    "STOP_MARK",
     "Reach",
     "ancestors",
     "dropped_detaches",
@@ -34,6 +35,9 @@ STOPS = frozenset(
     "Unique Xor".split()
 )
 """Operators through which no gradient flows, whatever their inputs."""
+
+STOP_MARK = "ortboost.stop_gradient"
+"""Metadata key of an Identity through which no gradient flows."""
 
 _CALL = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
 _DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
@@ -66,13 +70,16 @@ class Reach:
 
 
 def stops_gradient(node: ir.Node) -> bool:
-    """Whether a node is a ``detach`` of torch, which the dynamo exporter writes as an Identity.
+    """Whether a node is an Identity with :data:`STOP_MARK`, or a ``detach`` of torch.
 
-    The node keeps the call as metadata. With ``optimize=True`` there is no such node, see
-    :func:`dropped_detaches`; the TorchScript exporter leaves no trace.
+    The dynamo exporter writes ``detach`` as an Identity with the call as metadata. With
+    ``optimize=True`` there is no such node, see :func:`dropped_detaches`; the TorchScript exporter
+    leaves no trace.
     """
-    call = node.metadata_props.get(_CALL, "") if is_standard(node, "Identity") else ""
-    return _DETACH.search(call) is not None
+    if not is_standard(node, "Identity"):
+        return False
+    known = node.metadata_props
+    return STOP_MARK in known or _DETACH.search(known.get(_CALL, "")) is not None
 
 
 def dropped_detaches(graph: ir.Graph) -> set[str]:

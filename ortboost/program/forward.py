@@ -32,7 +32,7 @@ from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.new_head import new_head
-from ortboost.transforms.trainable_norm import batch_norms, to_training
+from ortboost.transforms.trainable_norm import batch_norms, has_no_momentum, to_training
 
 __all__ = ["Forward", "prepare_forward"]
 
@@ -114,13 +114,14 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     for name in _reserved(config):
         free_name(model.graph, name)
     parameters = find_parameters(model)  # as long as BatchNormalization has its original form
+    still = _still_norms(model, frozen)
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
     check_rewritten(model, "to_training")
     trained, choice = choose_trainable(model, parameters, loss.objective, config)
     parameters.update({parameter.name: parameter for parameter in trained})
-    reports += [loss.report, batching, norms.report, dropout, choice]
+    reports += [loss.report, batching, still, norms.report, dropout, choice]
     moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
     reports.append(moving)
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
@@ -142,6 +143,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *choice.notes,
             *tied.notes,
             *detached.notes,
+            *still.notes,
             *moving.notes,
             *padded.notes,
         ),
@@ -164,6 +166,20 @@ def _detached(model: ir.Model) -> Report:
             f"the torch module detaches {count_of(len(dropped), 'value')} "
             f"({', '.join(dropped[:3])}), but the exporter dropped this: gradients flow through; "
             "export again with optimize=False to stop them as torch does"
+        )
+    return report
+
+
+def _still_norms(model: ir.Model, frozen: Callable[[ir.Node], bool]) -> Report:
+    """Note BatchNormalizations whose momentum says that their statistics never move."""
+    report = Report("momentum_of_norms")
+    still = [label(n) for n in batch_norms(model) if has_no_momentum(n) and not frozen(n)]
+    if still:
+        report.notes.append(
+            f"{count_of(len(still), 'BatchNormalization')} with a momentum of 1, first "
+            f"'{still[0]}': exporters write it for torch's momentum=None, a cumulative average; "
+            "the running statistics follow with 0.9 instead, and --update-bn of eval and export "
+            "re-estimates them"
         )
     return report
 

@@ -433,3 +433,23 @@ def test_a_bias_without_its_weight_may_be_a_buffer(name, doubted):
         **{"head_weight": weights(4, 3), name: weights(3)},
     )
     assert told(model, name) == (True, doubted)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({"p": "PARAMETER", "w": "PARAMETER"}, (True, False)),
+        ({"p": "BUFFER", "w": "PARAMETER"}, (False, False)),
+        (None, (True, True)),
+    ],
+)
+def test_the_learned_exponent_of_a_generalized_mean(kinds, expected):
+    """Radenovic et al., 2018: `p` of `mean(x^p)^(1/p)`; a literal exponent is a setting."""
+    model = torch_model(
+        "a = MatMul(x, w) b = Pow(a, p) two = Constant<value_float=2.0>() y = Pow(b, two)",
+        kinds,
+        w=W44,
+        p=np.float32([3.0]),
+    )
+    assert told(model, "p") == expected
+    assert told(model, "two") == (False, False)

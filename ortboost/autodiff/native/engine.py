@@ -102,7 +102,7 @@ class NativeEngine:
         if not prepared:
             self.prepare(work)
         partly_used_splits(work, reach(work, wrt, loss))
-        fix = "Decompose them first (ortboost.autodiff.decompose), or run `ortboost check`."
+        fix = "Use --engine portable, freeze what comes before, or run `ortboost check`."
         refuse_nodes(self.name, list(_problems(self, work, wrt, loss)), fix)
         free_gradient_names(work, [*wrt, loss])
         part_shapes(work)
