@@ -16,14 +16,15 @@ from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.graph.query import FLOAT_TYPES, label
-from ortboost.graph.reach import Reach, reach, values_by_name
+from ortboost.graph.query import FLOAT_TYPES, is_standard, label
+from ortboost.graph.reach import Reach, ancestors, reach, uses_inside, values_by_name
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
 _ORT = "com.microsoft"
 _FOR_INFERENCE = "is for inference only; start from the unoptimized export"
+_QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
 _QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
 _SHORT = (
     ir.DataType.INT8,
@@ -133,7 +134,7 @@ def check_trainable(
     """
     targets = [loss] if isinstance(loss, str) else list(loss or ())
     targets = targets or [value.name or "" for value in model.graph.outputs]
-    blockers = _standing(model, wrt)
+    blockers = _standing(model, wrt, targets)
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
@@ -177,14 +178,19 @@ def find_blockers(
     """
     reached = reach(model, wrt, loss)
     able = all(engine.gradient_support(node) is None for node in reached.nodes)
-    if able and len(reached.unreachable) < len(wrt) and not _standing(model, wrt):
+    if able and len(reached.unreachable) < len(wrt) and not _standing(model, wrt, [loss]):
         return ()
     return check_trainable(model, wrt=wrt, engine=engine, loss=loss).blockers
 
 
-def _standing(model: ir.Model, wrt: Sequence[str]) -> list[Blocker]:
+def _standing(model: ir.Model, wrt: Sequence[str], targets: Sequence[str]) -> list[Blocker]:
     """What stands in the way whatever is rewritten."""
-    return [*_about_tensors(model, wrt), *_about_functions(model), *_about_quantization(model)]
+    return [
+        *_about_tensors(model, wrt),
+        *_about_functions(model),
+        *_about_quantization(model),
+        *_about_quantizers(model, wrt, targets),
+    ]
 
 
 def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:
@@ -256,3 +262,26 @@ def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
                 "Start from the float model; quantize after training.",
             )
             break
+
+
+def _about_quantizers(
+    model: ir.Model, wrt: Sequence[str], targets: Sequence[str]
+) -> Iterator[Blocker]:
+    """QuantizeLinear between parameters and loss, as of quantization-aware training.
+
+    No gradient passes an integer. Without this check, what comes before would not be trained, and
+    the rest would be.
+    """
+    if not any(is_standard(node, *_QUANTIZERS) for node in model.graph):
+        return
+    values = values_by_name(model.graph)
+    before_loss = ancestors(values.get(name) for name in targets)
+    moved = set(wrt)
+    for node in model.graph:
+        names = {value.name for value in (*node.inputs, *uses_inside(node)) if value is not None}
+        if node not in before_loss or not names & moved:
+            continue
+        moved.update(output.name for output in node.outputs if output.name)
+        if is_standard(node, *_QUANTIZERS):
+            fix = "Start from the float model; quantize after training."
+            yield Blocker(label(node), node.op_type, "no gradient passes quantized values", fix)

@@ -126,3 +126,25 @@ def test_the_document_has_the_table_that_the_code_makes():
     text = (Path(__file__).parents[2] / "docs" / "trainability.md").read_text()
     between = text.split("<!-- table -->\n")[1]
     assert between == support_table()
+
+
+QUANTIZED = """g (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
+    s = Constant<value_float=0.1>()
+    q = QuantizeLinear(HERE, s)  d = DequantizeLinear(q, s) REST }"""
+
+
+@pytest.mark.parametrize(
+    ("here", "rest", "blocked"),
+    [
+        ("w", "a = MatMul(x, d) y = Add(a, b)", True),  # quantization-aware training
+        ("x", "a = MatMul(d, w) y = Add(a, b)", False),
+        ("b", "a = MatMul(x, w) y = Identity(a)", False),  # off the path
+    ],
+)
+def test_quantizers_between_parameters_and_loss_are_named(here, rest, blocked):
+    """Otherwise `b` would be trained, and `w` would not."""
+    model = graph(QUANTIZED.replace("HERE", here).replace("REST", rest))
+    report = check_trainable(model, wrt=["w", "b"], engine=get_engine("portable"))
+    assert [(b.op, b.reason) for b in report.blockers] == (
+        [("QuantizeLinear", "no gradient passes quantized values")] if blocked else []
+    )

@@ -30,8 +30,10 @@ _ARITHMETIC = ("Add", "Div", "Mul", "Pow", "Sub")
 @decomposes("Sign")
 def _sign(site: Site) -> list[ir.Value | None]:
     """As a constant, in ``sign(x) * f(|x|)`` and ``x - sign(x) * c``; refused elsewhere."""
-    x = site.input(0)
-    for usage in site.node.outputs[0].uses():
+    x, sign = site.input(0), site.node.outputs[0]
+    if sign.is_graph_output():
+        raise Refusal(REFUSED["Sign"])
+    for usage in sign.uses():
         other = _other(usage.node, usage.idx, "Mul")
         if other is None or not (
             _is_function_of_abs(other, x)

@@ -195,6 +195,7 @@ def test_reduce_max_spreads_the_gradient_among_ties():
     [
         ('y = Einsum<equation="ii->i">(h)', "diagonal of axis 'i', of unknown length"),
         ("y = Sign(h)", "its derivative is zero"),
+        ("y = Floor(h)", "its derivative is zero"),
         ("s = Sign(h) d = Sub(s, h) y = Add(h, d)", "its derivative is zero"),
         ("s = Sign(h) m = ReduceMean(h) a = Abs(m) y = Mul(s, a)", "its derivative is zero"),
         ("s = Sign(h) y = Mul(s, h)", "its derivative is zero"),
