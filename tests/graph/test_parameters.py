@@ -453,3 +453,14 @@ def test_the_learned_exponent_of_a_generalized_mean(kinds, expected):
     )
     assert told(model, "p") == expected
     assert told(model, "two") == (False, False)
+
+
+@pytest.mark.parametrize(("name", "doubted"), [("mul_10", True), ("val_12", False)])
+def test_a_number_that_an_optimizing_exporter_computed_is_doubtful(name, doubted):
+    """`1 / p` of a generalized mean whose `p` is in the file: `mul_10` is named after its call."""
+    model = torch_model(
+        f"a = MatMul(x, w) b = Pow(a, {name}) y = Mul(b, {name})",
+        {"w": "PARAMETER"},
+        **{"w": W44, name: np.float32(0.3)},
+    )
+    assert told(model, name) == (False, doubted)
