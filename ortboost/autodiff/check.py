@@ -6,6 +6,7 @@ exactly what the conversion does. It returns data; the command line prints it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.graph.query import FLOAT_TYPES, is_standard, label
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
 from ortboost.graph.reach import Reach, ancestors, reach, uses_inside, values_by_name
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
@@ -26,6 +27,10 @@ _ORT = "com.microsoft"
 _FOR_INFERENCE = "is for inference only; start from the unoptimized export"
 _QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
 _QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
+# cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing)
+_SMOOTHED = re.compile(
+    r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,()]+, ){5}([\d.e-]+)\)"
+)
 _SHORT = (
     ir.DataType.INT8,
     ir.DataType.UINT8,
@@ -190,6 +195,7 @@ def _standing(model: ir.Model, wrt: Sequence[str], targets: Sequence[str]) -> li
         *_about_functions(model),
         *_about_quantization(model),
         *_about_quantizers(model, wrt, targets),
+        *_about_losses(model),
     ]
 
 
@@ -285,3 +291,21 @@ def _about_quantizers(
         if is_standard(node, *_QUANTIZERS):
             fix = "Start from the float model; quantize after training."
             yield Blocker(label(node), node.op_type, "no gradient passes quantized values", fix)
+
+
+def _about_losses(model: ir.Model) -> Iterator[Blocker]:
+    """Cross entropies that torch's exporters (2.13) write without what ONNX does not have."""
+    for node in model.graph:
+        if not is_standard(node, "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+            continue
+        labels = input_at(node, 1)
+        smoothed = _SMOOTHED.search(node.metadata_props.get("pkg.torch.onnx.fx_node", ""))
+        if labels is not None and labels.dtype in FLOAT_TYPES:
+            reason = "its labels are probabilities; in ONNX they are class indices"
+            fix = "Write it out in the model: -(labels * log_softmax(scores, 1)).sum(1).mean()."
+        elif smoothed is not None and float(smoothed[1]):
+            reason = f"the exporter dropped its label_smoothing of {smoothed[1]}"
+            fix = "Write it out in the model, with log_softmax."
+        else:
+            continue
+        yield Blocker(label(node), node.op_type, reason, fix)

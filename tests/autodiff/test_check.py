@@ -148,3 +148,23 @@ def test_quantizers_between_parameters_and_loss_are_named(here, rest, blocked):
     assert [(b.op, b.reason) for b in report.blockers] == (
         [("QuantizeLinear", "no gradient passes quantized values")] if blocked else []
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "reason"),
+    [
+        ("int64[N]", "%x, %y, None, 1, -100, 0.1", "dropped its label_smoothing of 0.1"),
+        ("int64[N]", "%x, %y, None, 1, -100, 0.0", None),
+        ("int64[N]", "%x, %y, None, 1, -100", None),
+        ("int64[N]", "%x, %y", None),
+        ("float[N,3]", "%x, %y", "its labels are probabilities"),
+    ],
+)
+def test_cross_entropies_that_torch_exports_wrongly(labels, arguments, reason):
+    model = graph(f"""g (float[N,3] x, float[3] w, {labels} y) => (float loss) {{
+        h = Mul(x, w) loss = SoftmaxCrossEntropyLoss(h, y) }}""")
+    target = "target=torch.ops.aten.cross_entropy_loss.default"
+    call = f"%c : [num_users=1] = call_function[{target}](args = ({arguments}), kwargs = {{}})"
+    model.graph[-1].metadata_props["pkg.torch.onnx.fx_node"] = call
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
+    assert [reason in b.reason for b in report.blockers] == ([True] if reason else [])
