@@ -203,7 +203,7 @@ def test_reduce_max_spreads_the_gradient_among_ties():
         ("f = Floor(h) d = Sub(f, h) y = Add(h, d)", "its derivative is zero"),
         ("f = Floor(h) d = Sub(h, f) y = Sub(h, d)", "its derivative is zero"),
         ("d = Div(h, w) f = Floor(d) m = Mul(f, h) y = Sub(h, m)", "its derivative is zero"),
-        ("y = DFT<axis=0>(h)", "an axis of unknown length"),
+        ("y = DFT<axis=0>(h)", "real or complex"),
         (
             "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "
             'Pad<mode="edge">(k, p)',
@@ -266,18 +266,21 @@ def test_steps_that_are_factors_of_their_own_argument(engine, body, slope):
         ("axis=1, inverse=1", "3", "2,5,2", lambda z: np.fft.ifft(z, n=3, axis=1)),
     ],
 )
+@pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("opset", [18, 20])
-def test_dft_is_that_of_numpy(attributes, length, shape, expected, opset):
+def test_dft_is_that_of_numpy(attributes, length, shape, expected, opset, fixed):
     axis = attributes[5]
     given = "n" if length else ""
     if opset == 20:
         attributes, given = attributes[6:].lstrip(", "), f"{given}, axis"
-    text = f"""g (float[{shape}] x) => (float[a, b, c] y) {{
+    *sizes, parts = shape.split(",")
+    declared = shape if fixed else ",".join([*"NMK"[: len(sizes)], parts])
+    text = f"""g (float[{declared}] x) => (float[a, b, c] y) {{
         n = Constant<value_int={length or 0}>() axis = Constant<value_int={axis}>()
         h = Identity(x) y = DFT<{attributes}>(h, {given}) }}"""
     text = text.replace("[a, b, c]", "[" + ",".join("abcd"[: shape.count(",") + 1]) + "]")
     model = graph(text.replace("<>", ""), opset)
-    (feeds,) = [random_feeds(model)]
+    feeds = random_feeds(model, **dict(zip("NMK", map(int, sizes), strict=False)))
     assert decompose(model, wrt=["x"], loss="y", engine=ENGINE).modified
     found = run(model, feeds)["y"]
     z = feeds["x"][..., 0] + 1j * (feeds["x"][..., 1] if shape.endswith("2") else 0)
