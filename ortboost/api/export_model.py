@@ -33,6 +33,8 @@ from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import external_files
+from ortboost.graph.query import RANDOM_OPERATORS
+from ortboost.graph.reach import ancestors
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
 
@@ -244,11 +246,15 @@ def export(
             optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
         )
         scores = subject.accuracies(verify, feeds, expected, lengths)
+        drawn = _random_outputs(exported.model)
 
         def judge(parity: Parity) -> Parity:
             """Let the accuracy decide about the output that it is measured on."""
-            scores.require(max_drop, str(out), parity)
-            return parity.without([o for o in scores.judged if tolerance.by_noise(o)])
+            if precision == "int8":
+                scores.require(max_drop, str(out), parity)
+                parity = parity.without([o for o in scores.judged if tolerance.by_noise(o)])
+            found = {d.output for d in parity.differences if np.isfinite(d.max_abs)}
+            return parity.without(found & drawn)  # infinite: of another shape
 
         parity = write_verified(
             exported,
@@ -258,12 +264,17 @@ def export(
             device=subject.device,
             tolerance=tolerance,
             watch=scores.add,
-            judge=judge if precision == "int8" else None,
+            judge=judge if precision == "int8" or drawn else None,
         )
     path = Path(out)
     if update_bn is not None:
         unused += ("The running statistics were re-estimated from the data of --update-bn.",)
     notes = [*wanted.notes, *_worthless(expected), *unused, *scores.notes]
+    if drawn:
+        notes.append(
+            f"{', '.join(repr(name) for name in sorted(drawn))}: computed from random numbers, so "
+            "only the shape was compared."
+        )
     notes += _notes_on(exported, subject.device, plain=not trained)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
@@ -312,6 +323,15 @@ def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
             "differently, so compare there too."
         )
     return notes
+
+
+def _random_outputs(model: ir.Model) -> set[str]:
+    """The outputs whose values differ in every run."""
+    return {
+        value.name or ""
+        for value in model.graph.outputs
+        if any(node.op_type in RANDOM_OPERATORS for node in ancestors([value]))
+    }
 
 
 def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:

@@ -23,6 +23,7 @@ from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, format_shape, known_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
+from ortboost.graph.tie_copies import tie_copies
 from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
 from ortboost.program.choose_trainable import refuse_unknown
 from ortboost.program.config import ProgramConfig
@@ -351,6 +352,7 @@ def _parameters(
     try:
         normalize(normal, opsets=_ANY_OPSET, ir_version=model.ir_version)
         store_weights(normal)
+        tie_copies(normal, apart=listed or ())
     except ModelError:  # it cannot be trained; describe it unchanged
         normal = model.clone()
     found = find_parameters(normal)

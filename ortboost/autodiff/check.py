@@ -12,44 +12,19 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ortboost.autodiff.blockers import Blocker, standing_blockers
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.graph.query import FLOAT_TYPES, label
-from ortboost.graph.reach import Reach, reach, values_by_name
+from ortboost.graph.query import label
+from ortboost.graph.reach import Reach, reach
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
 _ORT = "com.microsoft"
 _FOR_INFERENCE = "is for inference only; start from the unoptimized export"
-_QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
-_SHORT = (
-    ir.DataType.INT8,
-    ir.DataType.UINT8,
-    ir.DataType.INT4,
-    ir.DataType.UINT4,
-    ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT8E5M2,
-)
-
-
-@dataclass(frozen=True)
-class Blocker:
-    """One obstacle to training.
-
-    Args:
-        node: Name of the node, tensor or function.
-        op: Operator, or ``tensor``, ``function``, ``model``.
-        reason: Why it prevents training.
-        fix: What the user can do about it.
-    """
-
-    node: str
-    op: str
-    reason: str
-    fix: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,7 +108,7 @@ def check_trainable(
     """
     targets = [loss] if isinstance(loss, str) else list(loss or ())
     targets = targets or [value.name or "" for value in model.graph.outputs]
-    blockers = _standing(model, wrt)
+    blockers = standing_blockers(model, wrt, targets)
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
@@ -177,14 +152,9 @@ def find_blockers(
     """
     reached = reach(model, wrt, loss)
     able = all(engine.gradient_support(node) is None for node in reached.nodes)
-    if able and len(reached.unreachable) < len(wrt) and not _standing(model, wrt):
+    if able and len(reached.unreachable) < len(wrt) and not standing_blockers(model, wrt, [loss]):
         return ()
     return check_trainable(model, wrt=wrt, engine=engine, loss=loss).blockers
-
-
-def _standing(model: ir.Model, wrt: Sequence[str]) -> list[Blocker]:
-    """What stands in the way whatever is rewritten."""
-    return [*_about_tensors(model, wrt), *_about_functions(model), *_about_quantization(model)]
 
 
 def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:
@@ -199,60 +169,3 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
         why, _, fix = reason.partition("; ")
         fix = f"{fix[:1].upper()}{fix[1:]}." if fix else _DEFAULT_FIX
         yield Blocker(label(node), node.op_type, why, fix)
-
-
-def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
-    values = values_by_name(model.graph)
-    for name in wrt:
-        value = values.get(name)
-        if value is None:
-            yield Blocker(name, "tensor", "the model has no such tensor", "Check the name.")
-        elif value.dtype is not None and value.dtype not in FLOAT_TYPES:
-            yield Blocker(
-                name,
-                "tensor",
-                f"its type {value.dtype} has no gradient",
-                "Freeze it, or start from the float model.",
-            )
-        elif value.dtype not in (None, ir.DataType.FLOAT):
-            yield Blocker(
-                name,
-                "tensor",
-                f"parameters of type {value.dtype} cannot be trained, only float32 can",
-                "Export the model in float32; a mixed-precision step keeps float32 parameters too.",
-            )
-    for value in model.graph.inputs:
-        if value.dtype == ir.DataType.STRING:
-            yield Blocker(
-                value.name or "",
-                "tensor",
-                "string tensors cannot be part of a training step",
-                "Remove the text processing from the model and feed numbers.",
-            )
-
-
-def _about_functions(model: ir.Model) -> Iterator[Blocker]:
-    for domain, name, _ in model.functions:
-        yield Blocker(
-            f"{domain}::{name}",
-            "function",
-            "functions have no gradient",
-            "Normalize the model first (ortboost.graph.normalize inlines them).",
-        )
-
-
-def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
-    """Layers with weights stored as integers, which have no gradient."""
-    for node in model.graph:
-        quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
-        for value in node.inputs if quantized else ():
-            tensor = None if value is None else value.const_value
-            if value is None or tensor is None or value.dtype not in _SHORT or tensor.size <= 1:
-                continue
-            yield Blocker(
-                label(node),
-                node.op_type,
-                f"the weight '{value.name}' is quantized",
-                "Start from the float model; quantize after training.",
-            )
-            break

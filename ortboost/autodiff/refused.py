@@ -12,7 +12,10 @@ _RECURRENT = (
     "recurrent operators have no gradient; fix the number of steps (--dim NAME=LENGTH) and use "
     "--engine portable, or export the cell unrolled"
 )
-_CONTROL = "control flow has no gradient; export a model without it (torch.export produces none)"
+_CONTROL = (
+    "control flow has no gradient; export a model without it (exporters unroll loops of Python; "
+    "torch's EmbeddingBag becomes a Loop: use Embedding and a sum or mean)"
+)
 _QUANTIZED = "quantized; start from the float model"
 
 REFUSED: Final[Mapping[str, str]] = {

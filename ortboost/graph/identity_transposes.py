@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.core.report import Report
+from ortboost.graph.query import is_read
 
 __all__ = ["bypass_identity_transposes"]
 
@@ -22,7 +22,7 @@ def bypass_identity_transposes(model: ir.Model) -> Report:
         A report of the bypassed nodes; a node that computes a graph output is kept.
     """
     report = Report("bypass_identity_transposes")
-    for node in model.graph.all_nodes():
+    for node in list(model.graph.all_nodes()):
         perm = node.attributes.get_ints("perm", ()) if node.op_type == "Transpose" else ()
         source = node.inputs[0] if perm else None
         if source is None or list(perm) != list(range(len(perm))):
@@ -30,6 +30,6 @@ def bypass_identity_transposes(model: ir.Model) -> Report:
         for usage in list(node.outputs[0].uses()):
             usage.node.replace_input_with(usage.idx, source)
             report.changed[node.name or ""] = "keeps the order of the axes"
-    if report.modified:
-        common.RemoveUnusedNodesPass()(model)
+        if node.graph is not None and not is_read(node.outputs[0]):
+            node.graph.remove(node, safe=True)
     return report

@@ -16,13 +16,15 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import find_schema, is_read, is_standard
+from ortboost.graph.query import constant, find_schema, input_at, is_read, is_standard
+from ortboost.graph.reach import stops_gradient
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.unpack_sequences import unpack_sequences
 
@@ -65,6 +67,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _make_axes_vectors(model)
     name_nodes(model)
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
@@ -142,6 +145,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
+    detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     try:
@@ -162,6 +166,9 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
             where=source_name(model) + (f": added later: {', '.join(newer)}" if newer else ""),
             fix=fix,
         )
+    for node in model.graph.all_nodes():  # the converter may drop their metadata
+        if node.outputs[0].name in detached:
+            node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
 
@@ -232,6 +239,18 @@ def _drop_unused_statistics(model: ir.Model) -> None:
         if is_standard(node, "BatchNormalization"):
             used = [i for i, out in enumerate(node.outputs) if is_read(out)]
             node.resize_outputs(max(used, default=0) + 1)
+
+
+def _make_axes_vectors(model: ir.Model) -> None:
+    """Give Unsqueeze a vector of axes where torch's dynamo exporter writes a single number.
+
+    onnxruntime runs such a node, but not the Squeeze of the same axes that is its gradient.
+    """
+    builder = Builder(model.graph, "axes")
+    for node in model.graph.all_nodes():
+        axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
+        if axes is not None and axes.ndim == 0:
+            node.replace_input_with(1, builder.ints(int(axes)))
 
 
 def name_nodes(model: ir.Model) -> None:

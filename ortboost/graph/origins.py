@@ -61,12 +61,15 @@ class Origin:
         direct: Whether they belong to the module itself, not to a submodule.
         known: Whether the exporter lists all parameters, so that an empty ``folded_from`` is
             conclusive.
+        computed: For a literal, whether the exporter computed it, from numbers or from parameters
+            that are in the file, too.
     """
 
     kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
     folded_from: tuple[str, ...] = ()
     direct: bool = False
     known: bool = False
+    computed: bool = False
 
 
 _UNKNOWN = Origin("unknown")
@@ -134,8 +137,10 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = _UNKNOWN
         elif name in constants:
             found[name] = Origin("literal")
-        elif signature:
-            found[name] = _folded(value, missing) if missing else Origin("literal")
+        elif signature and missing:
+            found[name] = _folded(value, missing)
+        elif signature:  # `val_12` is a number; what has the name of a call was computed
+            found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
         else:
             found[name] = Origin("folded" if _EXPORTER_NAME.match(name) else "module")
     return Origins(found, tuple(sorted(missing)))

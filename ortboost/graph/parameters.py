@@ -39,6 +39,10 @@ _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
     "a convolution: export without folding to train the same parameters as torch"
 )
+_COMPUTED = (
+    "the exporter computed it, from numbers or from a parameter: export with optimize=False to "
+    "train the same parameters as torch"
+)
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 
 
@@ -169,6 +173,12 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if statistics is not None:
         return _Verdict(statistics.role, statistics.where)
     if all(use.kind == UseKind.SETTING for use in uses):
+        kind = origin_of(value).kind
+        if any(use.op == "Pow" for use in uses) and origin_of(value).computed:
+            return _Verdict("constant", f"a setting, {where}", _COMPUTED)
+        if kind in ("parameter", "module") and any(use.op == "Pow" for use in uses):
+            doubt = _AMBIGUOUS if kind == "module" else ""  # the exponent of a generalized mean
+            return _Verdict("weight", f"an exponent, {where}", doubt)
         return _Verdict("constant", f"a setting, {where}")
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:
@@ -190,7 +200,12 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
     if origin.kind == "literal":
         why = f"a number in the code of the torch module, {use.where}"
-        return _Verdict("constant", why, by_use=by_use)
+        doubt = (
+            _COMPUTED
+            if origin.computed and not _formula(value, use, uses, origin, fitted=fitted)
+            else ""
+        )
+        return _Verdict("constant", why, doubt, by_use)
     formula = _formula(value, use, uses, origin, fitted=fitted)
     if formula is not None:
         marked = "the exporter marks it as a parameter" if origin.kind == "parameter" else ""

@@ -1,11 +1,13 @@
 """The nodes between the parameters and the loss: only these need a gradient.
 
 A gradient flows along float values only. It stops at operators whose output does not depend
-smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integers.
+smoothly on the input (comparisons, ``ArgMax``, ``Shape``), at casts to integers, and where the
+model says so: ``detach`` of torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,11 +17,14 @@ from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = [
     "STOPS",
+    "STOP_MARK",
     "Reach",
     "ancestors",
     "descendants",
+    "dropped_detaches",
     "find_value",
     "reach",
+    "stops_gradient",
     "uses_inside",
     "values_by_name",
     "values_read",
@@ -32,6 +37,13 @@ STOPS = frozenset(
     "Unique Xor".split()
 )
 """Operators through which no gradient flows, whatever their inputs."""
+
+STOP_MARK = "ortboost.stop_gradient"
+"""Metadata key of an Identity through which no gradient flows."""
+
+_CALL = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
+_DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
+_DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 
 # Float inputs that only control an operator: they get no gradient.
 _CONTROLS = {
@@ -57,6 +69,32 @@ class Reach:
     nodes: tuple[ir.Node, ...]
     active: frozenset[str]
     unreachable: tuple[str, ...]
+
+
+def stops_gradient(node: ir.Node) -> bool:
+    """Whether a node is an Identity with :data:`STOP_MARK`, or a ``detach`` of torch.
+
+    The dynamo exporter writes ``detach`` as an Identity with the call as metadata. With
+    ``optimize=True`` there is no such node, see :func:`dropped_detaches`; the TorchScript exporter
+    leaves no trace.
+    """
+    if not is_standard(node, "Identity"):
+        return False
+    known = node.metadata_props
+    return STOP_MARK in known or _DETACH.search(known.get(_CALL, "")) is not None
+
+
+def dropped_detaches(graph: ir.Graph) -> set[str]:
+    """Values detached in torch for which an optimizing exporter left no node, by torch's names."""
+    read: set[str] = set()
+    made: set[str] = set()
+    for node in graph.all_nodes():
+        call = node.metadata_props.get(_CALL, "")
+        if stops_gradient(node):
+            made.add(call.partition(" ")[0])
+        else:
+            read.update(_DETACHED.findall(call.partition("=")[2]))
+    return {name.removeprefix("%") for name in read - made}
 
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
@@ -149,7 +187,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     forward: set[str] = set(names)
     touched: list[tuple[ir.Node, set[str]]] = []
     for node in model.graph:
-        if node.op_type in STOPS and is_standard(node):
+        if (node.op_type in STOPS and is_standard(node)) or stops_gradient(node):
             continue
         moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
         if moving:

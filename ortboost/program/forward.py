@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
@@ -21,7 +22,9 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, match_names, static_shape
+from ortboost.graph.reach import dropped_detaches, stops_gradient
 from ortboost.graph.store_weights import store_weights
+from ortboost.graph.tie_copies import tie_copies
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
@@ -29,7 +32,7 @@ from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.new_head import new_head
-from ortboost.transforms.trainable_norm import batch_norms, to_training
+from ortboost.transforms.trainable_norm import batch_norms, has_no_momentum, to_training
 
 __all__ = ["Forward", "prepare_forward"]
 
@@ -76,6 +79,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     opsets = engine.opsets
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
+    detached = _detached(model)
     fixed = fix_inputs(model, config.inputs)  # first: known lengths fold into constants
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     require_network(model)
@@ -85,10 +89,13 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         reports.append(cut)
     stored = store_weights(model)
     check_rewritten(model, "store_weights")
+    named = {*(config.parameters or ()), *config.trainable, *config.freeze}
+    tied = tie_copies(model, apart=named)
+    check_rewritten(model, "tie_copies")
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
     check_rewritten(model, "write_out_batch_statistics")
-    reports += [stored, *([written] if written.modified else [])]
+    reports += [detached, stored, tied, *([written] if written.modified else [])]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -107,13 +114,14 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     for name in _reserved(config):
         free_name(model.graph, name)
     parameters = find_parameters(model)  # as long as BatchNormalization has its original form
+    still = _still_norms(model, frozen)
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
     check_rewritten(model, "to_training")
     trained, choice = choose_trainable(model, parameters, loss.objective, config)
     parameters.update({parameter.name: parameter for parameter in trained})
-    reports += [loss.report, batching, norms.report, dropout, choice]
+    reports += [loss.report, batching, still, norms.report, dropout, choice]
     moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
     reports.append(moving)
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
@@ -133,6 +141,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *batching.notes,
             *stored.notes,
             *choice.notes,
+            *tied.notes,
+            *detached.notes,
+            *still.notes,
             *moving.notes,
             *padded.notes,
         ),
@@ -141,6 +152,36 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         axes,
         padding,
     )
+
+
+def _detached(model: ir.Model) -> Report:
+    """What becomes of values that the torch module detaches."""
+    report = Report("detached_values")
+    for node in model.graph.all_nodes():
+        if stops_gradient(node):
+            report.changed[node.outputs[0].name or ""] = "detached in torch: gets no gradient"
+    dropped = sorted(dropped_detaches(model.graph))
+    if dropped:
+        report.notes.append(
+            f"the torch module detaches {count_of(len(dropped), 'value')} "
+            f"({', '.join(dropped[:3])}), but the exporter dropped this: gradients flow through; "
+            "export again with optimize=False to stop them as torch does"
+        )
+    return report
+
+
+def _still_norms(model: ir.Model, frozen: Callable[[ir.Node], bool]) -> Report:
+    """Note BatchNormalizations whose momentum says that their statistics never move."""
+    report = Report("momentum_of_norms")
+    still = [label(n) for n in batch_norms(model) if has_no_momentum(n) and not frozen(n)]
+    if still:
+        report.notes.append(
+            f"{count_of(len(still), 'BatchNormalization')} with a momentum of 1, first "
+            f"'{still[0]}': exporters write it for torch's momentum=None, a cumulative average; "
+            "the running statistics follow with 0.9 instead, and --update-bn of eval and export "
+            "re-estimates them"
+        )
+    return report
 
 
 def _moving_norms(

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import atomic_path, read_text
 from ortboost.graph.io import ModelSource, load_model
+from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.query import FLOAT_TYPES, all_tensors
+from ortboost.graph.tie_copies import tie_copies
 
 __all__ = ["read_parameters", "write_parameters"]
 
@@ -102,9 +104,12 @@ def write_parameters(
         >>> write_parameters("net.txt", "net.onnx", module.named_parameters())  # doctest: +SKIP
         ()
     """
+    loaded = load_model(model)
+    stamp_origins(loaded, tensor_origins(loaded))
+    tied = tie_copies(loaded).changed
     stored = {
         value.name or "": tensor.numpy()
-        for value, tensor in all_tensors(load_model(model))
+        for value, tensor in all_tensors(loaded)
         if value.dtype in FLOAT_TYPES
     }
     parameters = {name: (_array(tensor), bool(tensor.requires_grad)) for name, tensor in named}
@@ -125,6 +130,7 @@ def write_parameters(
                 f"# a copy of {found}, trained separately:",
                 f"{copy} {str(trained).lower()}",
             ]
+    lines += [f"# {copy}: {what}, trained as one" for copy, what in tied.items()]
     with atomic_path(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return tuple(lost)

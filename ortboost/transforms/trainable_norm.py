@@ -44,6 +44,7 @@ __all__ = [
     "VARIANCE_KEY",
     "BatchNormState",
     "batch_norms",
+    "has_no_momentum",
     "is_training",
     "next_name",
     "running_statistics",
@@ -57,10 +58,12 @@ OWN_PREFIX = "ortboost/batch_norm/"
 """Prefix of the names of the nodes that compute the next statistics."""
 
 MOMENTUM_KEY = "ortboost.momentum"
-"""Metadata key of a node: its momentum as exported."""
+"""Metadata key of a node: its momentum before :func:`to_training`."""
 
 VARIANCE_KEY = "ortboost.running_variance"
 """Metadata key of a node: ``unbiased`` or ``onnx``, the variance that it keeps."""
+
+_DEFAULT_MOMENTUM = 0.9  # of the standard
 
 RunningVariance = Literal["unbiased", "onnx"]
 
@@ -210,6 +213,22 @@ def _freeze(node: ir.Node, report: Report) -> None:
     report.kept.pop(label(node), None)
 
 
+def _momentum(node: ir.Node) -> float:
+    """The momentum of a node; the default instead of 1, see :func:`has_no_momentum`."""
+    if has_no_momentum(node):
+        return _DEFAULT_MOMENTUM
+    return float(node.attributes.get_float("momentum", _DEFAULT_MOMENTUM))
+
+
+def has_no_momentum(node: ir.Node) -> bool:
+    """Whether the running statistics would never move: the momentum is 1.
+
+    torch's exporters write it for ``momentum=None``, a cumulative average
+    (https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html).
+    """
+    return node.attributes.get_float("momentum", _DEFAULT_MOMENTUM) == 1
+
+
 def _add_statistics(
     model: ir.Model,
     node: ir.Node,
@@ -226,7 +245,7 @@ def _add_statistics(
     the same size share.
     """
     stored = (node.inputs[3], node.inputs[4])
-    momentum = node.attributes.get_float("momentum", 0.9)
+    momentum = _momentum(node)
     node.metadata_props[MOMENTUM_KEY] = repr(momentum)
     node.metadata_props[VARIANCE_KEY] = running_variance
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)

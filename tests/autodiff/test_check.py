@@ -126,3 +126,45 @@ def test_the_document_has_the_table_that_the_code_makes():
     text = (Path(__file__).parents[2] / "docs" / "trainability.md").read_text()
     between = text.split("<!-- table -->\n")[1]
     assert between == support_table()
+
+
+QUANTIZED = """g (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
+    s = Constant<value_float=0.1>()
+    q = QuantizeLinear(HERE, s)  d = DequantizeLinear(q, s) REST }"""
+
+
+@pytest.mark.parametrize(
+    ("here", "rest", "blocked"),
+    [
+        ("w", "a = MatMul(x, d) y = Add(a, b)", True),  # quantization-aware training
+        ("x", "a = MatMul(d, w) y = Add(a, b)", False),
+        ("b", "a = MatMul(x, w) y = Identity(a)", False),  # off the path
+    ],
+)
+def test_quantizers_between_parameters_and_loss_are_named(here, rest, blocked):
+    """Otherwise `b` would be trained, and `w` would not."""
+    model = graph(QUANTIZED.replace("HERE", here).replace("REST", rest))
+    report = check_trainable(model, wrt=["w", "b"], engine=get_engine("portable"))
+    assert [(b.op, b.reason) for b in report.blockers] == (
+        [("QuantizeLinear", "no gradient passes quantized values")] if blocked else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "reason"),
+    [
+        ("int64[N]", "%x, %y, None, 1, -100, 0.1", "dropped its label_smoothing of 0.1"),
+        ("int64[N]", "%x, %y, None, 1, -100, 0.0", None),
+        ("int64[N]", "%x, %y, None, 1, -100", None),
+        ("int64[N]", "%x, %y", None),
+        ("float[N,3]", "%x, %y", "its labels are probabilities"),
+    ],
+)
+def test_cross_entropies_that_torch_exports_wrongly(labels, arguments, reason):
+    model = graph(f"""g (float[N,3] x, float[3] w, {labels} y) => (float loss) {{
+        h = Mul(x, w) loss = SoftmaxCrossEntropyLoss(h, y) }}""")
+    target = "target=torch.ops.aten.cross_entropy_loss.default"
+    call = f"%c : [num_users=1] = call_function[{target}](args = ({arguments}), kwargs = {{}})"
+    model.graph[-1].metadata_props["pkg.torch.onnx.fx_node"] = call
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
+    assert [reason in b.reason for b in report.blockers] == ([True] if reason else [])

@@ -211,6 +211,18 @@ def test_unnamed_nodes_are_called_after_their_output():
     assert [node.name for node in normalized(proto).graph] == ["h/Gemm", "a/Relu", "logits/Gemm"]
 
 
+def test_axes_of_unsqueeze_are_a_vector():
+    """torch's dynamo exporter writes one number; its gradient, a Squeeze, does not run."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3] x) => (y) <int64 axis = {1}> { y = Unsqueeze(x, axis) }"""
+    )
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    (node,) = model.graph
+    assert node.inputs[1].shape == (1,)
+    assert run(model, {"x": weights(3)})["y"].shape == (3, 1)
+
+
 def test_an_operator_that_came_later_is_named():
     model = ir.from_onnx_text(
         """<ir_version: 11, opset_import: ["" : 23]>

@@ -433,3 +433,34 @@ def test_a_bias_without_its_weight_may_be_a_buffer(name, doubted):
         **{"head_weight": weights(4, 3), name: weights(3)},
     )
     assert told(model, name) == (True, doubted)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({"p": "PARAMETER", "w": "PARAMETER"}, (True, False)),
+        ({"p": "BUFFER", "w": "PARAMETER"}, (False, False)),
+        (None, (True, True)),
+    ],
+)
+def test_the_learned_exponent_of_a_generalized_mean(kinds, expected):
+    """Radenovic et al., 2018: `p` of `mean(x^p)^(1/p)`; a literal exponent is a setting."""
+    model = torch_model(
+        "a = MatMul(x, w) b = Pow(a, p) two = Constant<value_float=2.0>() y = Pow(b, two)",
+        kinds,
+        w=W44,
+        p=np.float32([3.0]),
+    )
+    assert told(model, "p") == expected
+    assert told(model, "two") == (False, False)
+
+
+@pytest.mark.parametrize(("name", "doubted"), [("mul_10", True), ("val_12", False)])
+def test_a_number_that_an_optimizing_exporter_computed_is_doubtful(name, doubted):
+    """`1 / p` of a generalized mean whose `p` is in the file: `mul_10` is named after its call."""
+    model = torch_model(
+        f"a = MatMul(x, w) b = Pow(a, {name}) y = Mul(b, {name})",
+        {"w": "PARAMETER"},
+        **{"w": W44, name: np.float32(0.3)},
+    )
+    assert told(model, name) == (False, doubted)

@@ -540,3 +540,18 @@ def test_what_preparation_completes_survives_what_is_removed_as_unused():
     )
     program = build_program(model, ProgramConfig(engine="portable"))
     assert {e.name for e in program.catalogue.state if e.next} >= {"w", "s", "t"}
+
+
+def test_a_momentum_of_1_is_told():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[N,3] y) {
+          y = BatchNormalization<momentum=1.0>(x, s, b, m, v) }""",
+        **dict.fromkeys("sbmv", np.array([1, 2, 3], np.float32)),
+    )
+    config = ProgramConfig(loss=LossConfig("mse"))
+    notes = [note for report in build_program(model, config).reports for note in report.notes]
+    assert any(note.startswith("1 BatchNormalization with a momentum of 1") for note in notes)
+    frozen = dataclasses.replace(config, frozen_norm=("*",))
+    notes = [note for report in build_program(model, frozen).reports for note in report.notes]
+    assert not any("momentum" in note for note in notes)

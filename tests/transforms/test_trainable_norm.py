@@ -78,6 +78,18 @@ def test_next_statistics(variance, n, length):
         assert np.array_equal(array, before[name]), name
 
 
+def test_a_momentum_of_1_is_the_default():
+    """torch's exporters write it for momentum=None; the statistics would never move."""
+    feeds, found = feeds_of(model_of(ONE)), []
+    for momentum in ("1.0", "0.9"):
+        model = model_of(ONE.replace("0.7", momentum))
+        state = to_training(model)
+        expose(model, state)
+        found.append(run(model, feeds)["ortboost/next/m"])
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    assert not np.allclose(found[0], feeds["m"])
+
+
 def test_fixed_sizes_need_no_counting_in_the_graph():
     model = model_of(ONE.replace("[N,3,L]", "[4,3,5]"))
     state = to_training(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
@@ -59,9 +60,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
     for index, name in enumerate(names):
         own = site.rank(index) - len(name.replace("...", "")) if "..." in name else 0
         letters = name.replace("...", dots[width - own :] if own else "")
-        if len(set(letters)) != len(letters):
-            raise Refusal(f"equation '{equation}' extracts a diagonal")
-        terms.append(_Term(site.input(index), letters))
+        terms.append(_diagonal(site, _Term(site.input(index), letters)))
     if arrow:
         result = right.replace("...", dots)
     else:  # implicit: the letters that occur once, in alphabetical order
@@ -69,6 +68,26 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
         named = (c for c in sorted(set(every)) if every.count(c) == 1 and c not in dots)
         result = dots + "".join(named)
     return terms, result
+
+
+def _diagonal(site: Site, term: _Term) -> _Term:
+    """Where letters occur twice, keep the diagonal: the rest is masked, then summed away."""
+    while repeated := next((c for c in term.letters if term.letters.count(c) > 1), None):
+        first = term.letters.index(repeated)
+        last = term.letters.rindex(repeated)
+        size = (known_shape(term.value) or ())[first]
+        if not isinstance(size, int):
+            raise Refusal(f"it extracts the diagonal of axis '{repeated}', of unknown length")
+        dims = [size if axis in (first, last) else 1 for axis in range(len(term.letters))]
+        mask = site.const(np.eye(size, dtype=bool).reshape(dims), ir.DataType.BOOL)
+        zero = site.const(0.0, term.value.dtype or site.dtype)
+        kept = site.op("Where", mask, term.value, zero, dtype=term.value.dtype)
+        kept.shape = term.value.shape
+        value = site.op("ReduceSum", kept, site.ints(last), keepdims=0)
+        shape = list(known_shape(term.value) or ())
+        value.shape = ir.Shape(shape[:last] + shape[last + 1 :])
+        term = _Term(value, term.letters[:last] + term.letters[last + 1 :])
+    return term
 
 
 def _sizes(site: Site, terms: list[_Term]) -> dict[str, Size]:

@@ -24,8 +24,10 @@ from ortboost.autodiff.native.built_graph import (
     sum_empty_batches,
 )
 from ortboost.autodiff.native.graph import (
+    cut_stopped,
     drop_empty_inputs,
     free_gradient_names,
+    join_stopped,
     lift_large_constants,
     one_use_per_node,
     own_frozen_inputs,
@@ -100,7 +102,7 @@ class NativeEngine:
         if not prepared:
             self.prepare(work)
         partly_used_splits(work, reach(work, wrt, loss))
-        fix = "Decompose them first (ortboost.autodiff.decompose), or run `ortboost check`."
+        fix = "Use --engine portable, freeze what comes before, or run `ortboost check`."
         refuse_nodes(self.name, list(_problems(self, work, wrt, loss)), fix)
         free_gradient_names(work, [*wrt, loss])
         part_shapes(work)
@@ -110,11 +112,13 @@ class NativeEngine:
         drop_empty_inputs(work)
         name_nodes(work)  # gradient nodes are named after their forward nodes
         lifted = lift_large_constants(work, shared)
+        cut = cut_stopped(work)
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))
         drop_copies(result)
         show_hidden_shapes(result)
         put_back(result, aside)
+        join_stopped(result, cut)
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)
         scatter_pool_gradients(result)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import has_subgraph, source_before
-from ortboost.graph.reach import ancestors, find_value, values_by_name, values_read
+from ortboost.graph.reach import (
+    ancestors,
+    find_value,
+    stops_gradient,
+    values_by_name,
+    values_read,
+)
 
 __all__ = [
     "COPY_PREFIX",
     "Aside",
+    "cut_stopped",
     "drop_empty_inputs",
     "free_gradient_names",
+    "join_stopped",
     "lift_large_constants",
     "one_use_per_node",
     "own_frozen_inputs",
@@ -39,6 +48,7 @@ _ALWAYS_WRITTEN = {
     "SimplifiedLayerNormalization": slice(1, 2),
 }
 COPY_PREFIX = "ortboost/native/own"
+_STOPPED = "ortboost/native/stopped/"
 
 
 def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
@@ -163,6 +173,45 @@ def lift_large_constants(
             value.type = ir.TensorType(tensor.dtype)
             model.graph.inputs.append(value)
     return lifted
+
+
+def cut_stopped(model: ir.Model) -> dict[str, str]:
+    """Let the readers of detached values read new inputs: the builder knows no such node.
+
+    Returns:
+        Name of each new input to the name of the detached value, for :func:`join_stopped`.
+    """
+    graph, cut = model.graph, dict[str, str]()
+    for node in [node for node in graph if stops_gradient(node)]:
+        value = node.outputs[0]
+        entry = ir.Value(name=f"{_STOPPED}{value.name}", type=value.type, shape=value.shape)
+        graph.inputs.append(entry)
+        for usage in list(value.uses()):
+            usage.node.replace_input_with(usage.idx, entry)
+        cut[entry.name or ""] = value.name or ""
+    return cut
+
+
+def join_stopped(model: ir.Model, cut: Mapping[str, str]) -> None:
+    """Undo :func:`cut_stopped` in the graph with gradients.
+
+    Raises:
+        ModelError: The builder dropped a detached value.
+    """
+    values = values_by_name(model.graph)
+    for entry, name in cut.items():
+        if name not in values:
+            raise ModelError(
+                "The native engine cannot stop the gradient of a detached value that a branch or "
+                "loop reads.",
+                where=f"value '{name}'",
+                fix="Use --engine portable.",
+            )
+        if entry in values:  # else the loss does not depend on it
+            values[entry].replace_all_uses_with(values[name])
+            model.graph.inputs.remove(values[entry])
+    if cut:
+        model.graph.sort()
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ def check_names(proto: onnx.ModelProto, where: str) -> bool:
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> bool:
     given = {value.name for value in graph.input} | {t.name for t in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
-    in_order = _check_nodes(graph.node, outer | given, where)
+    stored = frozenset(t.name for t in graph.initializer)
+    in_order = _check_nodes(graph.node, outer | given, where, stored)
     known = outer | given | {name for node in graph.node for name in node.output}
     for value in graph.output:
         if value.name not in known:
@@ -70,13 +71,23 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> b
     return in_order
 
 
-def _check_nodes(nodes: Sequence[onnx.NodeProto], given: frozenset[str], where: str) -> bool:
+def _check_nodes(
+    nodes: Sequence[onnx.NodeProto],
+    given: frozenset[str],
+    where: str,
+    stored: frozenset[str] = frozenset(),
+) -> bool:
     made: set[str] = set()
     for node in nodes:
         for name in filter(None, node.output):
             if name in made or name in given:
+                # torch's dynamo exporter calls parameters as the module does, and the results of
+                # operators as these: a parameter 't' and the result of x.t() meet.
+                rename = f"Rename the parameter '{name}' of the module, and export it again."
                 raise FileError(
-                    f"'{name}' is defined twice.", where=f"{where}: {label(node)}", fix=EXPORT_AGAIN
+                    f"'{name}' is defined twice.",
+                    where=f"{where}: {label(node)}",
+                    fix=rename if name in stored else EXPORT_AGAIN,
                 )
             made.add(name)
     everything = given | made

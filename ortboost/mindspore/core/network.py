@@ -18,6 +18,7 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.store_weights import store_weights
+from ortboost.graph.tie_copies import tie_copies
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
@@ -78,6 +79,7 @@ class Network(Shown, Cell):
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
         store_weights(self.model)
+        tie_copies(self.model)
         # To training form and back: training splits running statistics that layers share, and the
         # forward pass must know them by the same names.
         self._forward_model = self.model.clone()

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.decompose import DECOMPOSITIONS, decompose
-from ortboost.autodiff.engine import get_engine
+from ortboost.autodiff.engine import differentiate, get_engine
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import native_only, run, text_model
+from tests.support import ENGINES, native_only, run, text_model
 
 native_only()
 
@@ -38,9 +38,15 @@ NODES = {
     ),
     "Cosh": ("", "N,4", "y = Cosh(h)"),
     "CumSum": ("", "N,L", "a = Constant<value_int=1>() y = CumSum(h, a)"),
+    "DFT": ("", "N,4,1", "y = DFT<axis=1>(h)"),
     "DepthToSpace": ("", "N,8,H,W", "y = DepthToSpace<blocksize=2>(h)"),
     "Einsum": ("float[4,5] k", "N,L,4", 'y = Einsum<equation="blc,cd->bld">(h, k)'),
     "Elu": ("", "N,4", "y = Elu(h)"),
+    "Floor": (
+        "",
+        "N,4",
+        "c = Constant<value_float=0.7>() d = Div(h, c) f = Floor(d) m = Mul(f, c) y = Sub(h, m)",
+    ),
     "GlobalMaxPool": ("", "N,2,H,W", "y = GlobalMaxPool(h)"),
     "GridSample": ("float[N,2,5,2] k", "N,2,H,W", "y = GridSample(h, k)"),
     "GroupNormalization": (
@@ -81,6 +87,7 @@ NODES = {
     ),
     "Selu": ("", "N,4", "y = Selu(h)"),
     "Shrink": ("", "N,4", "y = Shrink<lambd=0.3, bias=0.1>(h)"),
+    "Sign": ("", "N,4", "s = Sign(h) a = Abs(h) e = Exp(a) y = Mul(s, e)"),
     "Sinh": ("", "N,4", "y = Sinh(h)"),
     "Softplus": ("", "N,4", "y = Softplus(h)"),
     "Softsign": ("", "N,4", "y = Softsign(h)"),
@@ -116,7 +123,8 @@ def test_values_gradients_and_idempotence(op):
     report = decompose(work, wrt=wrt, loss="loss", engine=ENGINE)
     assert any(what.startswith(op) for what in report.changed.values())
     assert not report.kept
-    again = ("ReduceMax", "ReduceMean", "ReduceMin")  # the same operator in another form
+    # The same operator in another form.
+    again = ("Floor", "ReduceMax", "ReduceMean", "ReduceMin", "Sign")
     assert (op in {node.op_type for node in work.graph}) == (op in again)
     onnx.checker.check_model(ir.to_proto(work), full_check=True)
     np.testing.assert_allclose(
@@ -161,8 +169,6 @@ EXTREMES = {
 @pytest.mark.parametrize("op", EXTREMES)
 def test_no_overflow_and_the_corner_at_zero(op):
     """Values and slopes at large arguments and exactly at 0, as in PyTorch."""
-    from ortboost.autodiff.engine import differentiate
-
     points, values, slopes = EXTREMES[op]
     model = graph(
         f"g (float[3] x) => (float[3] y, float loss) {{ y = {op}(x) loss = "
@@ -175,8 +181,6 @@ def test_no_overflow_and_the_corner_at_zero(op):
 
 
 def test_reduce_max_spreads_the_gradient_among_ties():
-    from ortboost.autodiff.engine import differentiate
-
     model = graph("""g (float[2,4] x) => (float loss) { a = Constant<value_ints=[1]>()
         m = ReduceMax<keepdims=0>(x, a) loss = ReduceSum<keepdims=0>(m) }""")
     decompose(model, wrt=["x"], loss="loss", engine=ENGINE)
@@ -189,7 +193,17 @@ def test_reduce_max_spreads_the_gradient_among_ties():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ('y = Einsum<equation="ii->i">(h)', "extracts a diagonal"),
+        ('y = Einsum<equation="ii->i">(h)', "diagonal of axis 'i', of unknown length"),
+        ("y = Sign(h)", "its derivative is zero"),
+        ("y = Floor(h)", "its derivative is zero"),
+        ("s = Sign(h) d = Sub(s, h) y = Add(h, d)", "its derivative is zero"),
+        ("s = Sign(h) m = ReduceMean(h) a = Abs(m) y = Mul(s, a)", "its derivative is zero"),
+        ("s = Sign(h) y = Mul(s, h)", "its derivative is zero"),
+        ("f = Floor(h) y = Mul(f, h)", "its derivative is zero"),
+        ("f = Floor(h) d = Sub(f, h) y = Add(h, d)", "its derivative is zero"),
+        ("f = Floor(h) d = Sub(h, f) y = Sub(h, d)", "its derivative is zero"),
+        ("d = Div(h, w) f = Floor(d) m = Mul(f, h) y = Sub(h, m)", "its derivative is zero"),
+        ("y = DFT<axis=0>(h)", "real or complex"),
         (
             "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "
             'Pad<mode="edge">(k, p)',
@@ -216,3 +230,73 @@ def test_short_vectors_are_normalized_in_every_type(dtype):
     array = bound.const_value.numpy()
     assert array > 0
     assert array == ml_dtypes.finfo(array.dtype).smallest_normal
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("body", "slope"),
+    [
+        ("s = Sign(x) m = Mul(s, c) y = Sub(x, m)", lambda x: np.ones_like(x)),
+        ("f = Floor(x) y = Sub(x, f)", lambda x: np.ones_like(x)),
+        ("s = Sign(x) a = Abs(x) r = Sqrt(a) y = Mul(r, s)", lambda x: 0.5 / np.sqrt(np.abs(x))),
+        (
+            "s = Sign(x) a = Abs(x) o = CastLike(c, a) b = Add(o, a) l = Log(b) y = Mul(s, l)",
+            lambda x: 1 / (0.5 + np.abs(x)),
+        ),
+    ],
+    ids=["softshrink", "fraction", "signed root", "signed logarithm"],
+)
+def test_steps_that_are_factors_of_their_own_argument(engine, body, slope):
+    model = graph(f"""g (float[5] x) => (float loss) {{ c = Constant<value_float=0.5>() {body}
+        loss = ReduceSum<keepdims=0>(y) }}""")
+    x = np.array([-2.3, -0.4, 0.6, 1.7, 3.1], np.float32)
+    decompose(model, wrt=["x"], loss="loss", engine=get_engine(engine))
+    found = run(differentiate(model, "loss", ["x"], engine), {"x": x})
+    np.testing.assert_allclose(found["x_grad"], slope(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "length", "shape", "expected"),
+    [
+        ("axis=1", "", "2,5,2", lambda z: np.fft.fft(z, axis=1)),
+        ("axis=0", "", "5,3,2", lambda z: np.fft.fft(z, axis=0)),
+        ("axis=1, inverse=1", "", "2,6,3,2", lambda z: np.fft.ifft(z, axis=1)),
+        ("axis=2, onesided=1", "", "2,3,6,1", lambda z: np.fft.rfft(z.real, axis=2)),
+        ("axis=1", "7", "2,5,2", lambda z: np.fft.fft(z, n=7, axis=1)),
+        ("axis=1, inverse=1", "3", "2,5,2", lambda z: np.fft.ifft(z, n=3, axis=1)),
+    ],
+)
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("opset", [18, 20])
+def test_dft_is_that_of_numpy(attributes, length, shape, expected, opset, fixed):
+    axis = attributes[5]
+    given = "n" if length else ""
+    if opset == 20:
+        attributes, given = attributes[6:].lstrip(", "), f"{given}, axis"
+    *sizes, parts = shape.split(",")
+    declared = shape if fixed else ",".join([*"NMK"[: len(sizes)], parts])
+    text = f"""g (float[{declared}] x) => (float[a, b, c] y) {{
+        n = Constant<value_int={length or 0}>() axis = Constant<value_int={axis}>()
+        h = Identity(x) y = DFT<{attributes}>(h, {given}) }}"""
+    text = text.replace("[a, b, c]", "[" + ",".join("abcd"[: shape.count(",") + 1]) + "]")
+    model = graph(text.replace("<>", ""), opset)
+    feeds = random_feeds(model, **dict(zip("NMK", map(int, sizes), strict=False)))
+    assert decompose(model, wrt=["x"], loss="y", engine=ENGINE).modified
+    found = run(model, feeds)["y"]
+    z = feeds["x"][..., 0] + 1j * (feeds["x"][..., 1] if shape.endswith("2") else 0)
+    np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected(z), atol=1e-5)
+
+
+@pytest.mark.parametrize("equation", ["ii->i", "ii->", "aii->ia", "iji->j", "iii->i"])
+def test_diagonals_of_einsum(equation):
+    left, _, right = equation.partition("->")
+    shape = ",".join("34"[letter in "aj"] for letter in left)
+    out = ",".join("34"[letter in "aj"] for letter in right)
+    model = graph(f"""g (float[{shape}] x) => (float[{out}] y) {{
+        h = Neg(x) y = Einsum<equation="{equation}">(h) }}""")
+    feeds = random_feeds(model)
+    feeds["x"][0].fill(0.25)
+    assert decompose(model, wrt=["x"], loss="y", engine=ENGINE).modified
+    np.testing.assert_allclose(
+        run(model, feeds)["y"], np.einsum(equation, -feeds["x"]), rtol=1e-5, atol=1e-6
+    )

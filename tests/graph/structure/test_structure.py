@@ -98,7 +98,11 @@ def test_a_name_that_is_made_twice():
     refused(
         model(node("Relu", ["x"], ["t"]), node("Neg", ["x"], ["t"]), LAST), "'t' is defined twice"
     )
-    refused(model(node("Relu", ["x"], ["w"]), LAST), "'w' is defined twice")
+    refused(
+        model(node("Relu", ["x"], ["w"]), LAST),
+        "'w' is defined twice",
+        "Rename the parameter 'w' of the module",
+    )
 
 
 @pytest.mark.parametrize("name", ["strides", "dilations", "kernel_shape"])

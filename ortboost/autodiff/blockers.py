@@ -1,0 +1,156 @@
+"""Obstacles to training that no rewrite removes: types, functions, quantization, wrong exports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
+from ortboost.graph.reach import ancestors, uses_inside, values_by_name
+
+__all__ = ["Blocker", "standing_blockers"]
+
+_ORT = "com.microsoft"
+_QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
+_QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
+# cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing)
+_SMOOTHED = re.compile(
+    r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,()]+, ){5}([\d.e-]+)\)"
+)
+_SHORT = (
+    ir.DataType.INT8,
+    ir.DataType.UINT8,
+    ir.DataType.INT4,
+    ir.DataType.UINT4,
+    ir.DataType.FLOAT8E4M3FN,
+    ir.DataType.FLOAT8E5M2,
+)
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One obstacle to training.
+
+    Args:
+        node: Name of the node, tensor or function.
+        op: Operator, or ``tensor``, ``function``, ``model``.
+        reason: Why it prevents training.
+        fix: What the user can do about it.
+    """
+
+    node: str
+    op: str
+    reason: str
+    fix: str
+
+
+def standing_blockers(model: ir.Model, wrt: Sequence[str], targets: Sequence[str]) -> list[Blocker]:
+    """What stands in the way whatever is rewritten."""
+    return [
+        *_about_tensors(model, wrt),
+        *_about_functions(model),
+        *_about_quantization(model),
+        *_about_quantizers(model, wrt, targets),
+        *_about_losses(model),
+    ]
+
+
+def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
+    values = values_by_name(model.graph)
+    for name in wrt:
+        value = values.get(name)
+        if value is None:
+            yield Blocker(name, "tensor", "the model has no such tensor", "Check the name.")
+        elif value.dtype is not None and value.dtype not in FLOAT_TYPES:
+            yield Blocker(
+                name,
+                "tensor",
+                f"its type {value.dtype} has no gradient",
+                "Freeze it, or start from the float model.",
+            )
+        elif value.dtype not in (None, ir.DataType.FLOAT):
+            yield Blocker(
+                name,
+                "tensor",
+                f"parameters of type {value.dtype} cannot be trained, only float32 can",
+                "Export the model in float32; a mixed-precision step keeps float32 parameters too.",
+            )
+    for value in model.graph.inputs:
+        if value.dtype == ir.DataType.STRING:
+            yield Blocker(
+                value.name or "",
+                "tensor",
+                "string tensors cannot be part of a training step",
+                "Remove the text processing from the model and feed numbers.",
+            )
+
+
+def _about_functions(model: ir.Model) -> Iterator[Blocker]:
+    for domain, name, _ in model.functions:
+        yield Blocker(
+            f"{domain}::{name}",
+            "function",
+            "functions have no gradient",
+            "Normalize the model first (ortboost.graph.normalize inlines them).",
+        )
+
+
+def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
+    """Layers with weights stored as integers, which have no gradient."""
+    for node in model.graph:
+        quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
+        for value in node.inputs if quantized else ():
+            tensor = None if value is None else value.const_value
+            if value is None or tensor is None or value.dtype not in _SHORT or tensor.size <= 1:
+                continue
+            yield Blocker(
+                label(node),
+                node.op_type,
+                f"the weight '{value.name}' is quantized",
+                "Start from the float model; quantize after training.",
+            )
+            break
+
+
+def _about_quantizers(
+    model: ir.Model, wrt: Sequence[str], targets: Sequence[str]
+) -> Iterator[Blocker]:
+    """QuantizeLinear between parameters and loss, as of quantization-aware training.
+
+    No gradient passes an integer. Without this check, what comes before would not be trained, and
+    the rest would be.
+    """
+    if not any(is_standard(node, *_QUANTIZERS) for node in model.graph):
+        return
+    values = values_by_name(model.graph)
+    before_loss = ancestors(values.get(name) for name in targets)
+    moved = set(wrt)
+    for node in model.graph:
+        names = {value.name for value in (*node.inputs, *uses_inside(node)) if value is not None}
+        if node not in before_loss or not names & moved:
+            continue
+        moved.update(output.name for output in node.outputs if output.name)
+        if is_standard(node, *_QUANTIZERS):
+            fix = "Start from the float model; quantize after training."
+            yield Blocker(label(node), node.op_type, "no gradient passes quantized values", fix)
+
+
+def _about_losses(model: ir.Model) -> Iterator[Blocker]:
+    """Cross entropies that torch's exporters (2.13) write without what ONNX does not have."""
+    for node in model.graph:
+        if not is_standard(node, "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+            continue
+        labels = input_at(node, 1)
+        smoothed = _SMOOTHED.search(node.metadata_props.get("pkg.torch.onnx.fx_node", ""))
+        if labels is not None and labels.dtype in FLOAT_TYPES:
+            reason = "its labels are probabilities; in ONNX they are class indices"
+            fix = "Write it out in the model: -(labels * log_softmax(scores, 1)).sum(1).mean()."
+        elif smoothed is not None and float(smoothed[1]):
+            reason = f"the exporter dropped its label_smoothing of {smoothed[1]}"
+            fix = "Write it out in the model, with log_softmax."
+        else:
+            continue
+        yield Blocker(label(node), node.op_type, reason, fix)

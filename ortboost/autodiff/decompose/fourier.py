@@ -1,0 +1,122 @@
+r"""DFT as a product with the matrix of the transform.
+
+With `N` values along the axis, a transform of length `L` and `M = min(N, L)`:
+
+    y[k] = c * sum over n < M of x[n] * exp(-+ 2 pi i k n / L),  c = 1, or 1 / L for the inverse
+
+The standard stores real and imaginary part in the last axis
+(https://onnx.ai/onnx/operators/onnx__DFT.html), so real and imaginary part of `y` are the product
+of one real matrix with those of `x`. It takes `O(N L)` operations per transform, not
+`O(L log L)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.sizes import length
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__: list[str] = []
+
+_AXIS_IS_INPUT = 20  # opset
+_LARGEST = 1 << 26  # elements of the matrix
+
+
+@decomposes("DFT")
+def _dft(site: Site) -> list[ir.Value | None]:
+    """A product with the matrix of the transform, ``O(length^2)``."""
+    rank, shape = site.rank(), site.shape()
+    if site.opset >= _AXIS_IS_INPUT:
+        place = site.array(2) if site.optional(2) is not None else np.array(-2)
+        if place is None:
+            raise Refusal("its axis is not constant")
+        axis = int(place.reshape(-1)[0]) % rank
+    else:
+        axis = site.axis("axis", 1)
+    parts = shape[-1]
+    if parts not in (1, 2):
+        raise Refusal("it is not known whether its input is real or complex")
+    inverse, onesided = bool(site.integer("inverse", 0)), bool(site.integer("onesided", 0))
+    if inverse and onesided:
+        raise Refusal("an inverse transform of one side")
+    values, given = shape[axis], site.array(1)
+    if site.optional(1) is None:
+        given = None if not isinstance(values, int) else np.array(values)
+    if isinstance(values, int) and given is not None:
+        count = int(given.reshape(-1)[0])
+        kept = count // 2 + 1 if onesided else count
+        if values * parts * kept * 2 > _LARGEST:
+            raise Refusal(f"a transform of {count} values is too long for a product with a matrix")
+        array = _matrix(values, count, kept, parts, inverse=inverse)
+        matrix = site.const(array, site.dtype)
+    else:
+        matrix = _matrix_at_run_time(site, axis, parts, inverse=inverse, onesided=onesided)
+
+    order = [i for i in range(rank - 1) if i != axis] + [axis, rank - 1]
+    turned = _transposed(site, site.input(0), order)
+    lead = [0] * (rank - 2)  # 0 keeps a dimension
+    rows = site.op("Reshape", turned, site.ints(*lead, -1))
+    product = site.op("MatMul", rows, matrix)
+    result = site.op("Reshape", product, site.ints(*lead, -1, 2))
+    return [_transposed(site, result, [order.index(i) for i in range(rank)])]
+
+
+def _transposed(site: Site, value: ir.Value, order: list[int]) -> ir.Value:
+    return value if order == sorted(order) else site.op("Transpose", value, perm=order)
+
+
+def _matrix_at_run_time(
+    site: Site, axis: int, parts: int, *, inverse: bool, onesided: bool
+) -> ir.Value:
+    """The matrix for lengths that are known when the step runs only; see :func:`_matrix`."""
+    int64 = ir.DataType.INT64
+    zero, one = site.const(0, int64), site.const(1, int64)
+    values = length(site, site.input(0), axis)
+    size = values if isinstance(values, ir.Value) else site.ints(values)
+    rows = site.op("Reshape", size, site.ints(), dtype=int64)
+    count = rows
+    if site.optional(1) is not None:
+        given = site.op("Cast", site.input(1), to=int(int64), dtype=int64)
+        count = site.op("Reshape", given, site.ints(), dtype=int64)
+    kept = count
+    if onesided:
+        kept = site.op("Add", site.op("Div", count, site.const(2, int64)), one)
+    n = site.op("Unsqueeze", site.op("Range", zero, rows, one), site.ints(1))
+    k = site.op("Unsqueeze", site.op("Range", zero, kept, one), site.ints(0))
+    turns = site.cast(site.op("Mod", site.op("Mul", n, k), count), site.dtype)
+    angle = site.op("Div", site.op("Mul", turns, site.const(2 * np.pi)), site.cast(count))
+    cos, sin = site.op("Cos", angle), site.op("Sin", angle)
+    minus = site.op("Neg", sin)
+    if inverse:
+        sin, minus = minus, sin
+    last, middle = site.ints(-1), site.ints(1)
+    pairs = []
+    for pair in ((cos, minus), (sin, cos))[:parts]:
+        columns = [site.op("Unsqueeze", value, last) for value in pair]
+        pairs.append(site.op("Unsqueeze", site.op("Concat", *columns, axis=-1), middle))
+    matrix = site.op("Flatten", site.op("Concat", *pairs, axis=1), axis=2)
+    used = site.cast(site.op("Less", n, count, dtype=ir.DataType.BOOL))
+    if inverse:
+        used = site.op("Div", used, site.cast(count))
+    each = site.op("Expand", used, site.ints(1, parts)) if parts > 1 else used
+    return site.op("Mul", matrix, site.op("Reshape", each, site.ints(-1, 1)))
+
+
+def _matrix(
+    values: int, count: int, kept: int, parts: int, *, inverse: bool
+) -> NDArray[np.floating[Any]]:
+    """The matrix from `[values, parts]` to `[kept, 2]`, both flattened."""
+    n, k = np.arange(values)[:, None], np.arange(kept)[None, :]
+    angle = (2 * np.pi / count) * ((n * k) % count)  # reduced: exact for long transforms
+    cos, sin = np.cos(angle), np.sin(angle) * (-1.0 if inverse else 1.0)
+    used = (n < count) / (count if inverse else 1)
+    real = np.stack([cos, -sin], -1)  # of a real x
+    imaginary = np.stack([sin, cos], -1)
+    matrix = np.stack([real, imaginary][:parts], 1) * used[..., None, None]
+    return matrix.reshape(values * parts, kept * 2)

@@ -1,0 +1,134 @@
+"""Tie the copies of a weight that an exporter stores a second time, transposed or reshaped.
+
+A tensor that two layers share, such as an embedding that is also the output layer (Press and Wolf,
+2017, "Using the Output Embedding to Improve Language Models"), is one parameter. With constant
+folding, the default of both torch exporters, the file contains it twice: under its name, and as an
+anonymous tensor (``onnx::MatMul_12``, ``t``) that holds its transposition. Trained separately, the
+two would drift apart.
+
+Tensors that were trained from different random values are never equal. So a tensor that torch's
+exporters computed, with exactly the elements of one named tensor, in the same order or transposed,
+is computed from it. In files of other exporters, where names say nothing, the transposition of a
+tensor that is used earlier is computed from that one; equal tensors in the same order may be the
+copies of a layer that is not trained yet, and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.origins import origin_of
+from ortboost.graph.query import FLOAT_TYPES
+
+__all__ = ["tie_copies"]
+
+_NAMED = ("parameter", "module")
+_ANONYMOUS = ("folded", "literal")
+_DISTINCT = 4  # fewer different values may be equal by chance: the ones of a fresh layer
+_SAMPLE = 1024
+
+
+def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
+    """Compute each copy from the tensor that it is a copy of, in place.
+
+    Args:
+        model: A model with its origins stamped, see :func:`~ortboost.graph.origins.stamp_origins`;
+            its constants are initializers.
+        apart: Names of copies to leave as they are.
+
+    Returns:
+        A report of the copies. One that equals several named tensors is left alone, with a note.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,2] x) => (float[N,2] y)
+        ...   <float[2,2] w = {1, 2, 3, 4}, float[2,2] t = {1, 3, 2, 4}> {
+        ...   h = MatMul(x, w)  y = MatMul(h, t) }''')
+        >>> tie_copies(model).changed
+        {'t': "computed from 'w'"}
+    """
+    report = Report("tie_copies")
+    stored = list(_stored(model.graph))
+    builder = Builder(model.graph, "tied")
+    for index, copy in enumerate(stored):
+        kind = origin_of(copy).kind
+        if kind not in (*_ANONYMOUS, "unknown") or copy.is_graph_output() or copy.name in apart:
+            continue
+        others = stored[:index] if kind == "unknown" else stored
+        wanted = ("unknown",) if kind == "unknown" else _NAMED
+        named = [value for value in others if origin_of(value).kind in wanted]
+        sources = [v for v in named if _is_copy(copy, v, in_order=kind != "unknown")]
+        if len(sources) > 1:
+            equal = ", ".join(f"'{source.name}'" for source in sources)
+            report.notes.append(
+                f"'{copy.name}' equals {equal}: it is trained separately, although the exporter "
+                "may have copied one of them; export without constant folding to tie them"
+            )
+        elif sources:
+            _tie(copy, sources[0], builder)
+            report.changed[copy.name or ""] = f"computed from '{sources[0].name}'"
+            report.notes.append(
+                f"'{copy.name}' is a copy of '{sources[0].name}' that the exporter folded: both "
+                "are trained as one"
+            )
+    if report.modified:
+        model.graph.insert_before(model.graph[0], builder.take())
+    return report
+
+
+def _tie(copy: ir.Value, source: ir.Value, builder: Builder) -> None:
+    """Replace a copy by a Transpose or a Reshape of its source, which keeps the name."""
+    name = copy.name or ""
+    if not _in_order(copy, source):
+        result = builder.op("Transpose", source, shape=copy.shape, perm=[1, 0])
+    elif _array(copy).shape == _array(source).shape:
+        result = builder.op("Identity", source, shape=copy.shape)
+    else:
+        result = builder.op("Reshape", source, builder.ints(*_array(copy).shape), shape=copy.shape)
+    copy.replace_all_uses_with(result)
+    builder.graph.initializers.pop(name)
+    result.name = name
+
+
+def _stored(graph: ir.Graph) -> Iterable[ir.Value]:
+    """The float tensors that nodes read, in the order of their first use."""
+    found = {
+        value.name: value
+        for node in graph.all_nodes()
+        for value in node.inputs
+        if value is not None and value.is_initializer() and value.graph is graph
+    }
+    return (value for value in found.values() if value.dtype in FLOAT_TYPES)
+
+
+def _is_copy(copy: ir.Value, source: ir.Value, *, in_order: bool) -> bool:
+    """Whether a tensor has the elements of another one, transposed or, if allowed, in order."""
+    if source.dtype != copy.dtype or source.name == copy.name:
+        return False
+    same = _in_order(copy, source)
+    if not (in_order if same else _transposed(copy, source)):
+        return False
+    return np.unique(_array(copy).reshape(-1)[:_SAMPLE]).size >= _DISTINCT
+
+
+def _in_order(copy: ir.Value, source: ir.Value) -> bool:
+    one, other = _array(copy).reshape(-1), _array(source).reshape(-1)
+    return np.array_equal(one[:_SAMPLE], other[:_SAMPLE]) and np.array_equal(one, other)
+
+
+def _transposed(copy: ir.Value, source: ir.Value) -> bool:
+    one, other = _array(copy), _array(source)
+    if one.ndim != 2 or one.shape != other.shape[::-1]:
+        return False
+    return np.array_equal(one[:1], other.T[:1]) and np.array_equal(one, other.T)
+
+
+def _array(value: ir.Value) -> NDArray[np.generic]:
+    assert value.const_value is not None
+    return value.const_value.numpy()

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import ortboost as ob
+from ortboost.graph.origins import Origin, stamp_origin
+from ortboost.graph.tie_copies import tie_copies
+from tests.support import run, text_model, weights
+
+TEXT = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,3] x, float[3,4] w, float[{shape}] val_1) => (float[N,{out}] y) {{
+  h = MatMul(x, w) y = {last} }}"""
+TRANSPOSED = {"shape": "4,3", "out": "3", "last": "MatMul(h, val_1)"}
+RESHAPED = {"shape": "1,12", "out": "12", "last": "MatMul(s, val_1)"}
+
+
+def model(form, copy: np.ndarray, kinds: dict[str, str], w: np.ndarray) -> ir.Model:
+    text = TEXT.format(**form).replace("y = MatMul(s", "s = ReduceSum<keepdims=1>(h) y = Mul(s")
+    found = text_model(text, w=w, val_1=copy)
+    for name, kind in kinds.items():
+        stamp_origin(found.graph.initializers[name], Origin(kind))
+    return found
+
+
+TORCH = {"w": "parameter", "val_1": "folded"}
+
+
+@pytest.mark.parametrize(
+    ("form", "copy"),
+    [(TRANSPOSED, weights(3, 4).T), (RESHAPED, weights(3, 4).reshape(1, 12))],
+    ids=["transposed", "reshaped"],
+)
+def test_a_folded_copy_is_computed_from_its_source(form, copy):
+    found = model(form, copy, TORCH, weights(3, 4))
+    feeds = {"x": weights(2, 3)}
+    before = run(found, feeds)["y"]
+    report = tie_copies(found)
+    assert report.changed == {"val_1": "computed from 'w'"}
+    assert report.notes == [
+        "'val_1' is a copy of 'w' that the exporter folded: both are trained as one"
+    ]
+    assert "val_1" not in found.graph.initializers
+    np.testing.assert_array_equal(run(found, feeds)["y"], before)
+    assert not tie_copies(found).modified
+
+
+def test_a_transposition_without_origins_is_tied_to_the_tensor_used_first():
+    found = model(TRANSPOSED, weights(3, 4).T, {}, weights(3, 4))
+    assert tie_copies(found).changed == {"val_1": "computed from 'w'"}
+
+
+@pytest.mark.parametrize(
+    ("form", "copy", "kinds", "apart"),
+    [
+        (TRANSPOSED, weights(3, 4).T, {"w": "parameter", "val_1": "parameter"}, ()),
+        (TRANSPOSED, weights(3, 4).T, {"w": "buffer", "val_1": "folded"}, ()),
+        (TRANSPOSED, weights(3, 4).T, TORCH, ("val_1",)),
+        (TRANSPOSED, weights(4, 3)[::-1], TORCH, ()),
+        (TRANSPOSED, np.nextafter(weights(3, 4).T, np.float32(9)), TORCH, ()),
+        (RESHAPED, weights(3, 4).reshape(1, 12), {}, ()),
+    ],
+    ids=["both named", "buffer", "kept apart", "other values", "rounded", "fresh clones"],
+)
+def test_others_stay(form, copy, kinds, apart):
+    found = model(form, copy, kinds, weights(3, 4))
+    assert not tie_copies(found, apart=apart).modified
+    assert {"w", "val_1"} <= set(found.graph.initializers)
+
+
+def test_equal_values_of_a_fresh_layer_are_a_coincidence():
+    found = model(TRANSPOSED, np.ones((4, 3), np.float32), TORCH, np.ones((3, 4), np.float32))
+    assert not tie_copies(found).modified
+
+
+def test_two_possible_sources_are_told():
+    text = TEXT.format(**TRANSPOSED).replace("h = ", "o = MatMul(x, v) h = ")
+    text = text.replace("float[3,4] w,", "float[3,4] w, float[3,4] v,")
+    w = weights(3, 4)
+    found = text_model(text, w=w, v=w, val_1=w.T)
+    for name in ("w", "v"):
+        stamp_origin(found.graph.initializers[name], Origin("module"))
+    stamp_origin(found.graph.initializers["val_1"], Origin("folded"))
+    report = tie_copies(found)
+    assert not report.modified
+    assert report.notes[0].startswith("'val_1' equals 'v', 'w': it is trained separately")
+
+
+def test_a_tied_output_layer_is_one_parameter():
+    """The table gets the gradients of both uses: their sum, from two separate tables."""
+    table, x = weights(5, 4), np.array([[1, 3], [0, 2]])
+
+    def gradients(kinds):
+        text = """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N,S] x, float[5,4] emb, float[4,5] val_1) => (float[N,S,5] y) {
+          e = Gather(emb, x) y = MatMul(e, val_1) }"""
+        found = text_model(text, emb=table, val_1=np.ascontiguousarray(table.T))
+        for name, kind in kinds.items():
+            stamp_origin(found.graph.initializers[name], Origin(kind))
+        loss = ob.LossConfig(class_axis=-1)
+        rates = {"learning_rate": 1.0}
+        program = ob.build_program(
+            found, ob.ProgramConfig(loss=loss, optimizer=ob.Sgd(), engine="portable")
+        )
+        stepper = ob.Stepper(program, device="cpu")
+        stepper.step({"x": x, "labels": np.array([[2, 0], [4, 1]])}, rates)
+        trained = [n for n in ("emb", "val_1") if n in program.initial]
+        return {name: program.initial[name] - stepper.get(name) for name in trained}
+
+    apart = gradients({"emb": "parameter", "val_1": "parameter"})
+    tied = gradients({"emb": "parameter", "val_1": "folded"})
+    assert list(apart) == ["emb", "val_1"]
+    assert list(tied) == ["emb"]
+    np.testing.assert_allclose(tied["emb"], apart["emb"] + apart["val_1"].T, atol=1e-6)
