@@ -64,6 +64,8 @@ class State:
         role: What a slot contains.
         moves: When it gets a new value: with each ``update``; at each ``step`` that is not skipped,
             also within a window of accumulation; or ``never`` in this graph, which only reads it.
+        sharded: Whether each of several processes holds only some of its rows; it must never move,
+            and the graph must work for any number of rows.
     """
 
     name: str
@@ -71,6 +73,7 @@ class State:
     kind: Literal["counter", "slot"] = "counter"
     role: str = ""
     moves: Literal["update", "step", "never"] = "update"
+    sharded: bool = False
 
 
 @dataclass
