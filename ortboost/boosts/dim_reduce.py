@@ -213,9 +213,7 @@ class DimReduce(LineSearch):
         update.next_of[_DIRECTION] = b.op("Gather", back, b.const(-1, _INT64), axis=0)
         if self.alpha:
             whole = b.op("Gather", back, b.const(0, _INT64), axis=0)
-            for p, projected in zip(
-                update.trained, _parts(b, whole, update.trained), strict=True
-            ):
+            for p, projected in zip(update.trained, _parts(b, whole, update.trained), strict=True):
                 residual = b.op("Sub", gradients[p.name], projected)
                 decayed = b.op("Mul", old[_momentum(p)], b.const(self.gamma))
                 update.next_of[_momentum(p)] = b.op("Add", decayed, residual)

@@ -1,8 +1,8 @@
 """Tensors in a safetensors file, read and written one at a time.
 
 Reading a state of 1 GB as a whole and copying it to the device would take 2 GB; safetensors itself
-copies everything that it writes. Here each tensor is read when it is needed and freed after use, and one
-that is only passed on is never in memory as a whole.
+copies everything that it writes. Here each tensor is read when it is needed and freed after use; if
+it is only passed on, in pieces.
 
 The format: eight bytes with the length of the header, the header as JSON (name to dtype, shape and
 offsets), the data. Source: https://github.com/huggingface/safetensors, "Format".
@@ -85,6 +85,9 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         place = self._places[name]
         return self._read(place.start, math.prod(place.shape), place.dtype).reshape(place.shape)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # that of Mapping would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -143,6 +146,9 @@ class Overlay(Mapping[str, NDArray[np.generic]]):
 
     def __getitem__(self, name: str) -> NDArray[np.generic]:
         return self.holder(name)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._front or name in self._behind
 
     def __iter__(self) -> Iterator[str]:
         return iter({**dict.fromkeys(self._behind), **dict.fromkeys(self._front)})

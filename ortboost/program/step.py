@@ -188,9 +188,7 @@ class _Writer:
         for name, start in {**counters, **skips}.items():
             self._add_state(name, "counter", np.int64(start))
 
-    def _input(
-        self, name: str, dtype: ir.DataType, shape: Sequence[int | None]
-    ) -> ir.Value:
+    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | None]) -> ir.Value:
         if name in self.inputs:  # already declared by a rewrite of the gradients
             self.inputs[name].shape = ir.Shape(shape)
             return self.inputs[name]

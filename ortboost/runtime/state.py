@@ -3,8 +3,8 @@
 A state that is updated in place has one buffer; any other has two, and the steps that write it
 alternate between them. No state is copied in a step.
 
-Of a sharded state, process `r` of `N` holds the rows `[k r / N, k (r + 1) / N)` of all `k`. It never
-changes, so as a whole it is read where it came from, mostly the file of the program.
+Of a sharded state with `k` rows, process `r` of `N` holds the rows `[k r / N, k (r + 1) / N)`. It
+never changes, so as a whole it is read from where it came from, usually the file of the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError, nearest
-from ortboost.core.tensor_file import Overlay, rows_of
+from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import check_state
 from ortboost.runtime.session import runtime
@@ -68,19 +68,20 @@ class DeviceState:
                     fix="Train with fewer processes, or convert the model without shard.",
                 )
             copies = 1 if entry.next is None or entry.name in in_place else 2
-            self._buffers[entry.name] = [
-                self._place(initial[entry.name] if rows is None else rows_of(initial, entry.name, rows))
-                for _ in range(copies)
-            ]
+            self._buffers[entry.name] = [self._place(entry.name) for _ in range(copies)]
 
     @property
     def nbytes(self) -> int:
         """Total bytes of the tensors, each counted once."""
         return sum(math.prod(e.shape) * e.dtype.itemsize for e in self.catalogue.state)
 
-    def _place(self, array: NDArray[Any]) -> Any:
-        owned = np.array(array, order="C", copy=True)  # on the CPU the OrtValue shares this memory
-        return runtime().OrtValue.ortvalue_from_numpy(owned, self.device)
+    def _place(self, name: str) -> Any:
+        rows = self._rows.get(name)
+        array = self._whole[name] if rows is None else rows_of(self._whole, name, rows)
+        if not isinstance(self._whole, TensorFile):  # which reads into new memory
+            array = np.array(array, order="C", copy=True)
+        # On the CPU the OrtValue shares this memory.
+        return runtime().OrtValue.ortvalue_from_numpy(array, self.device)
 
     def buffers(self, name: str) -> list[Any]:
         """All buffers of one state, the current one first."""

@@ -47,6 +47,15 @@ def test_each_access_is_an_array_of_its_own(stored):
     np.testing.assert_array_equal(found["float32"], before)
 
 
+def test_asking_for_a_name_reads_nothing(stored, monkeypatch):
+    found = TensorFile(stored[0])
+    monkeypatch.setattr(TensorFile, "_read", None)
+    assert "float32" in found
+    assert "float32" in Overlay({}, found)
+    assert "none" not in found
+    assert "none" not in Overlay({}, found)
+
+
 def test_a_new_file_of_the_same_name_changes_nothing(stored):
     path, arrays = stored
     found = TensorFile(path)

@@ -83,9 +83,10 @@ def test_killed_between_the_best_checkpoint_and_its_pin(tmp_path, monkeypatch):
             raise SystemExit
 
     trainer, train, validation = build(tmp_path / "killed", max_steps=12)
-    with monkeypatch.context() as context, pytest.raises(SystemExit):
+    with monkeypatch.context() as context:
         context.setattr(CheckpointStore, "pin_best", killed)
-        trainer.fit(train, validation)
+        with pytest.raises(SystemExit):
+            trainer.fit(train, validation)
     trainer, train, validation = build(tmp_path / "killed", max_steps=12)
     assert trainer.store.best_step() != expected
     trainer.fit(train, validation, resume=True)
