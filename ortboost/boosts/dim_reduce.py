@@ -20,7 +20,7 @@ There are three graphs on one state: ``step`` (gradients, projection, `P^T dk`, 
 loss at one rate; run once or twice) and ``accept`` (applies the accepted rate, or 0). The
 configured optimizer is not used.
 
-With ``shard``, process `r` holds only the rows `P_r` of `P`, and the same rows `E_r` of the identity:
+With ``shard``, process `r` holds only the rows `P_r` of `P` and the rows `E_r` of the identity:
 
     gk = sum over r of E_r^T P_r g        P^T [gk dk] = sum over r of P_r^T E_r [gk dk]
 
