@@ -84,9 +84,9 @@ def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> lis
         DependencyError: torch is not installed.
     """
     require_torch()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--max-restarts", str(restarts)]
-    return [*launch, "--nproc-per-node", str(number), "-m", "ortboost", *arguments]
+    command = [sys.executable, "-m", "ortboost.api.launch", "--standalone"]
+    command += ["--max-restarts", str(restarts)]
+    return [*command, "--nproc-per-node", str(number), "-m", "ortboost", *arguments]
 
 
 class SharedSignals(SignalGuard):
