@@ -105,10 +105,23 @@ def few(group: ProcessGroup) -> str:
     return told(lambda: Stepper(built, group=group))
 
 
+def diagnosed(group: ProcessGroup) -> list[list[list[str]]]:
+    """What each process finds in its part of a batch that overflows, and what one alone finds."""
+    built = build_program(mlp(), sharded(loss_scale=SMALL))
+    alone, many = Stepper(built, threads=1), Stepper(built, threads=1, group=group)
+    batch = batch_of(built.catalogue.batch, 0)
+    batch["x"][:] = 1e38
+    part = part_of(batch, group)
+    assert many.step(part, RATES).overflow
+    many.diagnose(part, RATES)
+    many.load_state(alone.state())  # with the same scale
+    return group.gather([many.nonfinite(part, RATES), alone.nonfinite(part, RATES)])
+
+
 if __name__ == "__main__":
     with ProcessGroup(timeout=60) as shared:
         found: dict[str, object] = {name: compared(case, shared) for name, case in CASES.items()}
-        found |= {check.__name__: check(shared) for check in (held, few)}
+        found |= {check.__name__: check(shared) for check in (held, few, diagnosed)}
         if shared.rank == 0:
             with open(sys.argv[1], "w") as file:
                 json.dump(found, file)

@@ -56,5 +56,11 @@ def test_other_components_are_refused(found, how):
     assert "'ortboost/dim_reduce/basis' is shared by the processes" in found["held"][how]
 
 
+def test_an_overflow_is_located_in_each_process(found):
+    for names, alone in found["diagnosed"]:
+        assert names == alone
+        assert names
+
+
 def test_more_processes_than_rows_are_refused(found):
     assert "processes cannot share the" in found["few"]
