@@ -34,7 +34,7 @@ from ortboost.training import Callback
 from tests.support import text_model, weights
 from tools.fuzz.forks import preload
 
-__all__ = ["JOBS", "main"]
+__all__ = ["JOBS", "difference", "main", "outcome"]
 
 _MODEL = """<ir_version: 10, opset_import: ["" : 18]>
 net (float[batch,1,6,6] x, float[4,1,3,3] c1, float[4] s1, float[4] t1, float[4] m1, float[4] v1,
@@ -127,7 +127,8 @@ def _convert(base: Path, folder: Path, options: str) -> int:
     return status
 
 
-def _outcome(folder: Path) -> dict[str, Any]:
+def outcome(folder: Path) -> dict[str, Any]:
+    """What a training left: last and best state, and the logged losses."""
     found: dict[str, Any] = {}
     for which in ("last", "best"):
         _, state, checkpoint = api.load_run(folder, which)
@@ -138,7 +139,8 @@ def _outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _difference(found: dict[str, Any], whole: dict[str, Any]) -> str | None:
+def difference(found: dict[str, Any], whole: dict[str, Any]) -> str | None:
+    """The first thing in which two outcomes differ, bit by bit."""
     for name, value in whole.items():
         if isinstance(value, dict):
             for key, array in value.items():
@@ -203,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             shutil.copytree(made, whole)
             assert _in_fork(partial(_train, whole, data)) == 0, name
-            expected = _outcome(whole)
+            expected = outcome(whole)
             for number in range(options.times):
                 folder = base / f"{name}-{number}"
                 shutil.copytree(made, folder)
@@ -213,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
                     status = _in_fork(partial(_train, folder, data, _Kill(at, seconds)))
                     hit += os.WIFSIGNALED(status)
                 ended = _in_fork(partial(_train, folder, data))
-                differs = "does not end" if ended else _difference(_outcome(folder), expected)
+                differs = "does not end" if ended else difference(outcome(folder), expected)
                 kills += hit
                 bad += differs is not None
                 if differs is not None:

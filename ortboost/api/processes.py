@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
+from ortboost.core.errors import FileError
 from ortboost.runtime.process_group import ProcessGroup, in_torchrun, require_torch
 from ortboost.runtime.shared_step import SharedStep
+from ortboost.training.logs import read_log
 from ortboost.training.signals import SignalGuard
 
-__all__ = ["SharedSignals", "in_torchrun", "own_threads", "processes", "restarted", "torchrun"]
+__all__ = [
+    "SharedSignals",
+    "continues",
+    "in_torchrun",
+    "launch",
+    "own_threads",
+    "processes",
+    "torchrun",
+]
 
 _MANY = 3  # Ctrl-C arrives twice, directly and from torchrun; a third one is from the user
 
@@ -28,9 +40,30 @@ def processes(timeout: float) -> Iterator[ProcessGroup | None]:
         yield group
 
 
-def restarted() -> bool:
-    """Whether ``torchrun`` restarted this process after a failure."""
-    return in_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def launch() -> dict[str, object]:
+    """What identifies the ``torchrun`` that started this process; empty without one."""
+    if not in_torchrun():
+        return {}
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return {"id": name, "host": socket.gethostname(), "pid": os.getppid()}
+
+
+def continues(log: Path) -> bool:
+    """Whether ``torchrun`` restarted this process after a failure, in the run of this log.
+
+    Otherwise the process that failed had not begun its run yet: the folder may hold an older one.
+    """
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0 or not in_torchrun():
+        return False
+    own, begun = launch(), None
+    with contextlib.suppress(FileError):
+        starts = [event for event in read_log(log) if event["event"] == "start"]
+        begun = starts[-1].get("launch") if starts else None
+    if not isinstance(begun, dict) or begun.get("id") != own["id"]:
+        return False
+    # "none" is the name of all that were given none; another machine may have taken over.
+    elsewhere = begun.get("host") != own["host"]
+    return own["id"] != "none" or elsewhere or begun.get("pid") == own["pid"]
 
 
 def own_threads(group: ProcessGroup | None, threads: int | None) -> int | None:
@@ -51,9 +84,9 @@ def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> lis
         DependencyError: torch is not installed.
     """
     require_torch()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--max-restarts", str(restarts)]
-    return [*launch, "--nproc-per-node", str(number), "-m", "ortboost", *arguments]
+    command = [sys.executable, "-m", "ortboost.api.launch", "--standalone"]
+    command += ["--max-restarts", str(restarts)]
+    return [*command, "--nproc-per-node", str(number), "-m", "ortboost", *arguments]
 
 
 class SharedSignals(SignalGuard):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from ortboost.api.data import Data
 from ortboost.api.image_settings import as_augment, as_images, former_images
 from ortboost.api.learning_rates import schedules
-from ortboost.api.processes import SharedSignals, own_threads, processes, restarted
+from ortboost.api.processes import SharedSignals, continues, launch, own_threads, processes
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, require_same
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, UsageError, require_known
@@ -147,8 +147,9 @@ def train(
     program = Program.load(folder)
     _check_validation(validation, val_split, early_stop)
     base = _settings(config, settings, resume)
+    resume = resume or continues(folder / LOG)
     pixels, varied = as_images(images), as_augment(augment)
-    if resume or restarted():
+    if resume:
         pixels, varied = former_images(folder, pixels, varied)
     with processes(timeout) as group:
         first = group is None or group.rank == 0
@@ -234,11 +235,12 @@ def train(
                     "device": stepper.device,
                     "processes": part[1],
                 },
+                launch=launch(),
                 signals=SignalGuard
                 if stepper.shared is None
                 else partial(SharedSignals, stepper.shared),
             )
-            summary = trainer.fit(source, held_out, resume=resume or restarted())
+            summary = trainer.fit(source, held_out, resume=resume)
             return dataclasses.replace(
                 summary,
                 notes=_notes(program, summary, held_out),

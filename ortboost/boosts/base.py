@@ -65,6 +65,8 @@ class State:
         changes_at: When it gets a new value: at each ``update``; at each ``step`` that is not
             skipped, also within a window of accumulation; or ``never`` in this graph, which only
             reads it.
+        sharded: Whether each of several processes holds only some of its rows; it must never
+            change, and the graph must work for any number of rows.
     """
 
     name: str
@@ -72,6 +74,7 @@ class State:
     kind: Literal["counter", "slot"] = "counter"
     role: str = ""
     changes_at: Literal["update", "step", "never"] = "update"
+    sharded: bool = False
 
 
 @dataclass

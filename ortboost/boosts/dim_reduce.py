@@ -16,13 +16,20 @@ form: with `p = 1 / y.sk` and `T = I - p y sk^T`,
 
     B <- T^T B T + p sk sk^T
 
-There are three graphs on one state: ``step`` (gradients, projection, direction, `m`), ``trial``
-(the loss at one rate; run once or twice) and ``accept`` (applies the accepted rate, or 0). The
+There are three graphs on one state: ``step`` (gradients, projection, `P^T dk`, `m`), ``trial`` (the
+loss at one rate; run once or twice) and ``accept`` (applies the accepted rate, or 0). The
 configured optimizer is not used.
+
+With ``shard``, process `r` holds only the rows `P_r` of `P` and the rows `E_r` of the identity:
+
+    gk = sum over r of E_r^T P_r g        P^T [gk dk] = sum over r of P_r^T E_r [gk dk]
+
+The sums are exchange points of the update (:mod:`ortboost.runtime.exchange`), as `g` must be the
+gradient of the whole batch; one process has `E_r` = the identity.
 
 Source: MindSpore Boost 2.10, DimReduce (the algebra, from reading and running it); Li et al., Low
 Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces (2021), for the
-idea.
+idea; Rajbhandari et al., ZeRO (2020), for state that is divided among the processes.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Stage, State, UpdateContext
-from ortboost.boosts.roles import SCALE, LineSearch
+from ortboost.boosts.roles import EXCHANGED, SCALE, LineSearch
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
@@ -51,9 +58,11 @@ _FLOAT, _BOOL, _INT64 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT64
 _OWN: Final = "ortboost/dim_reduce"
 PROJECTED: Final = f"{_OWN}/projected"
 """Name of the tensor `gk`, still scaled; the processes exchange only it if `alpha` is 0."""
-_BASIS, _B, _B_NEXT = f"{_OWN}/basis", f"{_OWN}/B", f"{_OWN}/B_next"
+_BASIS, _ROWS, _DIRECTION = f"{_OWN}/basis", f"{_OWN}/rows", f"{_OWN}/direction"
+_B, _B_NEXT = f"{_OWN}/B", f"{_OWN}/B_next"
 _GK, _GK_LAST, _DK, _SK = (f"{_OWN}/{name}" for name in ("gk", "gk_last", "dk", "sk"))
 _STARTED: Final = f"{_OWN}/started"
+_EXCHANGED: Final = f"{EXCHANGED}value/dim_reduce"
 _FLAT_CURVE: Final = 1e-20  # smaller y.sk carries no information on the curvature; as in MindSpore
 
 
@@ -68,11 +77,13 @@ class DimReduce(LineSearch):
         rho: Rate of the second trial.
         gamma: Decay of the momentum of the residual.
         alpha: Learning rate of the residual; with 0, training stays in the subspace, and processes
-            exchange only `k` values.
+            exchange only `k` values (unless ``shard`` is set).
         sigma: Sufficient-decrease (Armijo) constant: fraction of the slope by which a trial must
             reduce the loss.
         first: Initial `B`, as a multiple of the identity (1 in MindSpore). Use less if no rate is
             ever accepted because a step of the gradient's length is too long.
+        shard: Divide the rows of `P` among the processes, which then exchange gradients and steps
+            instead of `k` values.
 
     Raises:
         ConfigError: A value out of range.
@@ -89,6 +100,7 @@ class DimReduce(LineSearch):
     alpha: Annotated[float, Range(0, below=1)] = 0.001
     sigma: Annotated[float, Range(0, below=1)] = 0.4
     first: Annotated[float, Range(above=0)] = 1.0
+    shard: bool = False
 
     name: ClassVar[str] = "dim-reduce"
     stage: ClassVar[Stage] = "update"
@@ -112,8 +124,8 @@ class DimReduce(LineSearch):
 
     @property
     def exchanged(self) -> str | None:
-        """The name of `gk` if the residual is not trained; only it is exchanged then."""
-        return None if self.alpha else PROJECTED
+        """The name of `gk` if all that is needed of the gradients is their projection."""
+        return None if self.alpha or self.shard else PROJECTED
 
     # ---- the graph `step` ---------------------------------------------------------------------
 
@@ -127,12 +139,16 @@ class DimReduce(LineSearch):
         k, zeros = len(basis), np.zeros(len(basis), np.float32)
         start = self.first * np.eye(k, dtype=np.float32)
         found = [
-            State(_BASIS, basis, "slot", "basis", changes_at="never"),
+            State(_BASIS, basis, "slot", "basis", changes_at="never", sharded=self.shard),
+            State(_DIRECTION, np.zeros(basis.shape[1], np.float32), "slot", "direction"),
             State(_B, start, changes_at="never"),
             State(_B_NEXT, start),
             State(_GK, zeros),
             State(_DK, zeros),
         ]
+        if self.shard:
+            eye = np.eye(k, dtype=np.float32)
+            found.append(State(_ROWS, eye, changes_at="never", sharded=True))
         found += [State(name, zeros, changes_at="never") for name in (_GK_LAST, _SK)]
         found.append(State(_STARTED, np.zeros((), np.int64), changes_at="never"))
         if self.alpha:
@@ -143,7 +159,7 @@ class DimReduce(LineSearch):
         return found
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
-        """Project the scaled gradients.
+        """Project the scaled gradients, and compute the direction outside of all branches.
 
         Raises:
             ConfigError: A parameter is not float32.
@@ -157,28 +173,47 @@ class DimReduce(LineSearch):
             )
         b = Builder(graph.model.graph, _OWN)
         made = values_by_name(graph.model.graph)
-        basis = ir.val(_BASIS, _FLOAT)  # the update declares its shape
-        graph.model.graph.inputs.append(basis)
+        inputs = graph.model.graph.inputs
+        scale = next((value for value in inputs if value.name == SCALE), None)
+        kinds = {_STARTED: _INT64, **dict.fromkeys((_BASIS, _B, _GK_LAST, _SK), _FLOAT)}
+        if self.shard:
+            kinds[_ROWS] = _FLOAT
+        old = {name: ir.val(name, kind) for name, kind in kinds.items()}
+        inputs.extend(old.values())  # the update declares their shapes
         whole = _joined(b, [made[f"{p.name}_grad"] for p in graph.trained])
-        number = len(
-            read_basis(self.pca_mat_path, sum(p.size for p in graph.trained), self.n_components)
-        )
-        graph.memory[self.name] = b.op("MatMul", basis, whole, name=PROJECTED, shape=(number,))
+        length = sum(p.size for p in graph.trained)
+        k = len(read_basis(self.pca_mat_path, length, self.n_components))
+        if self.shard:
+            own = b.op("MatMul", b.op("MatMul", old[_BASIS], whole), old[_ROWS])
+            gk = b.op("Identity", own, name=f"{_EXCHANGED}/gk", shape=(k,))
+        else:
+            gk = b.op("MatMul", old[_BASIS], whole, name=PROJECTED, shape=(k,))
+        if scale is not None:
+            gk = b.op("Div", gk, scale)
+        b_next = self._bfgs(b, old, gk)
+        dk = b.op("Neg", b.op("MatMul", b_next, gk))
+        both = [gk, dk] if self.alpha else [dk]  # one pass over the components for both
+        rows = b.op("Concat", *(b.op("Unsqueeze", v, b.ints(0)) for v in both), axis=0)
+        if self.shard:
+            rows = b.op("MatMul", rows, b.op("Transpose", old[_ROWS], perm=[1, 0]))
+        back = b.op("MatMul", rows, old[_BASIS], shape=(len(both), length))
+        if self.shard:
+            back = b.op("Identity", back, name=f"{_EXCHANGED}/back", shape=(len(both), length))
+        graph.memory[self.name] = (gk, dk, b_next, back)
         b.flush()
 
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
-        """Compute direction, BFGS and momentum into the boost's states; gradients are unchanged."""
-        b, old, gk = update.b, update.states, update.memory[self.name]
-        if SCALE in old:
-            gk = b.op("Div", gk, old[SCALE])
-        b_next = self._bfgs(b, old, gk)
-        dk = b.op("Neg", b.op("MatMul", b_next, gk))
-        update.next_of |= {_GK: b.op("Identity", gk), _DK: dk, _B_NEXT: b_next}
+        """Keep direction, BFGS and momentum in the boost's states; gradients are unchanged."""
+        b, old = update.b, update.states
+        gk, dk, b_next, back = update.memory[self.name]
+        for name, value in ((_GK, gk), (_DK, dk), (_B_NEXT, b_next)):
+            update.next_of[name] = b.op("Identity", value)
+        update.next_of[_DIRECTION] = b.op("Gather", back, b.const(-1, _INT64), axis=0)
         if self.alpha:
-            inside = _parts(b, b.op("MatMul", gk, old[_BASIS]), update.trained)
-            for p, projected in zip(update.trained, inside, strict=True):
+            whole = b.op("Gather", back, b.const(0, _INT64), axis=0)
+            for p, projected in zip(update.trained, _parts(b, whole, update.trained), strict=True):
                 residual = b.op("Sub", gradients[p.name], projected)
                 decayed = b.op("Mul", old[_momentum(p)], b.const(self.gamma))
                 update.next_of[_momentum(p)] = b.op("Add", decayed, residual)
@@ -208,7 +243,7 @@ class DimReduce(LineSearch):
 
     def trial_states(self) -> tuple[str, ...]:
         """The states that a trial reads in addition to those of the forward pass."""
-        return (_BASIS, _DK, _GK)
+        return (_DIRECTION, _DK, _GK)
 
     def trial_weights(
         self,
@@ -218,7 +253,7 @@ class DimReduce(LineSearch):
         trained: Sequence[Parameter],
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """The weights at a rate, and the required change of the loss there (negative)."""
-        steps = _parts(b, b.op("MatMul", states[_DK], states[_BASIS]), trained)
+        steps = _parts(b, states[_DIRECTION], trained)
         found = {
             p.name: b.op("Add", states[p.name], b.op("Mul", step, rate))
             for p, step in zip(trained, steps, strict=True)
@@ -228,7 +263,7 @@ class DimReduce(LineSearch):
 
     def accept_states(self, trained: Sequence[Parameter]) -> tuple[str, ...]:
         """The states that ``accept`` reads or writes, except parameters."""
-        own = (_BASIS, _B, _B_NEXT, _GK, _GK_LAST, _DK, _SK, _STARTED)
+        own = (_DIRECTION, _B, _B_NEXT, _GK, _GK_LAST, _DK, _SK, _STARTED)
         return (*own, *(_momentum(p) for p in trained if self.alpha))
 
     def accepted(

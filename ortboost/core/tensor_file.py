@@ -1,7 +1,8 @@
 """Tensors in a safetensors file, read and written one at a time.
 
 Reading a state of 1 GB as a whole and copying it to the device would take 2 GB; safetensors itself
-copies everything that it writes. Here each tensor is read when it is needed and freed after use.
+copies everything that it writes. Here each tensor is read when it is needed and freed after use; if
+it is only passed on, in pieces.
 
 The format: eight bytes with the length of the header, the header as JSON (name to dtype, shape and
 offsets), the data. Source: https://github.com/huggingface/safetensors, "Format".
@@ -21,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-__all__ = ["TensorFile", "form_of", "write_tensors"]
+__all__ = ["Overlay", "TensorFile", "form_of", "pieces_of", "rows_of", "write_tensors"]
+
+_PIECE = 2**26  # bytes: what is read at a time of a tensor that is only passed on
 
 _DTYPES = {
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -82,6 +85,9 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         place = self._places[name]
         return self._read(place.start, math.prod(place.shape), place.dtype).reshape(place.shape)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # that of Mapping would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -91,6 +97,21 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
     def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
         """Shape and dtype of a tensor, without reading it."""
         return self._places[name].shape, self._places[name].dtype
+
+    def rows(self, name: str, rows: range) -> NDArray[np.generic]:
+        """Consecutive rows of a tensor; nothing else of it is read."""
+        place = self._places[name]
+        width = math.prod(place.shape[1:])
+        start = place.start + rows.start * width * place.dtype.itemsize
+        return self._read(start, len(rows) * width, place.dtype).reshape(-1, *place.shape[1:])
+
+    def pieces(self, name: str) -> Iterator[NDArray[np.generic]]:
+        """The elements of a tensor in order, in flat arrays of at most 64 MiB."""
+        place = self._places[name]
+        size, step = math.prod(place.shape), _PIECE // place.dtype.itemsize
+        for first in range(0, size, step):
+            start = place.start + first * place.dtype.itemsize
+            yield self._read(start, min(step, size - first), place.dtype)
 
     def _read(self, start: int, count: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         array = np.empty(count, dtype)  # filled in place: no second copy in memory
@@ -104,13 +125,70 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         return array
 
 
+class Overlay(Mapping[str, NDArray[np.generic]]):
+    """Tensors in front of others, which are read from their file when they are needed.
+
+    Args:
+        front: The tensors that differ, or are in memory.
+        behind: All others.
+    """
+
+    def __init__(
+        self,
+        front: Mapping[str, NDArray[np.generic]],
+        behind: Mapping[str, NDArray[np.generic]],
+    ) -> None:
+        self._front, self._behind = front, behind
+
+    def holder(self, name: str) -> Mapping[str, NDArray[np.generic]]:
+        """The tensors that a name refers to."""
+        return self._front if name in self._front else self._behind
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        return self.holder(name)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._front or name in self._behind
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self._behind), **dict.fromkeys(self._front)})
+
+    def __len__(self) -> int:
+        return len({*self._front, *self._behind})
+
+
 def form_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Shape and dtype of one of several tensors, without reading it from a file."""
+    if isinstance(tensors, Overlay):
+        return form_of(tensors.holder(name), name)
     if isinstance(tensors, TensorFile):
         return tensors.form(name)
     return tuple(tensors[name].shape), tensors[name].dtype
+
+
+def rows_of(
+    tensors: Mapping[str, NDArray[np.generic]], name: str, rows: range
+) -> NDArray[np.generic]:
+    """Consecutive rows of one of several tensors; from a file, only they are read."""
+    if isinstance(tensors, Overlay):
+        return rows_of(tensors.holder(name), name, rows)
+    if isinstance(tensors, TensorFile):
+        return tensors.rows(name, rows)
+    return tensors[name][rows.start : rows.stop]
+
+
+def pieces_of(
+    tensors: Mapping[str, NDArray[np.generic]], name: str
+) -> Iterator[NDArray[np.generic]]:
+    """The elements of one of several tensors in order, in flat arrays; from a file, small ones."""
+    if isinstance(tensors, Overlay):
+        yield from pieces_of(tensors.holder(name), name)
+    elif isinstance(tensors, TensorFile):
+        yield from tensors.pieces(name)
+    else:
+        yield np.ascontiguousarray(tensors[name]).reshape(-1)
 
 
 def write_tensors(
@@ -147,6 +225,6 @@ def write_tensors(
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            array = np.ascontiguousarray(tensors[name])
-            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            file.write(little.reshape(-1).view(np.uint8).data)
+            for piece in pieces_of(tensors, name):
+                little = piece.astype(piece.dtype.newbyteorder("<"), copy=False)
+                file.write(little.view(np.uint8).data)

@@ -246,6 +246,8 @@ class StateEntry:
         next: Name of the graph output with its next value; ``None`` if a step never changes it.
         role: For parameters and buffers, see :class:`ortboost.graph.parameters.Parameter`; for
             slots the name of the slot.
+        sharded: Whether each of several processes holds only some of its rows. No graph changes
+            such a state, and the number of rows of the graph input is open.
     """
 
     name: str
@@ -254,10 +256,12 @@ class StateEntry:
     shape: tuple[int, ...]
     next: str | None
     role: str = ""
+    sharded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return {**vars(self), "dtype": self.dtype.name, "shape": list(self.shape)}
+        data = {**vars(self), "dtype": self.dtype.name, "shape": list(self.shape)}
+        return data if self.sharded else {k: v for k, v in data.items() if k != "sharded"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StateEntry:
@@ -269,6 +273,7 @@ class StateEntry:
             tuple(data["shape"]),
             data["next"],
             data["role"],
+            bool(data.get("sharded", False)),
         )
 
     def value(self) -> ir.Value:

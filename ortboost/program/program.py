@@ -40,7 +40,7 @@ from ortboost.core.files import (
 )
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.core.tensor_file import TensorFile, form_of, write_tensors
+from ortboost.core.tensor_file import TensorFile, form_of, pieces_of, write_tensors
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.io import load_model, save_model
@@ -393,7 +393,8 @@ def _state_digest(state: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(state[name]).data)
+        for piece in pieces_of(state, name):
+            digest.update(piece.view(np.uint8).data)
     return digest.hexdigest()[:32]
 
 

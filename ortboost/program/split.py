@@ -16,9 +16,10 @@ cut, and how the processes exchange them:
 - raw running statistics (``ortboost/raw/...``) stay in their process, as in torch's
   DistributedDataParallel.
 
-Exchange points (``ortboost/exchange/...``, :mod:`ortboost.boosts.sync_batch_norm`) are cut within
-``gradients``: the value of the process is the output ``X/cut``, the sum over the processes the
-input ``X``. :mod:`ortboost.program.segments` finds an order.
+Exchange points (``ortboost/exchange/...``, :mod:`ortboost.boosts.sync_batch_norm` and
+:mod:`ortboost.boosts.dim_reduce`) are cut within their graph: the value of the process is the
+output ``X/cut``, the sum over the processes the input ``X``. :mod:`ortboost.program.segments` finds
+an order. Those that no gradient depends on belong to ``update``.
 
 With gradient accumulation, gradients are exchanged once per window: ``X_grad`` stays in its
 process, only the means and the sums of the finite check are exchanged in each step, and the flush
@@ -77,6 +78,7 @@ class SplitStep:
         checks: Scalars that are summed without weights: zero, or NaN.
         kept: Cut values that stay in their process; gradients among them are weighted, too.
         exchanged: Values that are summed within ``gradients``.
+        late: Values that are summed within ``update``.
     """
 
     gradients: ir.Model
@@ -86,6 +88,7 @@ class SplitStep:
     checks: tuple[TensorSpec, ...]
     kept: tuple[TensorSpec, ...]
     exchanged: tuple[TensorSpec, ...] = ()
+    late: tuple[TensorSpec, ...] = ()
 
 
 def cut_name(name: str) -> str:
@@ -148,11 +151,12 @@ def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
     """
     written = []
     for name, split in split_program(program).items():
-        if split.exchanged:
+        inside = (*split.exchanged, *split.late)
+        if inside:
             raise ConfigError(
-                "The processes exchange values within the backward pass, which takes more graphs.",
-                where=f"'{split.exchanged[0].name}' and {len(split.exchanged) - 1} more",
-                fix="Remove sync-bn, or train with ortboost.",
+                "The processes exchange values within these graphs, which takes more graphs.",
+                where=f"'{inside[0].name}' and {len(inside) - 1} more",
+                fix="Remove sync-bn, or shard of dim-reduce, or train with ortboost.",
             )
         for kind, model in ((GRADIENTS_GRAPH, split.gradients), (UPDATE_GRAPH, split.update)):
             path = Path(folder) / f"{name.replace(names.STEP_GRAPH, kind, 1)}.onnx"
@@ -210,7 +214,10 @@ def split_step(
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *means, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
-    exchanged = [name for name in made if name.startswith(names.EXCHANGED)]
+    early = ancestors([made[name] for name in (*cut, *(spec.name for spec in shown))])
+    points = [name for name in made if name.startswith(names.EXCHANGED)]
+    exchanged = [name for name in points if made[name].producer() in early]
+    late = [name for name in points if name not in exchanged]
     first = slice_step(step, [*(spec.name for spec in shown), *cut, *exchanged], exchanged)
     received = {value.name: TensorSpec.of(value) for value in first.graph.inputs}
     specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
@@ -221,8 +228,13 @@ def split_step(
         state=_read(first, [dataclasses.replace(e, next=None) for e in catalogue.state]),
         outputs=tuple(specs.values()),
     )
-    late = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
-    second = slice_step(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
+    told = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
+    second = slice_step(
+        step,
+        [*(s.name for s in told), *late, *(e.next for e in entries if e.next)],
+        [*cut, *late],
+    )
+    specs |= {spec.name: spec for value in second.graph.inputs for spec in [TensorSpec.of(value)]}
     read = {value.name for value in second.graph.inputs}
     # The update must not depend on the batch except by the cut values.
     stray = next((spec.name for spec in catalogue.batch if spec.name in read), None)
@@ -230,10 +242,10 @@ def split_step(
         raise _not_split(stray)
     second_catalogue = dataclasses.replace(
         catalogue,
-        batch=tuple(specs[name] for name in cut if name in read),
+        batch=tuple(specs[name] for name in (*cut, *late) if name in read),
         hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
         state=_read(second, entries),
-        outputs=tuple(late),
+        outputs=(*told, *(dataclasses.replace(specs[n], name=cut_name(n)) for n in late)),
         randomness=False,
     )
     stamp(first, GRADIENTS_GRAPH, first_catalogue)
@@ -247,6 +259,7 @@ def split_step(
         checks=tuple(specs[name] for name in zeros),
         kept=tuple(specs[name] for name in kept),
         exchanged=tuple(received[name] for name in exchanged),
+        late=tuple(specs[name] for name in late),
     )
 
 

@@ -170,7 +170,9 @@ class _Writer:
                 self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
         for boost in self.boosts:
             for state in boost.states_of(graph):
-                self._add_state(state.name, state.kind, state.initial, state.role)
+                self._add_state(
+                    state.name, state.kind, state.initial, state.role, sharded=state.sharded
+                )
                 if boost is self.accumulator or state.changes_at == "step":
                     self.each_step.append(state.name)
                 elif state.changes_at == "update":
@@ -186,7 +188,7 @@ class _Writer:
         for name, start in {**counters, **skips}.items():
             self._add_state(name, "counter", np.int64(start))
 
-    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
+    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | None]) -> ir.Value:
         if name in self.inputs:  # already declared by a rewrite of the gradients
             self.inputs[name].shape = ir.Shape(shape)
             return self.inputs[name]
@@ -200,13 +202,20 @@ class _Writer:
         self.hyper[name] = self._input(name, _FLOAT, ())
 
     def _add_state(
-        self, name: str, kind: str, initial: NDArray[np.generic] | np.generic, role: str = ""
+        self,
+        name: str,
+        kind: str,
+        initial: NDArray[np.generic] | np.generic,
+        role: str = "",
+        *,
+        sharded: bool = False,
     ) -> None:
         array = np.asarray(initial)
-        self._input(name, ir.DataType.from_numpy(array.dtype), array.shape)
+        shape = (None, *array.shape[1:]) if sharded else array.shape
+        self._input(name, ir.DataType.from_numpy(array.dtype), shape)
         self.initial[name] = array
         self.state.append(
-            StateEntry(name, kind, array.dtype, array.shape, names.next_name(name), role)
+            StateEntry(name, kind, array.dtype, array.shape, names.next_name(name), role, sharded)
         )
 
     def _slot(self, slot: str, parameter: Parameter) -> str:

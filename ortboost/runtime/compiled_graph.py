@@ -60,6 +60,7 @@ class CompiledGraph:
         nexts = [entry.next for entry in catalogue.state if entry.next is not None]
         form = model if prepared else for_device(model, device, states=nexts, threads=threads)
         self._shapes = {value.name: static_shape(value) for value in form.graph.outputs}
+        self._inputs = {value.name for value in form.graph.inputs}
         self._on_host = {v.name for v in form.graph.outputs if v.dtype == ir.DataType.INT64}
         self._session = open_session(
             form,
@@ -120,7 +121,8 @@ class CompiledGraph:
         if phase not in self._bindings:
             binding = self._session.io_binding()
             for entry in self.catalogue.state:
-                binding.bind_ortvalue_input(entry.name, self._state.current(entry.name))
+                if entry.name in self._inputs:  # a segment may write a state that it does not read
+                    binding.bind_ortvalue_input(entry.name, self._state.current(entry.name))
             for name in (spec.name for spec in self.catalogue.batch):
                 if name in self._placed:
                     binding.bind_input(name, *self._place(name))

@@ -1,4 +1,4 @@
-r"""The sums over processes within a step, between two segments of the gradient graph.
+r"""The sums over processes within a step, between two segments of a graph.
 
 With `f_r` the weight of this process's gradients in the sum over all (see
 :mod:`ortboost.runtime.shared_step`), a gradient `g_r` that it computes stands for `f_r g_r`. So
@@ -12,9 +12,7 @@ A process without samples adds zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from ortboost.program.catalogue import EXCHANGED_GRADIENT, TensorSpec
 from ortboost.program.split import cut_name
@@ -28,7 +26,7 @@ class Exchange:
 
     Args:
         group: The processes.
-        specs: All exchange points, float64 of static shape.
+        specs: All exchange points of the graph, of one dtype and static shapes.
         level: The names of those of this level.
         device: ``cpu`` or ``cuda``.
 
@@ -37,12 +35,12 @@ class Exchange:
     """
 
     def __init__(
-        self, group: ProcessGroup, specs: Iterable[TensorSpec], level: Iterable[str], device: str
+        self, group: ProcessGroup, specs: Sequence[TensorSpec], level: Iterable[str], device: str
     ) -> None:
         chosen = {*level}
         shapes = {s.name: [d for d in s.shape if isinstance(d, int)] for s in specs}
         shapes = {name: shape for name, shape in shapes.items() if name in chosen}
-        dtype = np.dtype(np.float64)
+        (dtype,) = {s.dtype for s in specs}
         own = Buffer(group, {cut_name(n): shape for n, shape in shapes.items()}, dtype, device)
         self.buffers = (own, Buffer(group, shapes, dtype, device))
         self._gradients = [name for name in shapes if name.startswith(EXCHANGED_GRADIENT)]
@@ -51,7 +49,7 @@ class Exchange:
         """Sum.
 
         Args:
-            weight: `f_r` of this process; ``None`` if it has no samples.
+            weight: `f_r` of this process, 1 in the update; ``None`` if it has no samples.
         """
         own, total = self.buffers
         total.copy(own)

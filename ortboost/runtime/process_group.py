@@ -1,4 +1,4 @@
-"""Processes of a run and their communication; the only module that imports ``torch.distributed``.
+"""Processes of a run and their communication with ``torch.distributed``.
 
 ``torchrun`` starts and restarts the processes. CPU tensors are exchanged with gloo, GPU tensors
 with NCCL. Every call is collective: all processes make the same calls in the same order.

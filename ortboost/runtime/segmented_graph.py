@@ -1,4 +1,4 @@
-"""A gradient graph that runs segment by segment; its outputs are unchanged."""
+"""A graph that runs segment by segment; its outputs are unchanged."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class SegmentedGraph:
         placed: Mapping[str, Buffer],
         draws_first: bool = True,
     ) -> None:
+        several = len(groups) > 1
         nodes = {node.op_type for node in form.graph.all_nodes()}
-        self._lengths_vary = bool(nodes & UNKNOWN_SIZES)
+        self._lengths_vary = several and bool(nodes & UNKNOWN_SIZES)
         self._passed: dict[str, Any] = {}
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._segments = []
         types: dict[str, str] = {}
         whole = [Segment(form, passed_in=(), passed_on=())]
-        several = len(groups) > 1
         parts = cut_segments(form, groups, draws_first=draws_first) if several else whole
         for segment in parts:
             graph = segment.model.graph
@@ -67,7 +67,12 @@ class SegmentedGraph:
             own = dataclasses.replace(
                 catalogue,
                 batch=tuple(spec for spec in catalogue.batch if spec.name in read),
-                state=tuple(entry for entry in catalogue.state if entry.name in read),
+                hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
+                state=tuple(
+                    dataclasses.replace(entry, next=entry.next if entry.next in made else None)
+                    for entry in catalogue.state
+                    if entry.name in read or entry.next in made
+                ),
                 outputs=tuple(spec for spec in catalogue.outputs if spec.name in made),
             )
             self._segments.append(
@@ -94,7 +99,7 @@ class SegmentedGraph:
 
         Args:
             number: Index of the segment, from 0.
-            feeds: The batch.
+            feeds: The batch and the learning rates.
 
         Returns:
             The outputs of the segment that are not placed, by name.
@@ -109,5 +114,5 @@ class SegmentedGraph:
             self._passed.clear()
             for one in self._segments:
                 one.forget()
-        used = {spec.name for spec in segment.catalogue.batch}
+        used = {spec.name for spec in (*segment.catalogue.batch, *segment.catalogue.hyper)}
         return segment.run({name: array for name, array in feeds.items() if name in used})

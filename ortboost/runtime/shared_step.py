@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.adasum import AdaSum
 from ortboost.core.errors import ConfigError, ModelError
+from ortboost.core.tensor_file import pieces_of
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.gradients import LARGEST_NORM
@@ -168,7 +169,7 @@ class SharedStep:
             s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
         }
         with self.joining(state, graph):
-            return {**numbers, **graphs.update.run(rates)}
+            return {**numbers, **graphs.run_update(rates)}
 
     def try_rate(
         self,
@@ -338,7 +339,9 @@ class SharedStep:
         entries = [
             entry
             for entry in state.catalogue.state
-            if entry.kind not in own and not entry.name.startswith(names.accumulator_name(""))
+            if entry.kind not in own
+            and not entry.sharded
+            and not entry.name.startswith(names.accumulator_name(""))
         ]
         sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
         found = (self.server if self._common else self.group).gather(sums)
@@ -384,5 +387,6 @@ def _crc(array: NDArray[Any]) -> int:
 def _crc_of(state: Mapping[str, NDArray[Any]]) -> int:
     total = 0
     for name in sorted(state):
-        total = zlib.crc32(np.ascontiguousarray(state[name]).data, total)
+        for piece in pieces_of(state, name):
+            total = zlib.crc32(piece.view(np.uint8).data, total)
     return total

@@ -2,6 +2,9 @@
 
 A state that is updated in place has one buffer; any other has two, and the steps that write it
 alternate between them. No state is copied in a step.
+
+Of a sharded state with `k` rows, process `r` of `N` holds the rows `[k r / N, k (r + 1) / N)`. It
+never changes, so as a whole it is read from where it came from, usually the file of the program.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import check_state
 from ortboost.runtime.session import runtime
@@ -29,6 +33,10 @@ class DeviceState:
         initial: State name to value; copied.
         device: ``cpu`` or ``cuda``.
         in_place: Names of the states with a single buffer; see :mod:`ortboost.program.aliasing`.
+        part: Rank of this process, and number of processes.
+
+    Raises:
+        ConfigError: A sharded state has fewer rows than there are processes.
     """
 
     def __init__(
@@ -37,24 +45,43 @@ class DeviceState:
         initial: Mapping[str, NDArray[Any]],
         device: str,
         in_place: Collection[str],
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         self.catalogue = catalogue
         self._entries = {entry.name: entry for entry in catalogue.state}
         self.device = device
         check_state(catalogue, initial, where="initial state")
+        self._whole = initial
+        rank, size = part
+        self._rows = {
+            entry.name: range(entry.shape[0] * rank // size, entry.shape[0] * (rank + 1) // size)
+            for entry in catalogue.state
+            if entry.sharded and size > 1
+        }
         self._buffers: dict[str, list[Any]] = {}
         for entry in catalogue.state:
+            rows = self._rows.get(entry.name)
+            if rows is not None and entry.shape[0] < size:
+                raise ConfigError(
+                    f"{size} processes cannot share the {entry.shape[0]} rows of a state.",
+                    where=f"state '{entry.name}'",
+                    fix="Train with fewer processes, or convert the model without shard.",
+                )
             copies = 1 if entry.next is None or entry.name in in_place else 2
-            self._buffers[entry.name] = [self._place(initial[entry.name]) for _ in range(copies)]
+            self._buffers[entry.name] = [self._place(entry.name) for _ in range(copies)]
 
     @property
     def nbytes(self) -> int:
         """Total bytes of the tensors, each counted once."""
         return sum(math.prod(e.shape) * e.dtype.itemsize for e in self.catalogue.state)
 
-    def _place(self, array: NDArray[Any]) -> Any:
-        owned = np.array(array, order="C", copy=True)  # on the CPU the OrtValue shares this memory
-        return runtime().OrtValue.ortvalue_from_numpy(owned, self.device)
+    def _place(self, name: str) -> Any:
+        rows = self._rows.get(name)
+        array = self._whole[name] if rows is None else rows_of(self._whole, name, rows)
+        if not isinstance(self._whole, TensorFile):  # which reads into new memory
+            array = np.array(array, order="C", copy=True)
+        # On the CPU the OrtValue shares this memory.
+        return runtime().OrtValue.ortvalue_from_numpy(array, self.device)
 
     def buffers(self, name: str) -> list[Any]:
         """All buffers of one state, the current one first."""
@@ -88,14 +115,16 @@ class DeviceState:
             self._buffers[name].reverse()
 
     def read(self, name: str) -> NDArray[Any]:
-        """Copy one state tensor to the host."""
+        """Copy one state tensor to the host, as a whole."""
+        if name in self._rows:
+            return np.array(self._whole[name], copy=True)
         return np.array(self.current(name).numpy(), copy=True)
 
     def write(self, name: str, value: NDArray[Any]) -> None:
         """Replace the value of one state tensor, converted to the dtype of the catalogue.
 
         Raises:
-            UsageError: The state is unknown, or the shape differs.
+            UsageError: The state is unknown, the shape differs, or it is sharded.
         """
         target = self.current(name)
         entry = self._entries[name]
@@ -106,11 +135,24 @@ class DeviceState:
                 where=f"state '{name}'",
                 fix="Give an array of the same shape.",
             )
-        target.update_inplace(np.array(value, dtype=entry.dtype, order="C"))
+        if name in self._rows:
+            self._keep_rows(name, {name: value})
+        else:
+            target.update_inplace(np.array(value, dtype=entry.dtype, order="C"))
 
-    def read_all(self) -> dict[str, NDArray[Any]]:
-        """Copy the whole state to the host, in the order of the catalogue."""
-        return {entry.name: self.read(entry.name) for entry in self.catalogue.state}
+    def _keep_rows(self, name: str, state: Mapping[str, NDArray[Any]]) -> None:
+        """Check that a sharded state keeps its value."""
+        if not np.array_equal(rows_of(state, name, self._rows[name]), self.current(name).numpy()):
+            raise UsageError(
+                f"The state '{name}' is shared by the processes and cannot be changed.",
+                where=f"state '{name}'",
+                fix="Convert the model again with its new value.",
+            )
+
+    def read_all(self) -> Mapping[str, NDArray[Any]]:
+        """Copy the whole state to the host; sharded states are read when they are accessed."""
+        held = {e.name: self.read(e.name) for e in self.catalogue.state if e.name not in self._rows}
+        return Overlay(held, self._whole) if self._rows else held
 
     def write_all(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the whole state.
@@ -119,5 +161,8 @@ class DeviceState:
             FileError: Tensors are missing or unexpected, or have another shape or dtype.
         """
         check_state(self.catalogue, state, where="state to load")
-        for name, value in state.items():
-            self.write(name, value)
+        for name in state:
+            if name in self._rows:
+                self._keep_rows(name, state)
+            else:
+                self.write(name, state[name])

@@ -88,7 +88,8 @@ class Stepper(Shown):
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
         proven = self._in_place() if in_place else frozenset[str]()
-        self._state = DeviceState(program.catalogue, program.initial, self.device, proven)
+        part = (0, 1) if group is None else (group.rank, group.size)
+        self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
         self._compiled: dict[str, CompiledGraph] = {}
         self._plan = step_plan(program.config, program.graphs)
         self._counters = dict.fromkeys(_COUNTERS, 0)
@@ -322,7 +323,7 @@ class Stepper(Shown):
 
     # ---- state ---------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> Mapping[str, NDArray[Any]]:
         """Copy the state to the host; of several processes: :mod:`ortboost.runtime.shared_step`."""
         if self.shared is not None:
             self.shared.settle(self._state)

@@ -33,6 +33,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
     "RefusedError",
+    "digest_of",
     "is_ours",
     "read_checkpoint",
     "tensor_files",
@@ -110,7 +111,7 @@ def write_checkpoint(
         "tensors": {name: _describe(state, name) for name in sorted(state)},
         "progress": dict(progress),
     }
-    write_json(path, {**content, "digest": _digest(content)})
+    write_json(path, {**content, "digest": digest_of(content)})
     for old in tensor_files(path):
         if old != tensors:
             old.unlink(missing_ok=True)
@@ -142,7 +143,8 @@ def _describe(tensors: Mapping[str, Array], name: str) -> dict[str, Any]:
     return {"dtype": dtype.name, "shape": list(shape)}
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Digest of JSON data, which the data themselves may then contain."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -209,7 +211,7 @@ def _read_content(path: Path) -> dict[str, Any]:
             f"it has format version {content.get('version')}, this ortboost reads {FORMAT_VERSION}",
         )
     digest = content.pop("digest", None)
-    if digest != _digest(content):
+    if digest != digest_of(content):
         raise RefusedError(path, "its text changed since it was written (digest differs)")
     return content
 

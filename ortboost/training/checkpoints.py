@@ -18,6 +18,7 @@ from ortboost.core.files import read_json, sweep, write_json
 from ortboost.training.checkpoint_file import (
     Checkpoint,
     RefusedError,
+    digest_of,
     is_ours,
     read_checkpoint,
     tensor_files,
@@ -113,18 +114,51 @@ class CheckpointStore:
     def pin_best(self, step: int) -> None:
         """Pin an existing checkpoint as the best one."""
         if self._writes:
-            write_json(self.folder / "best.json", {"step": step})
+            write_json(self._pin, {"step": step, "digest": digest_of({"step": step})})
+
+    @property
+    def _pin(self) -> Path:
+        return self.folder / "best.json"
+
+    def _pinned(self) -> int | None:
+        """The step in the pin; None if there is no pin, or it is damaged."""
+        with contextlib.suppress(FileError, KeyError, TypeError):
+            pin = read_json(self._pin)
+            step = pin["step"]
+            expected = digest_of({"step": step})
+            whole = pin.get("digest", expected) == expected  # older versions wrote none
+            return step if type(step) is int and step >= 0 and whole else None
+        return None
 
     def best_step(self) -> int | None:
-        """The step of the pinned checkpoint; None if none is pinned or the pin is unreadable."""
-        with contextlib.suppress(FileError, KeyError, TypeError):
-            step = read_json(self.folder / "best.json")["step"]
-            return step if type(step) is int and step >= 0 else None
+        """The step of the pinned checkpoint, or None.
+
+        If the pin is damaged, it is the newest checkpoint that was the best when it was written.
+        """
+        step = self._pinned()
+        return self._newest_best() if step is None and self._pin.exists() else step
+
+    def _newest_best(self) -> int | None:
+        for step in reversed(self.steps()):
+            with contextlib.suppress(RefusedError):
+                if read_checkpoint(self.path(step), None, None).progress.get("best", False):
+                    return step
         return None
 
     def best(self, *, program: str | None = None) -> Checkpoint | None:
-        """The pinned checkpoint, or None; argument and errors as in :meth:`load`."""
-        step = self.best_step()
+        """The pinned checkpoint, or None; argument and errors as in :meth:`load`.
+
+        Raises:
+            FileError: See :meth:`load`; or the pin is damaged.
+        """
+        step = self._pinned()
+        if step is None and self._pin.exists():
+            raise FileError(
+                "The file that names the best checkpoint is damaged.",
+                where=str(self._pin),
+                fix="Use --checkpoint last, or the path of a checkpoint; or continue the training "
+                "with --resume, which names the best one again.",
+            )
         return None if step is None else self.load(self.path(step), program=program)
 
     def latest(

@@ -5,7 +5,8 @@ are written as null. The events and their further keys:
 
 - ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``seconds`` (of
   the sessions that led to it), ``epochs``, ``steps_per_epoch`` (or null), ``steps`` (of the whole
-  run, or null), ``about`` (metadata: ``run``, ``engine``, ``optimizer``, ...)
+  run, or null), ``about`` (metadata: ``run``, ``engine``, ``optimizer``, ...); with several
+  processes ``launch`` (``id``, ``host`` and ``pid`` of their torchrun)
 - ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a
   grouped scale that of the first group, and all of them as ``loss_scales``), ``learning_rate``
   (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
@@ -20,7 +21,8 @@ are written as null. The events and their further keys:
 - ``end``: ``reason``, ``seconds`` (of this session)
 
 A checkpoint stores the number of events at the time. A resumed run removes later events, so every
-curve has one value per step; an incomplete line of a killed process is removed too.
+curve has one value per step; an incomplete line of a killed process is removed too. A run that
+replaces another one keeps that one's log until its own first step.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class EventLog:
         self.position = 0
         """Number of events in the file that this object wrote or kept; see :meth:`rewind`."""
         self._stream: IO[str] | None = None
+        self._held: list[str] | None = None
 
     def write(self, event: str, step: int, **fields: Any) -> None:
         """Append one event.
@@ -78,6 +81,12 @@ class EventLog:
             FileError: The file cannot be written.
         """
         line = json.dumps(finite_or_none({"event": event, "step": step, **fields}))
+        if self._held is None:
+            self._append(line)
+        else:
+            self._held.append(line)
+
+    def _append(self, line: str) -> None:
         try:
             if self._stream is None:
                 self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held open
@@ -87,8 +96,19 @@ class EventLog:
         except OSError as error:
             raise _unwritten(self.path, error) from error
 
+    def hold(self) -> None:
+        """Keep the file, and events in memory, until :meth:`replace`; closing forgets them."""
+        self._held = []
+
+    def replace(self) -> None:
+        """Start a new log with the events held."""
+        lines = self._held or ()
+        self.rewind(0)
+        for line in lines:
+            self._append(line)
+
     def rewind(self, position: int) -> None:
-        """Keep only the first ``position`` events; 0 starts a new log."""
+        """Keep only the first ``position`` events, damaged ones included; 0 starts a new log."""
         self.close()
         self.position = 0
         if position <= 0:
@@ -101,6 +121,7 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file; a later event opens it again."""
+        self._held = None
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -113,7 +134,7 @@ class EventLog:
 
 
 def _cut(path: Path, position: int) -> int:
-    """Truncate a file after ``position`` events; returns how many it has.
+    """Truncate a file after ``position`` events, one per line; returns how many it has.
 
     In place, because a full disk has no room for a copy.
     """
@@ -122,7 +143,7 @@ def _cut(path: Path, position: int) -> int:
         for line in stream:
             if kept == position:
                 break
-            kept += len(list(_events([line.decode(errors="replace")])))
+            kept += 1
             length += len(line)
         stream.truncate(length)
         if length:

@@ -123,7 +123,7 @@ class Stepper(Protocol):
             Whether there was one; always False without accumulation.
         """
 
-    def state(self) -> dict[str, Array]:
+    def state(self) -> Mapping[str, Array]:
         """A host copy of every state tensor."""
 
     def load_state(self, state: Mapping[str, Array]) -> None:

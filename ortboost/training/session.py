@@ -158,8 +158,10 @@ class Recorder:
         s.resumed = s.saved = found.path
         s.saved_step = s.state.step
         s.before = float(found.progress.get("seconds", 0.0))  # older versions did not write it
-        if found.progress.get("best", False):  # killed after the checkpoint, before the pin
-            self.store.pin_best(found.step)
+        # Killed after the checkpoint, before the pin; or the pin is damaged.
+        best = found.step if found.progress.get("best", False) else self.store.best_step()
+        if best is not None:
+            self.store.pin_best(best)
         for text in warnings:
             tell(text)
         tell(f"resumed from step {s.state.step} ({found.path.name})")

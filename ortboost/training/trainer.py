@@ -51,6 +51,7 @@ class Trainer:
         program: Fingerprint of the program; saved in checkpoints and verified when resuming.
         plot: Path of a PNG with the curves of the log, drawn at the end; None for none.
         about: Metadata of the run, for the log and the callbacks.
+        launch: What identifies the launch of several processes, for the log.
         signals: Factory of the guard that catches requests to stop.
 
     Raises:
@@ -77,6 +78,7 @@ class Trainer:
         program: str = "",
         plot: str | os.PathLike[str] | None = None,
         about: Mapping[str, Any] | None = None,
+        launch: Mapping[str, object] | None = None,
         signals: Callable[[], SignalGuard] = SignalGuard,
     ) -> None:
         self.stepper, self.evaluator, self.config = stepper, evaluator, config
@@ -85,7 +87,7 @@ class Trainer:
         self.progress: Reporter = progress or QuietProgress()
         self.record = Recorder(stepper, config, self.callbacks, store, log, self.progress, program)
         self.plot = None if plot is None else Path(plot)
-        self.about = dict(about or {})
+        self.about, self._launch = dict(about or {}), dict(launch or {})
         self._signals = signals
         self._schedules = config.schedules(stepper.groups)
         self._metrics = [get_metric(name) for name in config.metrics]
@@ -160,7 +162,9 @@ class Trainer:
             )
         if isinstance(s.validation, IterableSource):
             s.validation.look()
-        if self.log is not None:
+        if self.log is not None and s.stale:
+            self.log.hold()
+        elif self.log is not None:
             self.log.rewind(position)
         per_epoch = s.train.steps_per_epoch
         total = None if per_epoch is None else per_epoch * self.config.epochs
@@ -177,6 +181,7 @@ class Trainer:
             steps_per_epoch=per_epoch,
             steps=total,
             about=self.about,
+            **({"launch": self._launch} if self._launch else {}),
         )
         s.view.epochs, s.view.steps_per_epoch = self.config.epochs, per_epoch
         s.refresh_view()
@@ -315,9 +320,11 @@ class Trainer:
             self._interrupt(s)
 
     def _discard_stale(self, s: Session) -> None:
-        """Remove the checkpoints that ``overwrite`` replaces, after a first step has succeeded."""
+        """Remove the run that ``overwrite`` replaces, after a first step has succeeded."""
         if s.stale and self.store is not None:
             self.store.clear()
+            if self.log is not None:
+                self.log.replace()
             s.stale = False
 
     def _validate(self, s: Session) -> None:

@@ -102,6 +102,21 @@ def test_killed_and_started_again_to_the_same_bits(tmp_path, rank, step, boosts)
     assert apart(last(whole), last(broken)) == 0
 
 
+def test_started_again_before_its_first_step_it_does_not_go_on_with_an_older_run(tmp_path):
+    whole, broken = (program(tmp_path / name) for name in ("whole", "broken"))
+    finished(train(whole, 2, checkpoint_every=2))
+    finished(train(broken, 2, epochs=1, checkpoint_every=2, learning_rate="0.5"))
+    refused = train(broken, 2, restarts=1)
+    assert refused.returncode != 0
+    assert refused.stdout.count("The folder already has a run") == 4  # two processes, twice
+    fault = {"rank": 0, "step": 0}
+    result = train(broken, 2, restarts=1, checkpoint_every=2, overwrite=True, fault=fault)
+    finished(result)
+    assert "exitcode: -9" in result.stderr  # SIGKILL
+    assert [event["resumed"] for event in events(broken, "start")] == [None]
+    assert apart(last(whole), last(broken)) == 0
+
+
 def test_one_that_does_not_answer_is_named(folder):
     result = train(folder, 3, fault={"rank": 1, "step": 2, "seconds": 30}, timeout=5)
     assert result.returncode != 0

@@ -138,6 +138,32 @@ def test_as_replayed(tmp_path, k, settings, orthonormal):
     assert max(replay.rates) > 0
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.001])
+def test_one_process_has_all_rows(tmp_path, alpha):
+    """With one process, shard changes no bit."""
+    path = basis(tmp_path, 5)
+    first, second = (
+        Stepper(program(path, alpha=alpha, shard=shard), threads=1) for shard in (False, True)
+    )
+    for step in range(10):
+        results = [s.step(batch(step), {"learning_rate": 0.1}) for s in (first, second)]
+        assert results[0].loss == results[1].loss
+        assert results[0].metrics == results[1].metrics
+    one, other = first.state(), second.state()
+    assert {*other} - {*one} == {"ortboost/dim_reduce/rows"}
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_only_the_step_reads_the_components(tmp_path):
+    built = program(basis(tmp_path, 5))
+    readers = [
+        name
+        for name in built.graphs
+        if any(e.name == "ortboost/dim_reduce/basis" for e in built.catalogue_of(name).state)
+    ]
+    assert readers == ["step"]
+
+
 def test_all_three_ends_of_the_line_search_come_up(tmp_path):
     built = program(basis(tmp_path, 20, orthonormal=False), sigma=0.6)
     replay = Replay(

@@ -3,7 +3,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ortboost.core.tensor_file import TensorFile, write_tensors
+from ortboost.core import tensor_file
+from ortboost.core.tensor_file import (
+    Overlay,
+    TensorFile,
+    form_of,
+    pieces_of,
+    rows_of,
+    write_tensors,
+)
 
 
 @pytest.fixture
@@ -37,6 +45,15 @@ def test_each_access_is_an_array_of_its_own(stored):
     before = found["float32"].copy()
     found["float32"][:] = 9
     np.testing.assert_array_equal(found["float32"], before)
+
+
+def test_asking_for_a_name_reads_nothing(stored, monkeypatch):
+    found = TensorFile(stored[0])
+    monkeypatch.setattr(TensorFile, "_read", None)
+    assert "float32" in found
+    assert "float32" in Overlay({}, found)
+    assert "none" not in found
+    assert "none" not in Overlay({}, found)
 
 
 def test_a_new_file_of_the_same_name_changes_nothing(stored):
@@ -92,3 +109,38 @@ def test_what_it_writes_safetensors_reads(stored, tmp_path):
 def test_a_type_that_the_format_lacks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'z' has the type complex128"):
         write_tensors(tmp_path / "z", {"z": np.zeros(2, complex)})
+
+
+def test_rows_and_pieces_are_read_alone(stored, tmp_path, monkeypatch):
+    _, arrays = stored
+    path = tmp_path / "ours.safetensors"
+    write_tensors(path, arrays)
+    found = TensorFile(path)
+    monkeypatch.setattr(tensor_file, "_PIECE", 24)
+    for name, array in arrays.items():
+        pieces = list(pieces_of(found, name))
+        assert max((piece.nbytes for piece in pieces), default=0) <= 24
+        joined = np.concatenate([np.zeros(0, array.dtype), *pieces])
+        np.testing.assert_array_equal(joined, array.reshape(-1))
+        if array.ndim:
+            for tensors in (arrays, found):
+                np.testing.assert_array_equal(
+                    rows_of(tensors, name, range(1, len(array))), array[1:]
+                )
+    copy = tmp_path / "copy.safetensors"
+    write_tensors(copy, found)
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_an_overlay_hides_and_adds(stored):
+    path, arrays = stored
+    behind, ones = TensorFile(path), np.ones((2, 2), np.float32)
+    found = Overlay({"float32": ones, "new": ones[:1]}, behind)
+    assert list(found) == [*behind, "new"]
+    assert len(found) == len(behind) + 1
+    np.testing.assert_array_equal(found["float32"], ones)
+    np.testing.assert_array_equal(found["int8"], arrays["int8"])
+    assert form_of(found, "int8") == ((3, 4), np.dtype("int8"))
+    np.testing.assert_array_equal(rows_of(found, "int8", range(1, 2)), arrays["int8"][1:2])
+    (piece,) = pieces_of(found, "new")
+    np.testing.assert_array_equal(piece, [1, 1])

@@ -59,7 +59,7 @@ BOOSTS = {
         Thor(frequency=4),
         AdaSum(group_size=1),
         SyncBatchNorm(),
-        DimReduce("basis.npy", alpha=0.05),  # made by `build`
+        DimReduce("basis.npy", alpha=0.05, shard=True),  # made by `build`
         SparseEmbedding(),  # has its own tests with tables
     )
 }

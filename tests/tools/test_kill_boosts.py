@@ -28,9 +28,9 @@ def test_killed_trainings_are_resumed_to_the_same_bits():
 
 def test_any_bit_is_a_difference():
     whole = {"last": {"w": np.zeros(2, np.float32)}, "losses": [(1, 0.5)]}
-    assert kill_boosts._difference(whole, whole) is None
+    assert kill_boosts.difference(whole, whole) is None
     for other in (
         {**whole, "last": {"w": np.float32([0, -0.0])}},
         {**whole, "losses": [(1, 0.5), (1, 0.5)]},
     ):
-        assert kill_boosts._difference(other, whole)
+        assert kill_boosts.difference(other, whole)

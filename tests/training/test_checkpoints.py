@@ -249,9 +249,8 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert store.steps() == [10, 20, 30]
 
 
-def test_a_damaged_pin_is_no_pin(tmp_path):
+def test_a_pin_is_followed(tmp_path):
     store = saved(tmp_path)
-    (tmp_path / "best.json").write_text("{")
     assert store.best() is None
     store.pin_best(20)
     assert store.best().step == 20
@@ -286,8 +285,26 @@ def test_nothing_is_pickled(tmp_path):
     "text",
     ["", "[]", "{}", "3", *(f'{{"step": {v}}}' for v in ("1e999", "-1", '"1"', "[1]", "true"))],
 )
-def test_an_unreadable_pin_is_none(tmp_path, text):
+def test_a_damaged_pin_is_refused_and_its_checkpoint_kept(tmp_path, text):
     store = saved(tmp_path)
+    store.save({"w": np.ones(2)}, {"step": 40, "best": True}, program="prog", best=True)
+    store.keep = 1
+    store.save({"w": np.ones(2)}, {"step": 50}, program="prog")
     (tmp_path / "best.json").write_text(text)
+    with pytest.raises(FileError, match="names the best checkpoint is damaged"):
+        store.best()
+    assert store.best_step() == 40  # of that step it is known that it was the best
+    store.prune()
+    assert store.steps() == [40, 50]
+
+
+def test_a_pin_with_another_step_is_damaged(tmp_path):
+    store = saved(tmp_path)
+    store.pin_best(20)
+    pin = tmp_path / "best.json"
+    pin.write_text(pin.read_text().replace("20", "10"))
+    with pytest.raises(FileError, match="names the best checkpoint is damaged"):
+        store.best()
     assert store.best_step() is None
-    assert store.best() is None
+    pin.write_text('{"step": 10}')  # as older versions wrote it
+    assert store.best().step == 10

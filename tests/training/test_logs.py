@@ -63,6 +63,36 @@ def test_rewind_keeps_the_first_events_and_goes_on(tmp_path):
     assert len(path.read_text().splitlines()) == 4
 
 
+def test_a_damaged_line_counts(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log:
+        for step in range(1, 6):
+            log.write("step", step)
+    path.write_text(path.read_text().replace('{"event": "step", "step": 2}', '{"event": "st'))
+    with EventLog(path) as log:
+        log.rewind(3)
+        log.write("step", 4)
+        assert log.position == 4
+    assert [e["step"] for e in read_log(path)] == [1, 3, 4]
+
+
+def test_events_held_replace_a_log_or_are_forgotten(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log:
+        log.write("step", 1)
+    with EventLog(path) as log:
+        log.hold()
+        log.write("start", 0)
+    assert [e["event"] for e in read_log(path)] == ["step"]
+    with EventLog(path) as log:
+        log.hold()
+        log.write("start", 0)
+        log.replace()
+        log.write("step", 7)
+        assert log.position == 2
+    assert [(e["event"], e["step"]) for e in read_log(path)] == [("start", 0), ("step", 7)]
+
+
 def test_rewind_to_nothing_and_of_nothing(tmp_path):
     path = tmp_path / "log.jsonl"
     log = EventLog(path)

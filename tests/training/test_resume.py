@@ -93,6 +93,16 @@ def test_killed_between_the_best_checkpoint_and_its_pin(tmp_path, monkeypatch):
     assert trainer.store.best_step() == expected
 
 
+def test_a_damaged_pin_is_written_again(tmp_path):
+    trainer, train, validation = build(tmp_path, max_steps=12)
+    trainer.fit(train, validation)
+    expected = trainer.store.best_step()
+    (tmp_path / "checkpoints" / "best.json").write_text("{")
+    trainer, train, validation = build(tmp_path, max_steps=12)
+    trainer.fit(train, validation, resume=True)
+    assert trainer.store.best().step == expected
+
+
 def test_killed_three_times(tmp_path, whole):
     for index, step in enumerate((5, 13, 22)):
         options = ["--resume"] if index else []

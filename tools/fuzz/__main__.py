@@ -105,7 +105,7 @@ def _damaged_file(
     if sealed:
         seal(folder / program)
     line = COMMANDS[name][int(rng.integers(len(COMMANDS[name])))]
-    told = re.sub(r"^(thor|reduced|windows)/", "run/", name)
+    told = re.sub(r"^(thor|reduced|windows|shared)/", "run/", name)
     told = f"{told}{', sealed' if sealed else ''}, {line.split()[0]}"
     return told, folder / program, line.format(folder).split()
 

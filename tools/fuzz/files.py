@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
+import importlib.util
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from ortboost import api
+from ortboost.api.processes import torchrun
 from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.thor import Thor
@@ -98,7 +103,7 @@ _NET = (
     "inspect {0}/net.onnx --params",
     "eval {0}/net.onnx --data {0}/data.npz -q",
 )
-PROGRAMS = ("run", "thor", "reduced", "windows")
+PROGRAMS = ("run", "thor", "reduced", "windows", "shared")
 
 
 def _of_program(name: str) -> dict[str, tuple[str, ...]]:
@@ -113,9 +118,9 @@ def _of_program(name: str) -> dict[str, tuple[str, ...]]:
         "checkpoints/best.json": (_AGAIN, _EXPORT),
         "log.jsonl": (_AGAIN, "plot {0}/NAME -o {0}/curves.png", *_RUNS),
         "train.lock": (_AGAIN, _RUNS[0]),
-        "gradients.onnx": _HALF,
-        "update.onnx": _HALF,
     }
+    if name != "shared":  # there the update takes several graphs
+        lines |= {"gradients.onnx": _HALF, "update.onnx": _HALF}
     return {
         f"{name}/{file}": tuple(line.replace("NAME", name).replace("FILE", file) for line in group)
         for file, group in lines.items()
@@ -132,6 +137,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "thor/step.1.onnx": tuple(line.replace("NAME", "thor") for line in _PROGRAM),
     "reduced/trial.onnx": tuple(line.replace("NAME", "reduced") for line in _PROGRAM),
     "windows/flush.onnx": tuple(line.replace("NAME", "windows") for line in _PROGRAM),
+    "shared/accept.onnx": tuple(line.replace("NAME", "shared") for line in _PROGRAM),
     **_of_data("data.npz", "data.npz", *_WITH_DATA),
     **_of_data("packed.npz", "packed.npz", *_WITH_DATA),
     **_of_data("arrays/x.npy", "arrays"),
@@ -213,13 +219,26 @@ def make_files(folder: Path, model: Path) -> None:
         "windows": ProgramConfig(
             accumulate=2, optimizer=Adam(), clip=ClipConfig("global-norm", 1.0)
         ),
+        "shared": ProgramConfig(boosts=(dataclasses.replace(reduced, shard=True),)),
     }
     data = {"x": flat, "labels": y}
     for name in PROGRAMS:
         api.convert(model, folder / name, configs[name])
-        api.train(folder / name, data, data, epochs=1, batch_size=8, checkpoint_every=2)
-        save_split(Program.load(folder / name), folder / name)
+        if name == "shared":
+            _train_together(folder)
+        else:
+            api.train(folder / name, data, data, epochs=1, batch_size=8, checkpoint_every=2)
+            save_split(Program.load(folder / name), folder / name)
         write_json(folder / name / "train.lock", {"pid": 2**22 + 1, "host": socket.gethostname()})
+
+
+def _train_together(folder: Path) -> None:
+    """Train in two processes, or in one where torch is missing."""
+    line = "train {0}/shared --data {0}/data.npz --val {0}/data.npz --epochs 1 --batch-size 8 -q"
+    words = [*line.format(folder).split(), "--checkpoint-every", "2"]
+    alone = importlib.util.find_spec("torch") is None
+    command = [sys.executable, "-m", "ortboost", *words] if alone else torchrun(2, words)
+    subprocess.run(command, check=True)
 
 
 def damage_file(path: Path, rng: np.random.Generator) -> None:
