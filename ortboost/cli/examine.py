@@ -9,7 +9,7 @@ import typer
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes, shape_text
-from ortboost.cli.options import Console, Dim, refuse
+from ortboost.cli.options import Console, Dim, Shape, refuse
 from ortboost.cli.pair import show_pair
 from ortboost.core.printable import count_of
 
@@ -52,11 +52,12 @@ def inspect(
     reports: bool = option("What the rewrites did.", "--reports", default=False),
     *,
     dim: Dim = None,
+    shape: Shape = None,
     console: Console,
 ) -> None:
     """Show the contents of a model file or a program folder, or compare two."""
     from ortboost.api import inspect as describe
-    from ortboost.cli.parse import parse_inputs
+    from ortboost.cli.parse import parse_inputs, parse_shapes
     from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
 
@@ -65,9 +66,10 @@ def inspect(
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
         refuse({**single, "--precision": precision}, "for one file", "inspect")
-        show_pair(printer, file, other, parse_inputs(dim, None, None).dims, names=params)
+        dims = parse_inputs([*(dim or ()), *parse_shapes(shape)], None, None).dims
+        show_pair(printer, file, other, dims, names=params)
         return
-    refuse({"--dim": dim}, "for two files", "inspect")
+    refuse({"--dim": dim, "--shape": shape}, "for two files", "inspect")
     data = describe(file, parameters=read_parameters(parameters) if parameters else None).to_dict()
     printer.result(data)
     if data["kind"] == "program":

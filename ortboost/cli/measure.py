@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import human_bytes
-from ortboost.cli.options import Console, Device, InputOptions, Map, Split
+from ortboost.cli.options import Console, Device, InputOptions, Map, Shape, Split
 
 __all__ = ["bench"]
 
@@ -49,6 +50,7 @@ def bench(
     *,
     mapping: Map = None,
     inputs: InputOptions,
+    shape: Shape = None,
     split: Split = "test",
     device: Device = "auto",
     console: Console,
@@ -56,7 +58,7 @@ def bench(
     """Measure latency, throughput, load time, size and memory of models, side by side."""
     from ortboost.api import bench as measure
     from ortboost.api.bench_models import bench_to_dict
-    from ortboost.cli.parse import parse_mapping
+    from ortboost.cli.parse import parse_mapping, parse_shapes
     from ortboost.deploy.bench_results import BenchConfig
 
     printer = console.printer()
@@ -70,7 +72,9 @@ def bench(
         loads=loads,
         device=device,
         seed=seed,
-        inputs=inputs.config(),
+        inputs=dataclasses.replace(
+            inputs, dim=[*(inputs.dim or ()), *parse_shapes(shape)]
+        ).config(),
     )
     found = measure(
         files,

@@ -29,6 +29,7 @@ __all__ = [
     "InputOptions",
     "Map",
     "Run",
+    "Shape",
     "Split",
     "Threads",
     "Tolerances",
@@ -118,6 +119,10 @@ Dim = Annotated[
         metavar="NAME=LENGTH",
         help="Fix a dynamic dimension: height=640, or x:2=640 by input and axis (repeatable).",
     ),
+]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="INPUT:Nx3x32x32", help="As --dim.", hidden=True),
 ]
 Input = Annotated[
     list[str] | None,

@@ -34,6 +34,7 @@ __all__ = [
     "parse_pairs",
     "parse_precision",
     "parse_settings",
+    "parse_shapes",
     "parse_tolerances",
     "parse_value",
 ]
@@ -130,8 +131,14 @@ def parse_boost(text: str) -> Boost:
     return boost_from_dict({"name": name, **pairs})
 
 
-def parse_optimizer(text: str) -> tuple[Optimizer, tuple[Boost, ...]]:
+def parse_optimizer(
+    text: str, further: Mapping[str, Any] | None = None
+) -> tuple[Optimizer, tuple[Boost, ...]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
+
+    Args:
+        text: The argument.
+        further: Further hyper-parameters.
 
     Raises:
         UsageError: The argument is malformed.
@@ -143,6 +150,7 @@ def parse_optimizer(text: str) -> tuple[Optimizer, tuple[Boost, ...]]:
         (0.8, 50)
     """
     name, found = parse_kind(text, "--optimizer", "thor:frequency=100,damping=0.03")
+    found |= further or {}
     if name != "thor":
         require_known(
             name,
@@ -204,6 +212,30 @@ def parse_inputs(
         {name: _constant(text) for name, text in constants.items()},
         {name: parse_value(text) for name, text in batch.items()},
     )
+
+
+def parse_shapes(texts: Sequence[str] | None) -> list[str]:
+    """Parse ``--shape INPUT:Nx3x224x224`` into arguments of ``--dim``; ``N`` leaves one open.
+
+    Raises:
+        UsageError: An argument is malformed.
+
+    Example:
+        >>> parse_shapes(["ids:Nx128"])
+        ['ids:1=128']
+    """
+    found = []
+    for text in texts or ():
+        name, _, shape = text.rpartition(":")
+        dims = shape.split("x")
+        if not name or not all(d == "N" or (d.isdecimal() and int(d) > 0) for d in dims):
+            raise UsageError(
+                f"'{text}' is not the shape of an input.",
+                where="--shape",
+                fix="Write INPUT:8x3x32x32, or INPUT:Nx3x32x32 where N is the batch size.",
+            )
+        found += [f"{name}:{axis}={d}" for axis, d in enumerate(dims) if d != "N"]
+    return found
 
 
 def _split(texts: Sequence[str] | None, option: str, form: str, example: str) -> dict[str, str]:

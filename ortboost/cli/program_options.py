@@ -93,6 +93,9 @@ class UpdateOptions:
         "thor:frequency=100,damping=0.03.",
         metavar="NAME:KEY=VALUE",
     )
+    optimizer_arg: _Texts = option(
+        "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE", hidden=True
+    )
     lr: str | None = option(
         "Learning rate, default 0.01: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
         "--lr",
@@ -116,11 +119,13 @@ class UpdateOptions:
             parse_group,
             parse_loss_scale,
             parse_optimizer,
+            parse_pairs,
         )
 
         rule, boosts = None, None
-        if self.optimizer is not None:
-            rule, boosts = parse_optimizer(self.optimizer)
+        if self.optimizer is not None or self.optimizer_arg:
+            pairs = parse_pairs(self.optimizer_arg, "--optimizer-arg")
+            rule, boosts = parse_optimizer(self.optimizer or "momentum", pairs)
         return _given(
             optimizer=rule,
             boosts=boosts,

@@ -5,6 +5,7 @@ from ortboost.cli.parse import (
     parse_group,
     parse_mapping,
     parse_pairs,
+    parse_shapes,
 )
 from ortboost.core.errors import ConfigError, UsageError
 
@@ -39,3 +40,10 @@ def test_group():
     for text in ("head", "head:fc*", "head:fc*:rate=1", "head:fc*:weight_decay=x", "::lr=1"):
         with pytest.raises((UsageError, ConfigError)):
             parse_group(text)
+
+
+def test_shapes_are_lengths_of_axes():
+    assert parse_shapes(["ids:Nx128", "m:2:3x4"]) == ["ids:1=128", "m:2:0=3", "m:2:1=4"]
+    for text in ("ids", "ids:", ":3x4", "ids:3xa", "ids:0x4", "ids:Nx-1"):
+        with pytest.raises(UsageError, match="is not the shape of an input"):
+            parse_shapes([text])
