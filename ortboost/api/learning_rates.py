@@ -14,19 +14,20 @@ ANY_STEPS = 1 << 40
 
 
 def schedules(
-    config: ProgramConfig, learning_rate: str | None, total: int | None
+    config: ProgramConfig, learning_rate: str | float | None, total: int | None
 ) -> Schedule | Mapping[str, Schedule]:
     """Parse the schedule of each learning-rate input of a program.
 
     Args:
         config: The configuration of the program.
-        learning_rate: Schedule as text; that of the configuration if not given.
+        learning_rate: A number, or a schedule as text; that of the configuration if not given.
         total: Number of updates of the run; ``None`` if unknown.
 
     Raises:
         UsageError, ConfigError: A schedule is misspelled, or needs the length of the run.
     """
-    common = parse_schedule(learning_rate or config.learning_rate, total_steps=total)
+    rate = config.learning_rate if learning_rate is None else learning_rate
+    common = parse_schedule(rate, total_steps=total)
     named = {
         f"learning_rate/{group.name}": parse_schedule(group.learning_rate, total_steps=total)
         for group in config.groups

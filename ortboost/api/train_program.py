@@ -58,7 +58,7 @@ def train(
     validation: Data | None = None,
     *,
     batch_size: int = 64,
-    learning_rate: str | None = None,
+    learning_rate: str | float | None = None,
     resume: bool = False,
     mapping: Mapping[str, str] | None = None,
     batch_axes: Mapping[str, int | None] | None = None,
@@ -93,7 +93,7 @@ def train(
             :func:`ortboost.training.data.given.given_arrays`), an iterable of batches, or a source.
         validation: Validation data in the same forms; the best model by accuracy (or loss) is kept.
         batch_size: Samples per step, over all processes.
-        learning_rate: Schedule as text; that of the program if not given.
+        learning_rate: A number, or a schedule as text; that of the program if not given.
         resume: Continue from the newest checkpoint.
         mapping: Input name to the key of its array, if the names differ.
         batch_axes: Input name to the axis of its arrays that counts the samples, ``None`` if it is
@@ -231,7 +231,7 @@ def train(
                     "batch_size": batch_size,
                     "epochs": settled.epochs,
                     "seed": settled.seed,
-                    **({"learning_rate": learning_rate} if learning_rate else {}),
+                    **({} if learning_rate is None else {"learning_rate": learning_rate}),
                     "device": stepper.device,
                     "processes": part[1],
                 },
@@ -283,7 +283,7 @@ def _settled(
     base: TrainConfig,
     program: Program,
     steps: int | None,
-    learning_rate: str | None,
+    learning_rate: str | float | None,
     asked: tuple[str, ...],
 ) -> TrainConfig:
     """The configuration with what the program determines.
@@ -292,7 +292,7 @@ def _settled(
         base: The configuration.
         program: The program.
         steps: Steps per epoch, if known.
-        learning_rate: Schedule as text; that of the program if not given.
+        learning_rate: A number, or a schedule as text; that of the program if not given.
         asked: The metrics that the user asked for.
     """
     loss = program.config.loss.name

@@ -53,8 +53,7 @@ class ParameterGroup:
     Args:
         name: Name of the group, part of its input ``learning_rate/<name>``.
         patterns: Shell-style patterns of parameter names; the first group that matches wins.
-        learning_rate: Schedule as text, see :mod:`ortboost.training.schedules`; ``None`` for the
-            common rate.
+        learning_rate: As that of the configuration; ``None`` for the common rate.
         weight_decay: Coefficient for these parameters, regardless of their role; ``None`` for the
             common coefficient and filter.
 
@@ -66,7 +65,7 @@ class ParameterGroup:
 
     name: str
     patterns: tuple[str, ...]
-    learning_rate: str | None = None
+    learning_rate: str | float | None = None
     weight_decay: _Decay | None = None
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class ProgramConfig:
         loss: The loss, and the output that it is computed from.
         inputs: Lengths of dimensions, fixed values and batch axes of the inputs.
         optimizer: The update rule.
-        learning_rate: Default schedule for training, as text; see
+        learning_rate: Default for training: a number, or a schedule as text; see
             :mod:`ortboost.training.schedules`.
         weight_decay: Coefficient, 0 for none.
         decay: The parameters with weight decay: ``no-norm`` for all except the scale and shift of
@@ -137,7 +136,7 @@ class ProgramConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     inputs: InputConfig = field(default_factory=InputConfig)
     optimizer: Optimizer = field(default_factory=Momentum)
-    learning_rate: str = "0.01"
+    learning_rate: str | float = "0.01"
     weight_decay: _Decay = 0.0
     decay: DecayFilter = "no-norm"
     groups: tuple[ParameterGroup, ...] = ()
@@ -167,13 +166,6 @@ class ProgramConfig:
         grad_freeze: FreezeConfig | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.learning_rate, str):
-            raise ConfigError(
-                f"The learning rate is {self.learning_rate!r}; it must be a string.",
-                where="learning_rate",
-                fix=f"Write '{self.learning_rate}', or a schedule such as "
-                "'cosine:0.05,warmup=100'.",
-            )
         check_kinds(self, "configuration")
         names = [group.name for group in self.groups]
         for name in names:

@@ -45,7 +45,7 @@ _WARMUP: Final[_Options] = {"warmup": ("steps", int), "warmup-factor": ("start_f
 _REQUIRED: Final = {"cosine": "steps", "step": "every", "multistep": "at"}
 
 
-def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
+def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Schedule:
     """Parse a schedule.
 
     Args:
@@ -62,6 +62,7 @@ def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
         >>> parse_schedule("cosine:0.1,warmup=50", total_steps=1050)
         LinearWarmup(after=Cosine(lr=0.1, total_steps=1000, min_lr=0.0), steps=50, start_factor=0.1)
     """
+    text = text if isinstance(text, str) else repr(text)
     kind, colon, rest = text.strip().partition(":")
     if not colon and _is_number(kind):
         kind, rest = "constant", kind

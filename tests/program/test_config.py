@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ortboost.api.learning_rates import schedules
 from ortboost.core.errors import ConfigError, OrtBoostError
 from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import (
@@ -22,6 +23,7 @@ from ortboost.program.config import (
     decays,
     scale_from_dict,
 )
+from ortboost.training.schedules import Constant
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import assert_three_lines
 
@@ -151,8 +153,9 @@ NAN, INF = float("nan"), float("inf")
         lambda: ProgramConfig(loss_scale="off"),
         lambda: ProgramConfig(loss_scale=1024),
         lambda: ProgramConfig(clip=1.0),
-        lambda: ProgramConfig(learning_rate=0.05),
-        lambda: ProgramConfig(groups=(ParameterGroup("a", ("x",), learning_rate=0.1),)),
+        lambda: ProgramConfig(learning_rate=True),
+        lambda: ProgramConfig(learning_rate=[0.05]),
+        lambda: ProgramConfig(groups=(ParameterGroup("a", ("x",), learning_rate=(0.1,)),)),
         lambda: ParameterGroup("", ("x",)),
         lambda: ParameterGroup("a/b", ("x",)),
         lambda: ParameterGroup("a", "fc*"),
@@ -201,3 +204,17 @@ SCALES = [
 @pytest.mark.parametrize("scale", SCALES)
 def test_scales_survive_json(scale):
     assert scale_from_dict(json.loads(json.dumps(write_config(scale)))) == scale
+
+
+def test_a_learning_rate_may_be_a_number():
+    group = ParameterGroup("head", ("fc*",), learning_rate=1)
+    config = ProgramConfig(learning_rate=0.05, groups=(group,))
+    found = ProgramConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert found == config
+    assert schedules(found, None, None) == {
+        "learning_rate": Constant(0.05),
+        "learning_rate/head": Constant(1.0),
+    }
+    assert schedules(found, 0.2, None)["learning_rate"] == Constant(0.2)
+    with pytest.raises(ConfigError):
+        schedules(found, -1.0, None)
