@@ -147,7 +147,8 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
             ("work", _work(data) if "macs" in data else None),
             (
                 "weights",
-                f"{len(trained)} trainable tensors, {data['trainable_elements']:,} elements, "
+                f"{count_of(len(trained), 'trainable tensor')}, {data['trainable_elements']:,} "
+                f"elements, "
                 f"{human_bytes(data['weight_bytes'])} in total",
             ),
             ("doubtful", f"{doubtful}, see --params" if doubtful else None),
@@ -213,7 +214,7 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
                 for s in catalogue["batch"]
             ),
             *(
-                ("state", f"{kind}: {v['tensors']} tensors, {v['elements']:,} elements")
+                ("state", f"{kind}: {count_of(v['tensors'], 'tensor')}, {v['elements']:,} elements")
                 for kind, v in data["state"].items()
             ),
             *(("nodes", f"{count} in {name}") for name, count in data["nodes"].items()),

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import FileError, ModelError, OrtBoostError
 from ortboost.core.files import put_in_place, temporary_folder, writable_path
+from ortboost.graph.file_kind import other_kind
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors, known_shape
 from ortboost.graph.structure import check_standard, check_structure
@@ -101,10 +102,13 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
             "The model file cannot be read.", where=f"{path}: {error}", fix="Check permissions."
         ) from error
     except Exception as error:  # of many types: the file is damaged or not ONNX
+        kind = other_kind(path)
         raise FileError(
             "The file is not a readable ONNX model.",
-            where=f"{path}: {_first_line(error)}",
-            fix="Export the model again, or check that the download or copy is complete.",
+            where=f"{path}: {kind or _first_line(error)}",
+            fix="Give the model as ONNX (torch.onnx.export, tf2onnx)."
+            if kind
+            else "Export the model again, or check that the download or copy is complete.",
         ) from error
     if not model.opset_imports and not len(model.graph):
         raise FileError(

@@ -1,0 +1,66 @@
+"""What a file is that was given where an ONNX model is needed, by its first bytes."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["other_kind"]
+
+_STARTS: Final = (
+    (b"\x93NUMPY", "a NumPy array (.npy)"),
+    (b"\x89HDF", "an HDF5 file, such as a Keras model"),
+    (b"\x80\x02", "a Python pickle, such as weights of PyTorch"),
+    (b"\x80\x04", "a Python pickle"),
+    (b"\x80\x05", "a Python pickle"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"\x89PNG", "a PNG image"),
+    (b"PAR1", "a Parquet file"),
+    (b"version https://git-lfs", "a pointer of Git LFS; the model itself was not downloaded"),
+    (b"<!DOCTYPE", "a web page"),
+    (b"<html", "a web page"),
+)
+_HEADER = 64
+
+
+def other_kind(path: Path) -> str | None:
+    """Say what a file is, if it is of a kind that people mistake for ONNX.
+
+    Returns:
+        ``a NumPy archive (.npz)`` and the like; ``None`` if it is not known.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     _ = file.write(b"PAR1")
+        ...     file.flush()
+        ...     other_kind(Path(file.name))
+        'a Parquet file'
+    """
+    with path.open("rb") as stream:
+        start = stream.read(_HEADER)
+    if start[4:8] == b"TFL3":
+        return "a TensorFlow Lite model"
+    if start[:1] == b"{":
+        return "JSON text"
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size:
+        return "a safetensors file: weights without a graph"
+    if start[:4] == b"PK\x03\x04":
+        return _archive(path)
+    return next((words for begin, words in _STARTS if start.startswith(begin)), None)
+
+
+def _archive(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError):
+        names = []
+    if any(name.endswith("data.pkl") for name in names):
+        return "a file of PyTorch (.pt), not of its ONNX exporter"
+    if any(name.endswith(".onnx") for name in names):
+        return "a zip archive with an ONNX model in it"
+    if names and all(name.endswith(".npy") for name in names):
+        return "a NumPy archive (.npz)"
+    return "a zip archive"
