@@ -182,7 +182,9 @@ def test_a_note_on_integers_only_where_there_are_some(convnet, tmp_path):
 
 def test_external_data_everywhere(tmp_path, monkeypatch):
     """Beyond the limit nothing is ever one message: the files are read by the runtime itself."""
-    monkeypatch.setattr(io.save_model, "__kwdefaults__", {"external_data_threshold": 100})
+    monkeypatch.setattr(
+        io.save_model, "__kwdefaults__", {"external_data_threshold": 100, "proto": None}
+    )
     source, out = tmp_path / "net.onnx", tmp_path / "out" / "net.onnx"
     out.parent.mkdir()
     save_model(small_convnet(), source)

@@ -124,7 +124,7 @@ def test_fixed_inputs_and_lengths(folder, capsys):
     onnx.checker.check_model("out.onnx", full_check=True)
     # At convert it is in the program, and in what is exported from it.
     assert main(["convert", "cell.onnx", "-o", "run", "--output", "y", *fixed]) == 0
-    assert "inputs    x [4, 6], labels [4]" in capsys.readouterr().out
+    assert "inputs     x [4, 6], labels [4]" in capsys.readouterr().out
     assert main(["export", "run", "-o", "two.onnx", "--checkpoint", "initial", "-q"]) == 0
     assert [known_shape(v) for v in load_model("two.onnx").graph.inputs] == [(4, 6)]
     # Fixed when the program is exported.

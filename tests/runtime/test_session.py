@@ -140,7 +140,9 @@ def test_a_large_model_goes_by_way_of_a_file(monkeypatch):
     x = np.ones((2, 4), np.float32)
     small = open_session(small_mlp(), device="cpu", threads=1).run(None, {"x": x})
     monkeypatch.setattr(module, "EXTERNAL_DATA_THRESHOLD", 10)
-    monkeypatch.setattr(io.save_model, "__kwdefaults__", {"external_data_threshold": 10})
+    monkeypatch.setattr(
+        io.save_model, "__kwdefaults__", {"external_data_threshold": 10, "proto": None}
+    )
     paths = []
     original = onnxruntime.InferenceSession
 

@@ -120,7 +120,7 @@ def test_the_program_does_not_need_the_file_any_more(write, tmp_path, capsys):
     np.savez(data, x=rng.standard_normal((20, 64)).astype(np.float32), y=rng.integers(0, 10, 20))
     mlp = str(model_path("mlp"))
     assert main(["convert", mlp, "-o", str(run), "--loss", path, "--labels", "y"]) == 0
-    assert f"loss      {path}, mean, labels 'y'" in capsys.readouterr().out
+    assert f"loss       {path}, mean, labels 'y'" in capsys.readouterr().out
     (tmp_path / "my_loss.onnx").unlink()
     assert Program.load(run).config.loss.name == path
     summary = ob.train(run, data, data, batch_size=10, epochs=2)
