@@ -16,6 +16,7 @@ copies of a layer that is not trained yet, and are left alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +33,8 @@ _NAMED = ("parameter", "module")
 _ANONYMOUS = ("folded", "literal")
 _DISTINCT = 4  # fewer different values may be equal by chance: the ones of a fresh layer
 _SAMPLE = 1024
+
+_Key: TypeAlias = tuple[str, int, bytes]
 
 
 def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
@@ -56,14 +59,18 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     report = Report("tie_copies")
     stored = list(_stored(model.graph))
     builder = Builder(model.graph, "tied")
-    for index, copy in enumerate(stored):
+    named, earlier = _Index(), _Index()
+    for value in stored:
+        if origin_of(value).kind in _NAMED:
+            named.add(value)
+    for copy in stored:
         kind = origin_of(copy).kind
+        if kind == "unknown":
+            earlier.add(copy)
         if kind not in (*_ANONYMOUS, "unknown") or copy.is_graph_output() or copy.name in apart:
             continue
-        others = stored[:index] if kind == "unknown" else stored
-        wanted = ("unknown",) if kind == "unknown" else _NAMED
-        named = [value for value in others if origin_of(value).kind in wanted]
-        sources = [v for v in named if _is_copy(copy, v, in_order=kind != "unknown")]
+        others = earlier if kind == "unknown" else named
+        sources = [v for v in others.alike(copy) if _is_copy(copy, v, in_order=kind != "unknown")]
         if len(sources) > 1:
             equal = ", ".join(f"'{source.name}'" for source in sources)
             report.notes.append(
@@ -80,6 +87,34 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     if report.modified:
         model.graph.insert_before(model.graph[0], builder.take())
     return report
+
+
+class _Index:
+    """Tensors by their first elements, so that not every pair has to be compared.
+
+    Without those of few different values, which may be equal by chance.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[_Key, list[ir.Value]] = {}
+
+    def add(self, value: ir.Value) -> None:
+        key = _key(_array(value))
+        if key is not None:
+            self._found.setdefault(key, []).append(value)
+
+    def alike(self, value: ir.Value) -> list[ir.Value]:
+        """The tensors that begin as this one, or as its transposition."""
+        array = _array(value)
+        keys = dict.fromkeys([_key(array), _key(array.T)])
+        return [other for key in keys if key is not None for other in self._found.get(key, ())]
+
+
+def _key(array: NDArray[np.generic]) -> _Key | None:
+    first = array.flat[:_SAMPLE]
+    if np.unique(first).size < _DISTINCT:
+        return None
+    return array.dtype.str, array.size, first.tobytes()
 
 
 def _tie(copy: ir.Value, source: ir.Value, builder: Builder) -> None:
@@ -112,9 +147,7 @@ def _is_copy(copy: ir.Value, source: ir.Value, *, in_order: bool) -> bool:
     if source.dtype != copy.dtype or source.name == copy.name:
         return False
     same = _in_order(copy, source)
-    if not (in_order if same else _transposed(copy, source)):
-        return False
-    return np.unique(_array(copy).reshape(-1)[:_SAMPLE]).size >= _DISTINCT
+    return in_order if same else _transposed(copy, source)
 
 
 def _in_order(copy: ir.Value, source: ir.Value) -> bool:
