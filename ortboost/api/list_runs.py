@@ -178,7 +178,7 @@ def follow(
         The history of the run, and the events since the last yield.
 
     Raises:
-        FileError: The log cannot be read.
+        FileError: The log cannot be read, or holds no event.
 
     Example:
         >>> for history, events in follow("run"):  # doctest: +SKIP
@@ -186,7 +186,7 @@ def follow(
     """
     folder = Path(run)
     follower = LogFollower(folder / LOG)
-    history, under_way, begun = RunHistory(folder.name), False, False
+    history, under_way, begun, unread = RunHistory(folder.name), False, False, 0
     while True:
         trained = in_training(folder)  # checked before reading, so that no events are missed
         restarted, events = follower.read()
@@ -205,7 +205,19 @@ def follow(
                 yield history, [stopped]
             return
         under_way = history.sessions > 0 and history.reason is None
+        # Twice, because a process may be writing its first line.
+        unread = unread + 1 if not trained and _has_no_event(folder / LOG, history) else 0
+        if unread > 1:
+            raise FileError(
+                "The log has no event that can be read, and no process trains the run.",
+                where=str(folder / LOG),
+                fix="Train it again, with --resume if it has checkpoints.",
+            )
         wait(seconds)
+
+
+def _has_no_event(log: Path, history: RunHistory) -> bool:
+    return not (history.step or history.sessions) and log.is_file() and log.stat().st_size > 0
 
 
 def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:

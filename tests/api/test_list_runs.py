@@ -209,6 +209,15 @@ def test_a_run_whose_process_is_gone_has_stopped(tmp_path):
     assert events[0]["event"] == "end"
 
 
+def test_a_log_without_an_event_ends_the_waiting(tmp_path):
+    run = make_run(tmp_path / "run", accuracy=[0.5])
+    (run / "log.jsonl").write_bytes(b'{"event": "')
+    waits = []
+    with pytest.raises(FileError, match="no event that can be read"):
+        list(follow(run, wait=waits.append))
+    assert len(waits) == 1  # it may have been the first line of a process that starts
+
+
 def test_what_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot be read"):

@@ -35,6 +35,7 @@ _POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
 )
 _AXES = frozenset({"axis", "axes", "batch_axis", "perm", "time_axis"})
+_COUNTED = frozenset({"batch_dims"})
 _TEXTS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
 _PROTOBUF_LIMIT = (1 << 31) - 1
 _TOLERATED = (
@@ -119,12 +120,14 @@ def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
             )
         if kinds and attribute.type in _TEXTS:
             _check_texts(node, attribute, where)
-        if attribute.name not in _POSITIVE | _AXES:
+        if attribute.name not in _POSITIVE | _AXES | _COUNTED:
             continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
         fault = None
         if attribute.name in _POSITIVE and any(number <= 0 for number in numbers):
             fault = "it must be positive"
+        elif attribute.name in _COUNTED and any(number < 0 for number in numbers):
+            fault = "it must not be negative"
         elif any(abs(number) >= 1 << 31 for number in numbers):  # libraries drop the upper half
             fault = "it must fit 32 bits"
         if fault is not None:

@@ -111,6 +111,13 @@ def test_an_attribute_that_must_be_positive(name):
     refused(model(pool, LAST), f"'{name}' of MaxPool is [0]", "positive")
 
 
+@pytest.mark.parametrize("number", [-1, -(2**31)])
+def test_batch_dimensions_below_zero(number):
+    """onnxruntime 1.19.2 reads outside of its memory."""
+    gather = node("GatherND", ["x", "z"], ["t"], batch_dims=number)
+    refused(model(gather, LAST, stored=(W, ints("z", 0))), f"'batch_dims' of GatherND is {number}")
+
+
 def test_groups_of_a_convolution():
     refused(model(node("Conv", ["x", "w"], ["t"], group=0), LAST), "'group' of Conv is 0")
 
