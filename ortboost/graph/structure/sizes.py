@@ -12,13 +12,14 @@ from onnx import numpy_helper
 
 from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
-from ortboost.graph.structure.walk import STANDARD, all_graphs, label, subgraphs
+from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, label, subgraphs
 
 __all__ = ["check_constants", "check_sizes"]
 
 # Operator to the index of its shape input. Shape inference iterates over the values of a Reshape.
 _FILLS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
 _ASSEMBLES = frozenset({"Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 _MOST = 64  # more values than any shape has dimensions
 _INTEGERS = frozenset(
     {
@@ -109,6 +110,8 @@ def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: 
                 _check_bytes([] if shape is None else shape.reshape(-1).tolist(), at, limits)
             if node.op_type in ("Div", "Mod") and len(node.input) > 1:
                 _check_divisor(_integers(known.get(node.input[1])), at)
+            if node.op_type in _LOSSES and len(node.input) > 1:
+                _check_labels(node, _integers(known.get(node.input[1])), at)
             if (sizes := _assembled(node, known)) is not None:
                 known[node.output[0]] = sizes
         for inner in subgraphs(node):
@@ -142,6 +145,18 @@ def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return None
     return numpy_helper.to_array(tensor)
+
+
+def _check_labels(node: onnx.NodeProto, labels: NDArray[np.integer] | None, at: str) -> None:
+    """Reject stored labels below 0, which onnxruntime uses as indices."""
+    ignored = next((a.i for a in node.attribute if a.name == "ignore_index"), None)
+    if labels is None:
+        return
+    wrong = labels[(labels < 0) & (labels != ignored if ignored is not None else True)]
+    if wrong.size:
+        raise FileError(
+            f"The constant label {wrong.reshape(-1)[0]} is negative.", where=at, fix=EXPORT_AGAIN
+        )
 
 
 def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:

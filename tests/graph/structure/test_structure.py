@@ -132,6 +132,15 @@ def test_an_integer_divided_by_zero(op):
     refused(model(constant, *nodes, inputs=(whole,)), "constant 0")
 
 
+@pytest.mark.parametrize("settings", [{}, {"ignore_index": -1}])
+def test_stored_labels_below_zero(settings):
+    """onnxruntime 1.19.2 uses them as indices."""
+    loss = node("SoftmaxCrossEntropyLoss", ["x", "z"], ["t"], **settings)
+    labels = ints("z", -(2**31), -1)
+    refused(model(loss, LAST, stored=(W, labels)), "constant label -2147483648 is negative")
+    load_model(model(loss, LAST, stored=(W, ints("z", 0, -1 if settings else 1))))
+
+
 def test_data_that_does_not_fit_its_shape():
     short = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
     short.raw_data = short.raw_data[:-4]
