@@ -80,9 +80,9 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
         elif sources:
             _tie(copy, sources[0], builder)
             report.changed[copy.name or ""] = f"computed from '{sources[0].name}'"
+            what = "the transposition" if kind == "unknown" else "a copy, made by the exporter,"
             report.notes.append(
-                f"'{copy.name}' is a copy of '{sources[0].name}' that the exporter folded: both "
-                "are trained as one"
+                f"'{copy.name}' is {what} of '{sources[0].name}': both are trained as one"
             )
     if report.modified:
         model.graph.insert_before(model.graph[0], builder.take())

@@ -39,7 +39,7 @@ def test_a_folded_copy_is_computed_from_its_source(form, copy):
     report = tie_copies(found)
     assert report.changed == {"val_1": "computed from 'w'"}
     assert report.notes == [
-        "'val_1' is a copy of 'w' that the exporter folded: both are trained as one"
+        "'val_1' is a copy, made by the exporter, of 'w': both are trained as one"
     ]
     assert "val_1" not in found.graph.initializers
     np.testing.assert_array_equal(run(found, feeds)["y"], before)
