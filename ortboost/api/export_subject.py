@@ -24,9 +24,10 @@ from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synth
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import is_map, load_model, source_name
+from ortboost.graph.io import is_map, load_model
 from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.source import source_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator

@@ -12,7 +12,7 @@ from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.deploy.fold_full_norm import fold_full_norm
 from ortboost.deploy.strip import inference_model
-from ortboost.graph.io import named_source
+from ortboost.graph.source import named_source
 from ortboost.program.program import MANIFEST
 
 __all__ = ["trained_network"]

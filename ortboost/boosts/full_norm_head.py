@@ -28,9 +28,9 @@ from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.io import source_name
 from ortboost.graph.query import ROLE_MARK, is_unused, known_shape, producer_of, static_shape
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.source import source_name
 from ortboost.transforms.new_head import DenseLayer, find_head
 
 __all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]

@@ -13,8 +13,8 @@ from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.core.errors import ModelError
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.io import source_name
 from ortboost.graph.reach import descendants, find_value
+from ortboost.graph.source import source_name
 from ortboost.transforms.precision import PrecisionConfig, emulate_precision, place_precision
 
 __all__ = ["MixedPrecision"]

@@ -15,7 +15,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
-from ortboost.graph.io import source_name
+from ortboost.graph.source import source_name
 
 __all__ = ["cut_maps", "infer_elementwise", "require_network"]
 

@@ -39,7 +39,7 @@ from ortboost.graph.query import (
     static_shape,
     subgraphs,
 )
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shape_inference import check_lengths, infer_shapes
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 
@@ -90,6 +90,7 @@ def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch:
 
     Raises:
         UsageError: ``dims`` does not fit the inputs.
+        ModelError: The inputs are too short for a layer.
 
     Example:
         >>> text = '''<ir_version: 8, opset_import: ["" : 18]>
@@ -121,6 +122,7 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
 
     Raises:
         UsageError: A dimension is unknown, or has another fixed length.
+        ModelError: The inputs are too short for a layer.
     """
     copy = model.clone()
     common.InlinePass()(copy)
@@ -140,6 +142,7 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
                 if is_standard(node):
                     output.shape = None
     infer_shapes(copy)
+    check_lengths(copy)
     # Shapes computed in the graph (Shape, Gather, Concat, Reshape) are constants now.
     from onnxscript import optimizer  # importing it takes a tenth of the start-up time of a run
 
@@ -154,6 +157,7 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     except Exception as error:  # unknown shapes are reported as not counted
         _log.info("constant folding gave up: %s", error)
     infer_shapes(copy)
+    check_lengths(copy)
     return copy
 
 

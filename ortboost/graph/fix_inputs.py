@@ -16,8 +16,8 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.graph.input_config import Dims, InputConfig, fit_dims, require_input
-from ortboost.graph.io import source_name
 from ortboost.graph.query import ROLE_MARK, format_shape, known_shape
+from ortboost.graph.source import source_name
 
 __all__ = ["fit_inputs", "fix_inputs"]
 

@@ -23,6 +23,8 @@ from ortboost.core.files import put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.shape_inference import check_slices
+from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
 
 __all__ = [
@@ -32,9 +34,7 @@ __all__ = [
     "external_files",
     "is_map",
     "load_model",
-    "named_source",
     "save_model",
-    "source_name",
 ]
 
 ModelSource: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -42,7 +42,6 @@ ModelSource: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 EXTERNAL_DATA_THRESHOLD = 1 << 30
 """Size of weights in bytes from which external data is used (protobuf's limit is 2 GiB)."""
 
-_SOURCE = "ortboost.source"
 _MAP = "ortboost.map_type"
 
 
@@ -61,7 +60,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     Raises:
         FileError: The file is missing, is not ONNX, or its external data is missing, too short, or
             outside the folder of the model.
-        ModelError: An input is a map.
+        ModelError: An input is a map, or a Slice has an input of a negative length.
 
     Example:
         >>> load_model("no-such-file.onnx")
@@ -73,17 +72,17 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     """
     if isinstance(source, ir.Model):
         model = source.clone()
-        model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
+        named_source(model, source_name(source))
         _check_external_data(model, source_name(model))
-        return _with_true_names(ir.external_data.load_to_model(model))
+        return _finished(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
         name = source.graph.name or "model"
         model = _checked(source, name)
         _check_external_data(model, name)
         if not _has_external_data(model):
             check_standard(source, name)
-        model.meta[_SOURCE] = name
-        return _with_true_names(model)
+        named_source(model, name)
+        return _finished(model)
     path = Path(source)
     if not path.exists():
         raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
@@ -116,21 +115,25 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
             where=str(path),
             fix="Export the model again, or check that the download or copy is complete.",
         )
-    model.meta[_SOURCE] = str(path)
+    named_source(model, str(path))
     if not weights:
-        return _with_true_names(model)
+        return _finished(model)
     # If saved elsewhere, the model would look for its data beside the new file, not `path`.
-    return _with_true_names(ir.external_data.load_to_model(model))
+    return _finished(ir.external_data.load_to_model(model))
 
 
-def _with_true_names(model: ir.Model) -> ir.Model:
-    """Drop dimension names that mean "unknown", as equal names imply equal lengths."""
+def _finished(model: ir.Model) -> ir.Model:
+    """Drop dimension names that mean "unknown", as equal names imply equal lengths.
+
+    Then the lengths that the nodes compute can be checked.
+    """
     for graph in model.graphs():
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
             shape = known_shape(value)
             if shape is not None:
                 value.shape = ir.Shape(map(_true_dimension, shape))
+    check_slices(model)
     return model
 
 
@@ -143,17 +146,6 @@ def _true_dimension(dim: int | str | None) -> int | str | None:
 def is_map(value: ir.Value) -> bool:
     """Whether an output is a map, as scikit-learn's converter writes class scores."""
     return _MAP in value.meta
-
-
-def source_name(model: ir.Model) -> str:
-    """The path or name that the model was loaded from, for error messages."""
-    return str(model.meta.get(_SOURCE, model.graph.name or "model"))
-
-
-def named_source(model: ir.Model, name: str) -> ir.Model:
-    """Set what :func:`source_name` returns for a model, and return the model."""
-    model.meta[_SOURCE] = name
-    return model
 
 
 def save_model(

@@ -12,19 +12,21 @@ to measured steps of `models/` on a CPU, where fits gave 10 to 100.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ortboost.core.errors import ModelError
 from ortboost.graph.cost import count_cost, with_lengths
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape, source_before, static_shape, subgraphs
 
 __all__ = ["Layer", "find_layers"]
 
-_OPEN = 128  # assumed length of open dimensions other than the batch
+_OPEN = (128, 2048, 32768)  # assumed for open dimensions but the batch; audio needs the longer ones
 _ELEMENT = 32  # multiply-accumulates equivalent to the memory traffic of one element
 
 
@@ -76,21 +78,36 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
-def _lengths(model: ir.Model) -> dict[str, int]:
+def _lengths(model: ir.Model, length: int) -> dict[str, int]:
     """Lengths of open dimensions: one sample, and a fixed length of others to compare costs."""
     shapes = {value.name or "": known_shape(value) or () for value in model.graph.inputs}
     samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
     return {
-        f"{name}:{axis}": 1 if axis == 0 or dim in samples else _OPEN
+        f"{name}:{axis}": 1 if axis == 0 or dim in samples else length
         for name, shape in shapes.items()
         for axis, dim in enumerate(shape)
         if not isinstance(dim, int)
     }
 
 
+def _settled(model: ir.Model) -> ir.Model | None:
+    """The model with all lengths fixed, long enough for every layer if one of those tried is."""
+    found = None
+    for length in _OPEN:
+        with contextlib.suppress(ModelError):
+            settled = with_lengths(model, _lengths(model, length))
+            outputs = (static_shape(value) for node in settled.graph for value in node.outputs)
+            if all(0 not in (shape or ()) for shape in outputs):
+                return settled
+            found = found or settled
+    return found
+
+
 def _costs(model: ir.Model) -> dict[str, int]:
     """Node to the cost of its forward pass for one sample, if its shapes are known."""
-    settled = with_lengths(model, _lengths(model))
+    settled = _settled(model)
+    if settled is None:
+        return {}
     found = dict(count_cost(settled).nodes)
     for node in settled.graph:
         for output in node.outputs:

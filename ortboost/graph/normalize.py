@@ -20,12 +20,12 @@ from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
-from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import constant, find_schema, input_at, is_read, is_standard
 from ortboost.graph.reach import stops_gradient
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shape_inference import check_lengths, infer_shapes
+from ortboost.graph.source import source_name
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = [
@@ -82,6 +82,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
     infer_shapes(model)
+    check_lengths(model)
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
         found = [
             report
@@ -93,6 +94,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         reports += found
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
+        check_lengths(model)
     return reports
 
 

@@ -3,6 +3,12 @@
 This does what :class:`onnx_ir.passes.common.ShapeInferencePass` does in a fraction of the time: the
 serialized model contains only what inference reads, and only shapes and types are read back. The
 pass is quadratic in the number of weights, because it looks up each weight among the inputs.
+
+A layer whose input is too short gets an output of a negative length. The inference of a Slice that
+reads one aborts the process (onnx and onnxruntime 1.31 are built with the assertions of libstdc++).
+So no Slice is inferred before the lengths of its input are (:func:`_infer`), and such a model is
+rejected: when it is loaded (:func:`check_slices`), and where lengths become known
+(:func:`check_lengths`).
 """
 
 from __future__ import annotations
@@ -14,15 +20,25 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import serde
 
+from ortboost.core.errors import ModelError
 from ortboost.graph.classic_ml import infer_elementwise
-from ortboost.graph.query import find_schema, known_shape, subgraphs
+from ortboost.graph.query import find_schema, is_standard, known_shape, label, subgraphs
 from ortboost.graph.structure import walk
 
-__all__ = ["dimension_names", "infer_missing", "infer_shapes", "node_fault"]
+__all__ = [
+    "check_lengths",
+    "check_slices",
+    "dimension_names",
+    "infer_missing",
+    "infer_shapes",
+    "node_fault",
+]
 
 _log = logging.getLogger(__name__)
 _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
 _ROUNDS = 12  # more consecutive elementwise operators of ai.onnx.ml than any known model has
+_HIDDEN = "ortboost.not_yet_inferred"
+_CHAIN = 12  # more Slices, each reading what the one before computed, than any known model has
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -33,9 +49,7 @@ def infer_shapes(model: ir.Model) -> None:
     """
     for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
         try:
-            found = onnx.shape_inference.infer_shapes(
-                _described(model), check_type=True, strict_mode=False, data_prop=True
-            )
+            found = _infer(_described(model))
         except Exception as error:  # inference is optional: its failure must not stop a conversion
             _log.info("shape inference failed: %s", error)
         else:
@@ -51,6 +65,65 @@ def infer_missing(model: ir.Model) -> None:
             if value.shape is None or value.type is None or None in (known_shape(value) or ()):
                 infer_shapes(model)
                 return
+
+
+def check_lengths(model: ir.Model) -> None:
+    """Reject a model in which a dimension is negative.
+
+    Args:
+        model: The model, with its shapes inferred.
+
+    Raises:
+        ModelError: The output of a node has a negative length.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[1,1,2] x) => (y) { y = MaxPool <kernel_shape = [7]> (x) }''')
+        >>> infer_shapes(model)
+        >>> check_lengths(model)
+        Traceback (most recent call last):
+        ...
+        ortboost.core.errors.ModelError: The output of MaxPool has the shape [1, 1, -4].
+          where: 'y'
+          fix:   Its input is too short: check the lengths of the model's inputs.
+    """
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            dims = known_shape(value) or ()
+            if any(isinstance(dim, int) and dim < 0 for dim in dims):
+                raise _too_short(node, list(dims))
+
+
+def check_slices(model: ir.Model) -> None:
+    """Reject a model with a Slice and a negative dimension before a runtime infers its shapes.
+
+    Args:
+        model: The model as loaded; not changed.
+
+    Raises:
+        ModelError: The output of a node has a negative length.
+    """
+    if not any(is_standard(node, "Slice") for node in model.graph.all_nodes()):
+        return
+    proto = _described(model)
+    del proto.graph.value_info[:]  # it may be wrong
+    try:
+        lengths = _lengths(_infer(proto))
+    except Exception as error:  # as in infer_shapes
+        _log.info("shape inference failed: %s", error)
+        return
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if min(lengths.get(value.name or "", ()), default=0) < 0:
+                raise _too_short(node, list(lengths[value.name or ""]))
+
+
+def _too_short(node: ir.Node, dims: list[int | str | None] | list[int]) -> ModelError:
+    return ModelError(
+        f"The output of {node.op_type} has the shape {dims}.",
+        where=f"'{label(node)}'",
+        fix="Its input is too short: check the lengths of the model's inputs.",
+    )
 
 
 def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]:
@@ -98,7 +171,7 @@ def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) ->
     for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
     try:
-        made = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        made = _infer(proto, check_type=False)
     except Exception as error:  # as in infer_shapes
         _log.info("shape inference failed: %s", error)
         return []
@@ -128,6 +201,46 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
     except (onnx.shape_inference.InferenceError, ValueError) as error:
         return str(error).strip().splitlines()[0]
     return None
+
+
+def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:
+    """Infer each Slice once the lengths of its input are known, or never will be.
+
+    Those of functions are not inferred.
+    """
+    nodes = [node for graph in walk.all_graphs(proto) for node in graph.node]
+    inner = [node for function in proto.functions for node in function.node]
+    for node in (*nodes, *inner):
+        if node.op_type == "Slice" and node.domain in walk.STANDARD and node.input:
+            node.domain = _HIDDEN  # an operator that onnx does not know
+    hidden = [node for node in nodes if node.domain == _HIDDEN]
+    for imports in (proto, *proto.functions):
+        imports.opset_import.add(domain=_HIDDEN, version=1)
+    attempt = 0
+    while True:
+        found = onnx.shape_inference.infer_shapes(
+            proto, check_type=check_type, strict_mode=False, data_prop=True
+        )
+        lengths = _lengths(found)
+        hidden = [node for node in hidden if min(lengths.get(node.input[0], ()), default=0) >= 0]
+        if not hidden:
+            return found
+        # Nothing that is not yet inferred comes before the first one.
+        ready = [node for node in hidden if node is hidden[0] or node.input[0] in lengths]
+        for node in ready if attempt < _CHAIN else hidden:
+            node.domain = ""
+        hidden = [node for node in hidden if node.domain == _HIDDEN]
+        attempt += 1
+
+
+def _lengths(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    """The dimensions of each tensor whose shape is known, 0 for those with names."""
+    found = {}
+    for graph in walk.all_graphs(proto):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            if info.type.tensor_type.HasField("shape"):
+                found[info.name] = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+    return found
 
 
 def _described(model: ir.Model) -> onnx.ModelProto:

@@ -23,10 +23,11 @@ from ortboost.graph.build import Builder
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
-from ortboost.graph.io import ModelSource, source_name
+from ortboost.graph.io import ModelSource
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import is_random
 from ortboost.graph.reach import find_value
+from ortboost.graph.source import source_name
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
     FLUSH_GRAPH,

@@ -15,11 +15,11 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.io import source_name
 from ortboost.graph.origins import missing_parameters, origin_of
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 from ortboost.graph.reach import reach
+from ortboost.graph.source import source_name
 from ortboost.program.config import ProgramConfig
 
 __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]

@@ -17,12 +17,12 @@ from ortboost.graph.build import Builder, free_name
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
-from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, match_names, static_shape
 from ortboost.graph.reach import dropped_detaches, stops_gradient
+from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from ortboost.program import catalogue as names

@@ -20,8 +20,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
-from ortboost.graph.io import source_name
 from ortboost.graph.query import format_shape, is_standard, known_shape
+from ortboost.graph.source import source_name
 
 __all__ = ["find_class_axis"]
 

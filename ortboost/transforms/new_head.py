@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
-from ortboost.graph.io import source_name
 from ortboost.graph.query import input_at, known_shape, producer_of, static_shape
 from ortboost.graph.reach import descendants
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.source import source_name
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
-from ortboost.graph.io import load_model, source_name
+from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import (
     FLOAT_TYPES,
@@ -31,6 +31,7 @@ from ortboost.graph.query import (
     known_shape,
     source_before,
 )
+from ortboost.graph.source import source_name
 
 __all__ = ["splice_loss"]
 

@@ -115,6 +115,21 @@ def test_a_layer_is_a_weight_with_what_follows_it():
     ]
 
 
+@pytest.mark.parametrize(("stride", "counted"), [(8, True), (512, True), (10**6, False)])
+def test_costs_are_those_of_inputs_that_are_long_enough(stride, counted):
+    """Audio has 16,000 samples in a second: of 128 its first layers leave none."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[batch,1,t] x, float[2,1,9] first, float[2,2,5] second) => (float[batch,2,m] y) {{
+          [a] h = Conv<strides = [{stride}]>(x, first)
+          [b] y = Conv(h, second) }}""",
+        first=weights(2, 1, 9),
+        second=weights(2, 2, 5),
+    )
+    costs = {layer.node: layer.cost for layer in find_layers(model, trainable(model))}
+    assert [name for name, cost in costs.items() if (cost > 0) == counted] == ["a", "b"]
+
+
 def test_every_parameter_of_a_large_model_is_in_one_layer():
     model = load_model(model_path("transformer_tiny"))
     wanted = trainable(model)

@@ -9,7 +9,8 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.graph import io
-from ortboost.graph.io import load_model, save_model, source_name
+from ortboost.graph.io import load_model, save_model
+from ortboost.graph.source import source_name
 from tests.support import assert_three_lines, model_path, run, small_mlp, weights
 
 X = {"x": weights(5, 4, seed=9)}

@@ -9,8 +9,17 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes import common
 
+from ortboost.core.errors import ModelError
 from ortboost.graph import shape_inference
-from ortboost.graph.shape_inference import dimension_names, infer_missing, infer_shapes
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import normalize
+from ortboost.graph.shape_inference import (
+    check_lengths,
+    check_slices,
+    dimension_names,
+    infer_missing,
+    infer_shapes,
+)
 from tests.support import text_model
 
 MODELS = sorted((Path(__file__).parents[2] / "models").glob("*.onnx"))
@@ -160,3 +169,73 @@ def test_names_of_dimensions_are_those_of_inputs_that_are_always_equal(nodes, na
     expected = ("batch", None, "height", "width") if names == "as x" else names
     assert dimension_names(model, model.graph.outputs[0]) == expected
     assert model.graph.outputs[0].shape[0] == "out0"
+
+
+TOO_SHORT = {
+    "Conv": ("(float[1,1,2] x, float[1,1,5] w)", "c = Conv(x, w)"),
+    "MaxPool": ("(float[1,1,2] x)", "c = MaxPool<kernel_shape = [7]>(x)"),
+    "Pad": ("(float[1,1,2] x)", "p = Constant<value_ints = [0, 0, 0, 0, 0, -5]>()  c = Pad(x, p)"),
+    "Expand": (
+        "(float[n,1] x)",
+        "one = Constant<value_ints = [-1]>()  s = Shape<start = 0, end = 1>(x)"
+        "  t = Concat<axis = 0>(s, s, one)  c = Expand(x, t)",
+    ),
+    # Only once the first Slice is inferred, the second layer is known to be too short.
+    "AveragePool": (
+        "(float[1,1,20] x)",
+        "h = Slice(x, a, b, axis)  c = AveragePool<kernel_shape = [7]>(h)",
+    ),
+}
+
+
+def with_slice(inputs: str, nodes: str, opset: int = 18) -> ir.Model:
+    """A model whose Slice would abort the process."""
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : {opset}]>
+        g {inputs} => (float[k,l,m] y)
+        <int64[1] a = {{0}}, int64[1] b = {{2}}, int64[1] axis = {{2}}> {{
+          {nodes}  y = Slice(c, a, b, axis) }}""")
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("op_type", TOO_SHORT)
+def test_a_negative_length_that_a_slice_reads_is_rejected(op_type, opset):
+    if opset < 15 and "Shape<" in TOO_SHORT[op_type][1]:
+        pytest.skip("Shape has no start before opset 15")
+    model = with_slice(*TOO_SHORT[op_type], opset=opset)
+    with pytest.raises(ModelError, match=rf"The output of {op_type} has the shape .*-\d") as caught:
+        load_model(model)
+    assert caught.value.where == "'c'"
+    infer_shapes(model)
+    with pytest.raises(ModelError, match=op_type):
+        check_lengths(model)
+
+
+def test_a_negative_length_is_rejected_without_a_slice():
+    model = text_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n,1,2] x) => (float[n,1,m] y) { y = MaxPool<kernel_shape = [7]>(x) }""")
+    check_slices(model)  # no process is in danger
+    with pytest.raises(ModelError, match=r"MaxPool has the shape \['n', 1, -4\]"):
+        normalize(model, opsets=range(18, 22), ir_version=10)
+
+
+def test_slices_one_after_the_other_are_all_inferred():
+    chain = "".join(f"  s{i + 1} = Slice(s{i}, a, b, axis)" for i in range(20))
+    model = with_slice("(float[n,4,9] x)", f"s0 = Relu(x){chain}  c = Relu(s20)")
+    expected = as_onnx_ir_finds_them(model.clone())
+    infer_shapes(model)
+    assert described(model) == expected
+    assert str(expected["s20"][1]) == "[n,4,2]"
+
+
+def test_a_slice_in_a_function_is_not_inferred():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        g (float[1,1,2] x) => (float[k,l,m] y) { y = own.first(x) }
+        <domain: "own", opset_import: ["" : 18]>
+        first (x) => (y) {
+          c = MaxPool<kernel_shape = [7]>(x)
+          a = Constant<value_ints = [0]>()  b = Constant<value_ints = [1]>()
+          axis = Constant<value_ints = [2]>()
+          y = Slice(c, a, b, axis) }""")
+    infer_shapes(model)
+    with pytest.raises(ModelError, match="MaxPool"):
+        normalize(model, opsets=range(18, 22), ir_version=10)

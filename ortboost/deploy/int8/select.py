@@ -12,8 +12,8 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.graph.io import source_name
 from ortboost.graph.query import is_standard, match_names
+from ortboost.graph.source import source_name
 
 __all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
 

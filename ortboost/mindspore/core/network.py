@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
-from ortboost.graph.io import ModelSource, load_model, save_model, source_name
+from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import format_shape, known_shape
+from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
