@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from ortboost.api.check_target import read_shapes
+from ortboost.api.former_run import trained_network
 from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
@@ -38,7 +39,8 @@ def check(
     """List everything that prevents training a model, or running it on a target.
 
     Args:
-        model: The model; for ``cuda`` also a program folder.
+        model: The model, or a program folder: for training the network in it, which
+            :func:`ortboost.convert` takes, too; for ``cuda`` its steps.
         config: The configuration to convert it with.
         target: Check for this target instead of training: ``onnxruntime``, ``cuda``,
             ``cuda=1.19.2``, ``tensorrt``, ``tensorrt=11``, or ``tensorrt=10.3``.
@@ -73,6 +75,8 @@ def check(
             fix="Give target='tensorrt=11' too.",
         )
     config = config or ProgramConfig()
+    former = trained_network(model, "initial", None)  # for the graph, not the weights
+    model = model if former is None else former[0]
     chosen = choose_engine(model, config)
     forward = chosen.forward
     trained = {parameter.name for parameter in forward.trained}

@@ -16,7 +16,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.files import finish_replacement, foreign_files
 from ortboost.core.report import Report
-from ortboost.graph.io import ModelSource
+from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import boosted
 from ortboost.program.build import build_program
@@ -71,6 +71,8 @@ def convert(
         'adamw'
     """
     folder = Path(out)
+    if isinstance(model, str | os.PathLike) and not Path(model).exists():
+        load_model(model)  # its error comes before those of the folder
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             "The output of a conversion must be a folder.",

@@ -19,14 +19,14 @@ __all__ = ["trained_network"]
 
 
 def trained_network(
-    source: object, checkpoint: str, out: str | os.PathLike[str], *, new_head: bool = False
+    source: object, checkpoint: str, out: str | os.PathLike[str] | None, *, new_head: bool = False
 ) -> tuple[ir.Model, Report] | None:
     """Load the network of a run with its trained weights, as written by ``export --no-optimize``.
 
     Args:
         source: A program folder, or a checkpoint file in one; anything else is not a run.
         checkpoint: The checkpoint of a folder; see :func:`ortboost.api.run_folder.load_run`.
-        out: Folder of the new program.
+        out: Folder of the new program, if one is written.
         new_head: Whether the head will be replaced; a full-normalization head is then first
             converted to a plain layer.
 
@@ -44,7 +44,7 @@ def trained_network(
         path, checkpoint = path.parent.parent, str(path)
     if not (path / MANIFEST).is_file():
         return None
-    if Path(out).resolve() == path.resolve():
+    if out is not None and Path(out).resolve() == path.resolve():
         raise UsageError(
             "The new program would replace the run that it starts from.",
             where=str(out),

@@ -32,7 +32,7 @@ Exit status 4 if the model cannot be trained, or cannot run on the target, as is
 )
 def check(
     model: Annotated[
-        Path, typer.Argument(help="ONNX file; with --for cuda also a program folder.")
+        Path, typer.Argument(help="ONNX file, or program folder (for training and --for cuda).")
     ],
     loss: LossOptions,
     inputs: InputOptions,

@@ -100,7 +100,8 @@ def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> 
     """Restore the states of the callbacks; returns warnings about new and missing callbacks."""
     names = {callback.name for callback in callbacks}
     warnings = [
-        f"warning: the checkpoint has a callback '{name}' that this run lacks"
+        f"warning: this run has no '{name}', whose state is in the checkpoint: "
+        "give the callbacks and validation data of the run to continue it"
         for name in states
         if name not in names and states[name]
     ]

@@ -27,3 +27,10 @@ def test_what_does_not_go_together_is_refused(arguments, where):
         ob.check(model_path("mlp"), **arguments)
     assert_three_lines(info.value)
     assert where in str(info.value)
+
+
+def test_the_network_of_a_program_can_be_trained_again(tmp_path):
+    ob.convert(model_path("mlp"), tmp_path / "run", ob.ProgramConfig(boosts=(ob.LessBN(),)))
+    found, given = ob.check(tmp_path / "run"), ob.check(model_path("mlp"))
+    assert found.trainable
+    assert [p["name"] for p in found.parameters] == [p["name"] for p in given.parameters]

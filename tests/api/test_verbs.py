@@ -470,3 +470,9 @@ def test_models_that_take_nothing_are_compared(tmp_path):
     assert same.parity.ok
     other = api.compare(tmp_path / "1.onnx", tmp_path / "2.onnx", bisect=True)
     assert not other.parity.ok
+
+
+def test_a_missing_model_is_named_before_the_folder(tmp_path):
+    ob.convert(model_path("mlp"), tmp_path / "run")
+    with pytest.raises(ob.FileError, match="The model file does not exist"):
+        ob.convert(tmp_path / "missing.onnx", tmp_path / "run")

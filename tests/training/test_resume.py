@@ -249,7 +249,7 @@ def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
     trainer.fit(train, validation, resume=True)
     err = capsys.readouterr().err
     assert "callback 'NewBest' starts without saved state" in err
-    assert "has a callback 'EarlyStopping' that this run lacks" in err
+    assert "this run has no 'EarlyStopping', whose state is in the checkpoint" in err
     trainer, train, validation = build(tmp_path, callbacks=[best, Callback()], epochs=9)
     trainer.fit(train, validation, resume=True)  # one without a state has no past to miss
     assert "without saved state" not in capsys.readouterr().err
