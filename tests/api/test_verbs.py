@@ -473,6 +473,6 @@ def test_models_that_take_nothing_are_compared(tmp_path):
 
 
 def test_a_missing_model_is_named_before_the_folder(tmp_path):
-    ob.convert(model_path("mlp"), tmp_path / "run")
-    with pytest.raises(ob.FileError, match="The model file does not exist"):
-        ob.convert(tmp_path / "missing.onnx", tmp_path / "run")
+    api.convert(model_path("mlp"), tmp_path / "run")
+    with pytest.raises(FileError, match="The model file does not exist"):
+        api.convert(tmp_path / "missing.onnx", tmp_path / "run")
