@@ -47,6 +47,9 @@ _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors they create.
 _EXPORTER_NAME = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
 
+# TorchScript folds nothing but parameters and buffers; numbers in the code are Constant nodes.
+_TORCHSCRIPT_FOLDED = "onnx::"
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -58,7 +61,7 @@ class Origin:
             module; ``folded``, computed by the exporter; ``unknown``.
         folded_from: For a folded tensor, the parameters missing from the file that belong to the
             module which reads it.
-        direct: Whether they belong to the module itself, not to a submodule.
+        direct: Whether it was computed from tensors of the module itself, not of a submodule.
         known: Whether the exporter lists all parameters, so that an empty ``folded_from`` is
             conclusive.
         computed: For a literal, whether the exporter computed it, from numbers or from parameters
@@ -141,8 +144,10 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = _folded(value, missing)
         elif signature:  # `val_12` is a number; what has the name of a call was computed
             found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
+        elif _EXPORTER_NAME.match(name):
+            found[name] = Origin("folded", direct=name.startswith(_TORCHSCRIPT_FOLDED))
         else:
-            found[name] = Origin("folded" if _EXPORTER_NAME.match(name) else "module")
+            found[name] = Origin("module")
     return Origins(found, tuple(sorted(missing)))
 
 

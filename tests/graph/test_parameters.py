@@ -407,6 +407,27 @@ def test_what_an_exporter_folded_is_a_weight_and_told_if_not_the_same():
     }
 
 
+@pytest.mark.parametrize("name", ["onnx::Exp_20", "/model/Squeeze_output_0"])
+def test_a_single_number_that_torchscript_folded_is_told(name):
+    """``exp(-log_var)`` becomes Exp of a stored ``-log_var``: the parameter is lost.
+
+    Simplifiers fold numbers of the code, too, under names like the second one.
+    """
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float s) => (y) {
+          a = MatMul(x, w) e = Exp(s) y = Mul(a, e) }""",
+        w=W44,
+        s=np.float32(-0.7),
+    )
+    value = model.graph.initializers.pop("s")
+    value.name = name
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    store_weights(model)
+    assert told(model, "e") == (False, name.startswith("onnx::"))
+
+
 def test_weights_of_operators_that_are_not_of_the_standard_are_not_forgotten():
     """So that the check rejects a fused file instead of training the rest of it."""
     model = text_model(
