@@ -66,17 +66,25 @@ WITHOUT_RUNTIME = (
     "transforms/test_class_axis.py",
 )
 
-# Benchmarks, arguments, examples, and forms of graphs for a GPU: they run once, with the current
-# onnxruntime. Nothing here may ask for the native engine.
+# Benchmarks, arguments, files, examples, and forms of graphs for a GPU: they run once, with the
+# current onnxruntime. Nothing here may ask for the native engine.
 EITHER_RUNTIME = (
     "api/test_bench.py",
+    "api/test_former_run.py",
+    "api/test_images.py",
+    "api/test_interrupted_writing.py",
     "api/test_wrong_arguments.py",
+    "cli/test_boost_options.py",
+    "cli/test_supervise.py",
     "deploy/test_bench.py",
     "deploy/test_check_cuda.py",
     "program/test_growth.py",
     "runtime/cuda/test_forms.py",
     "test_doctests.py",
     "test_public_api.py",
+    "test_quickstart.py",
+    "training/test_kill_points.py",
+    "training/test_plot.py",
 )
 _START = time.monotonic()
 
