@@ -302,3 +302,17 @@ def test_the_former_option_for_settings(tmp_path):
     assert convert(MLP, tmp_path / "run", *words) == 0
     optimizer = Program.load(tmp_path / "run").config.optimizer
     assert (optimizer.momentum, optimizer.nesterov) == (0.7, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["convert", "--sync-bn"], "It is a boost: ortboost convert MODEL -o RUN --boost sync-bn"),
+        (["train", "--adasum"], "It is a boost: ortboost convert MODEL -o RUN --boost adasum"),
+        (["train", "--sync"], "See 'ortboost train --help'."),
+        (["--sync"], "See 'ortboost --help'."),
+    ],
+)
+def test_a_boost_given_as_an_option(words, fix, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(f"  fix:   {fix}\n")
