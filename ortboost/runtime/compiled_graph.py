@@ -18,7 +18,7 @@ from ortboost.runtime.state import DeviceState
 
 __all__ = ["CompiledGraph"]
 
-_SMALL_STATE = 16 * 2**20  # bytes; above, a step takes so long that allocations do not matter
+_LARGE_STATE = 16 * 2**20  # bytes; from here on memory matters more than a few microseconds
 
 
 class CompiledGraph:
@@ -66,7 +66,8 @@ class CompiledGraph:
             form,
             device=device,
             threads=threads,
-            memory_pattern=state.nbytes < _SMALL_STATE,
+            memory_pattern=state.nbytes < _LARGE_STATE,
+            file_order=state.nbytes >= _LARGE_STATE,
         )
         self._read = [entry.name for entry in catalogue.state]
         self._lengths_vary = [

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import types
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -242,3 +244,30 @@ def test_zeros_before_a_pool_stay_zeros(pool):
     (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
     (found,) = open_session(ir.from_proto(model), device="cpu").run(None, {"x": x})
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+# What the backward pass computes from activations stands where it is needed.
+BACKWARD = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[n] x) => (float[n] y) {
+      [a] a = Sin(x) [b] b = Sin(a) [c] c = Sin(b) [g0] g0 = Exp(c)
+      [cos_b] mb = Cos(b) [g1] g1 = Mul(mb, g0)
+      [cos_a] ma = Cos(a) [g2] g2 = Mul(ma, g1)
+      [cos_x] mx = Cos(x) [g3] y = Mul(mx, g2) }"""
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_nodes_run_in_the_order_of_the_file(in_order, tmp_path, monkeypatch):
+    class Profiled(onnxruntime.SessionOptions):
+        def __init__(self):
+            super().__init__()
+            self.enable_profiling = True
+            self.profile_file_prefix = str(tmp_path / "run")
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Profiled)
+    model = ir.from_onnx_text(BACKWARD)
+    session = open_session(model, device="cpu", file_order=in_order)
+    session.run(None, {"x": np.ones(3, np.float32)})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    ran = [e["name"].removesuffix("_kernel_time") for e in events if e["cat"] == "Node"]
+    ran = [name for name in ran if not name.endswith(("_fence_before", "_fence_after"))]
+    assert (ran == [node.name for node in model.graph]) == in_order
