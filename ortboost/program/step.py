@@ -241,9 +241,6 @@ class _Writer:
             for key, part in boost.partial_sums(context, applies).items():
                 name = f"{names.EXCHANGED}value/{key}"
                 sums[key] = b.op("Identity", part, name=name, shape=part.shape)
-        if not sums and not context.next_of:
-            b.take()  # the count, which nothing reads
-            return
         self.context.sums, self._early = sums, context.next_of
         b.flush()
 

@@ -32,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.boosts.adasum import AdaSum
-from ortboost.boosts.roles import PART
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.tensor_file import pieces_of
 from ortboost.program import catalogue as names
@@ -365,7 +364,6 @@ class SharedStep:
             for entry in state.catalogue.state
             if entry.kind not in own
             and not entry.sharded
-            and entry.name != PART
             and not entry.name.startswith(names.accumulator_name(""))
         ]
         sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
