@@ -64,10 +64,11 @@ def close(net, expected):
         )
 
 
-def test_model_train_follows_the_replay_at_any_frequency():
+@pytest.mark.parametrize("sink", [False, True])
+def test_model_train_follows_the_replay_at_any_frequency(sink):
     net, data = network(), batches()
     opt = nn.thor(net, RATE, DAMPING, 0.8, frequency=4)
-    Model(net, LOSS, opt).train(1, data)
+    Model(net, LOSS, opt).train(1, data, dataset_sink_mode=sink)
     close(net, by_hand(data, frequency=4, momentum=0.8))
     assert opt.global_step == 6
     assert opt.get_frequency() == 4
@@ -123,7 +124,8 @@ def test_another_optimizer_keeps_its_model():
 def test_options_of_ours_reach_the_boost():
     opt = nn.thor(network(), Tensor(0.1), 0.03, 0.9, mode="mindspore", batch_size=8, block=64)
     assert opt.boosts() == (Thor(0.03, mode="mindspore", batch_size=8, block=64),)
-    assert nn.thor(network(), Tensor(0.1), 0.03, 0.9, pi=True).boosts() == (Thor(0.03, pi=True),)
+    ours = {"pi": True, "kl_clip": 1e-3, "distribute_inverses": True}
+    assert nn.thor(network(), Tensor(0.1), 0.03, 0.9, **ours).boosts() == (Thor(0.03, **ours),)
 
 
 @pytest.mark.parametrize(
