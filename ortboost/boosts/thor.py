@@ -14,6 +14,9 @@ overflows is retried with the same graph.
 An inverse that is not accurate is discarded: its block keeps the previous inverse, initially the
 identity, and is counted in the state ``ortboost/thor/kept_blocks``.
 
+Each of several processes computes all inverses, or with ``distribute_inverses`` those of its share;
+see :mod:`ortboost.boosts.thor_shares`.
+
 Sources: see :mod:`ortboost.boosts.thor_factors`; MindSpore 2.10's `nn.thor` for the arguments;
 Martens and Grosse, 2015, sections 5 and 6.3, for the running average and the correction `pi` of the
 damping; Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored

@@ -30,6 +30,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
+from ortboost.boosts.roles import PART
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
@@ -171,6 +172,8 @@ class _Writer:
                 self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
         for boost in self.boosts:
             for state in boost.states_of(graph):
+                if state.name == PART and PART in self.initial:
+                    continue  # several boosts may read it
                 self._add_state(
                     state.name, state.kind, state.initial, state.role, sharded=state.sharded
                 )
