@@ -81,7 +81,7 @@ class SplitGraphs:
             name: buffer
             for buffer in (
                 *(buffer for part in self._sums for buffer in part),
-                *(buffer for level in self.exchanges for buffer in level.buffers),
+                *(exchange.buffer for exchange in self.exchanges),
                 *self.means,
                 *self._checks,
                 *self._own,

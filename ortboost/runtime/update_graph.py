@@ -46,7 +46,7 @@ class UpdateGraph:
         form = for_device(model, device, states=states, threads=threads)
         levels = order_exchanges(form, [spec.name for spec in points])
         self._exchanges = [Exchange(group, points, level, device) for level in levels]
-        buffers = [buffer for exchange in self._exchanges for buffer in exchange.buffers]
+        buffers = [exchange.buffer for exchange in self._exchanges]
         self._graph = SegmentedGraph(
             form,
             catalogue,

@@ -132,8 +132,9 @@ def shares(group: ProcessGroup) -> dict[str, object]:
     run = exchange.run
 
     def noted(weight: float) -> None:
-        own = exchange.buffers[0]
-        sent.update((name, own.read(name)) for name in own.names if "inverse" in name)
+        own = exchange.buffer
+        names = [name for name in own.names if "inverse" in name and name.endswith("/cut")]
+        sent.update((name, own.read(name)) for name in names)
         run(weight)
 
     exchange.run = noted
