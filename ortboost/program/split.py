@@ -211,7 +211,8 @@ def split_step(
     zeros = [name for name in made if name.startswith(checks)]
     means = [name for name in made if name.startswith(names.BATCH_MEAN)]
     raw = [name for name in made if name.startswith(names.RAW)]
-    if missing is not None or ((accumulates or joins) and not zeros):
+    checked = any(entry.name == names.TOTAL_SKIPS for entry in catalogue.state)
+    if missing is not None or (checked and (accumulates or joins) and not zeros):
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *means, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]

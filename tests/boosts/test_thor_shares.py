@@ -63,7 +63,7 @@ def test_blocks_are_assigned_by_the_longest_processing_time(processes):
 # ---- the graph, with the rank of one process after the other ------------------------------------
 
 
-def sent(program, processes):
+def sent(program, processes, **changed):
     """What each process would send, and what it would send alone."""
     split = split_program(program)["step"]
     feeds = {
@@ -72,7 +72,7 @@ def sent(program, processes):
         **program.initial,
     }
     names = {value.name for value in split.gradients.graph.inputs}
-    feeds |= run(split.gradients, {name: feeds[name] for name in names})
+    feeds |= run(split.gradients, {name: feeds[name] for name in names}) | changed
     update, points = cut_exchanges(split.update)
     update.graph.outputs[:] = [v for v in update.graph.outputs if (v.name or "").endswith("/cut")]
     feeds |= {spec.name: np.zeros(spec.shape, np.float32) for spec in points}
@@ -100,6 +100,11 @@ def test_parts_add_up_and_no_block_is_inverted_twice(block, processes):
         assert (np.sum(each, axis=0) == 1).all()
     busy = [any(value.any() for value in part.values()) for part in parts]
     assert sum(busy) == min(processes, sum(len(v) for n, v in whole.items() if "inverse" in n))
+
+
+def test_a_step_that_overflows_inverts_nothing():
+    parts, _ = sent(distributed(), 2, w1_grad=np.full((16, 10), np.inf, np.float32))
+    assert not any(value.any() for part in parts for value in part.values())
 
 
 def test_products_of_inversions_are_inside_branches():
