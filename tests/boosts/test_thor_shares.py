@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.boosts import Thor
+from ortboost.boosts import GradAccumulation, Thor
 from ortboost.boosts.roles import PART
 from ortboost.boosts.thor_shares import own_blocks
 from ortboost.core.errors import ConfigError
@@ -114,6 +114,21 @@ def test_products_of_inversions_are_inside_branches():
     plain = build_program(small_mlp(features=10, hidden=16), ProgramConfig(boosts=()))
     factors = 4
     assert outside == sum(node.op_type == "MatMul" for node in plain.step.graph) + factors
+
+
+@pytest.mark.parametrize(
+    ("graph", "producer"), [("step", "ortboost/gate"), ("flush", "flushed/node")]
+)
+def test_only_a_full_window_is_inverted(graph, producer):
+    """The condition of each branch needs what tells whether there will be an update."""
+    boosts = (Thor(frequency=2, distribute_inverses=True), GradAccumulation(2))
+    program = build_program(small_mlp(), ProgramConfig(boosts=boosts))
+    branches = [n for n in program.graphs[graph].graph if "thor/own" in (n.name or "")]
+    assert branches
+    for node in branches:
+        some = node.inputs[0].producer()
+        assert some.op_type == "And"
+        assert producer in {value.producer().name for value in some.inputs}
 
 
 def test_a_single_process_computes_the_same_bits():
