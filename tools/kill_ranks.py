@@ -56,6 +56,8 @@ def boosts(job: str, folder: Path) -> tuple[ob.boosts.Boost, ...]:
         rows = np.linalg.qr(np.random.default_rng(0).standard_normal((length, 5)))[0].T
         np.save(folder / "basis.npy", rows.astype(np.float32))
         return (ob.DimReduce(str(folder / "basis.npy"), first=0.1, shard=True),)
+    if job == "thor":  # with its inversions divided among the processes
+        return (ob.Thor(frequency=2, kl_clip=1e-3, distribute_inverses=True),)
     return ()
 
 
@@ -80,7 +82,8 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--times", type=int, default=20)
     arguments.add_argument("--processes", type=int, default=2)
-    arguments.add_argument("--job", choices=("plain", "sync-bn", "dim-reduce"), default="plain")
+    jobs = ("plain", "sync-bn", "dim-reduce", "thor")
+    arguments.add_argument("--job", choices=jobs, default="plain")
     arguments.add_argument("--seed", type=int, default=0)
     given, bad = arguments.parse_args(), 0
     rng = random.Random(given.seed)

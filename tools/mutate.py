@@ -1,7 +1,7 @@
 """Break the package in many small ways and see whether the tests notice.
 
     python tools/mutate.py ortboost/program ortboost/transforms --sample 40
-    python tools/mutate.py ortboost/program/gate.py --sample 0 --seed 3     every mutant of one file
+    python tools/mutate.py ortboost/program/step.py --sample 0 --seed 3     every mutant of one file
 
 A mutant is one change of one expression or statement: a comparison or operator inverted, a number
 or name off by one, a condition negated, a statement dropped. Each is written into the file, the

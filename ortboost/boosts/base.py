@@ -15,6 +15,7 @@ calls its methods at the stages of a conversion, for all boosts in the order of
     ``states``                  the state that the update keeps for it
     ``batch_means``             before the finite check: batch statistics that the update needs
     ``observe``                 with accumulation: each step that is not skipped
+    ``partial_sums``            before the branches of the update: what processes compute in parts
     ``transform_gradients``     within the update: unscaled, finite gradients
     ``after_decay``             within the update: each gradient, after the weight decay
     ==========================  ====================================================================
@@ -127,6 +128,7 @@ class StepContext:
         number: See :class:`GraphContext`.
         window: See :class:`GraphContext`.
         batch_means: Results of the method ``batch_means``, over the batch of all processes.
+        sums: Results of the method ``partial_sums``, summed over all processes; only in the update.
         unscale: Factor that unscales a gradient, float32 scalar; ``None`` for 1, and if each group
             of layers has its own scale.
     """
@@ -139,6 +141,7 @@ class StepContext:
     window: int = 1
     unscale: ir.Value | None = None
     batch_means: Mapping[str, ir.Value] = field(default_factory=dict)
+    sums: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
 @dataclass
@@ -271,6 +274,21 @@ class Boost:
 
     def observe(self, step: StepContext) -> Mapping[str, ir.Value]:
         """The next values of its states that change at each step; only with accumulation."""
+        return {}
+
+    def partial_sums(
+        self, update: UpdateContext, applies: ir.Value | None
+    ) -> Mapping[str, ir.Value]:
+        """Tensors that the update needs, as sums of parts that the processes compute.
+
+        They are float32 of static shape, by unique names, and available as ``sums`` of the update.
+        The state :data:`~ortboost.boosts.roles.PART` tells which part a process computes. The nodes
+        run before all branches, in every step: those that cost much belong into an ``If``.
+
+        Args:
+            update: The context of the update. Next values of states can be set already.
+            applies: bool scalar, whether there will be an update; ``None`` if there always is.
+        """
         return {}
 
     def transform_gradients(

@@ -22,6 +22,7 @@ __all__ = [
     "EXCHANGE_POINT",
     "FLUSHED",
     "MICRO_STEPS",
+    "PART",
     "SCALE",
     "GradientAccumulator",
     "LineSearch",
@@ -43,6 +44,11 @@ EXCHANGED_GRADIENT: Final = f"{EXCHANGED}gradient/"
 """Prefix of those among them that are gradients."""
 MICRO_STEPS: Final = "ortboost/micro_steps"
 """Name of the state that counts the steps in a window."""
+PART: Final = "ortboost/part"
+"""Name of the state with the rank of a process and the number of processes, int64 ``[2]``.
+
+In files it is ``[0, 1]``; each of several processes holds its own.
+"""
 
 
 class LossScaler(Boost, ABC):

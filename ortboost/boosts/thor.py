@@ -14,6 +14,9 @@ overflows is retried with the same graph.
 An inverse that is not accurate is discarded: its block keeps the previous inverse, initially the
 identity, and is counted in the state ``ortboost/thor/kept_blocks``.
 
+Each of several processes computes all inverses, or with ``distribute_inverses`` those of its share;
+see :mod:`ortboost.boosts.thor_shares`.
+
 Sources: see :mod:`ortboost.boosts.thor_factors`; MindSpore 2.10's `nn.thor` for the arguments;
 Martens and Grosse, 2015, sections 5 and 6.3, for the running average and the correction `pi` of the
 damping; Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored
@@ -32,7 +35,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Stage, State, StepContext, UpdateContext
-from ortboost.boosts.roles import MICRO_STEPS, UpdateSplitter
+from ortboost.boosts.roles import MICRO_STEPS, PART, UpdateSplitter
 from ortboost.boosts.thor_cost import cost_words, layer_cost
 from ortboost.boosts.thor_factors import FactorMaker, precondition
 from ortboost.boosts.thor_layers import Layer, NormLayer, find_layers
@@ -73,6 +76,8 @@ class Thor(UpdateSplitter):
             second order; 0 for no bound. It limits the first updates, whose factors are poor
             estimates; 0.001 is usual.
         clip: Clip each update, including weight decay, to a norm of 1.
+        distribute_inverses: Let each of several processes invert only some of the blocks, and send
+            the inverses to the others. It changes no number.
 
     Raises:
         ConfigError: A value out of range; or ``mindspore`` without a batch size, or with a running
@@ -93,6 +98,7 @@ class Thor(UpdateSplitter):
     pi: bool = False
     kl_clip: Annotated[float, Range(0, below=1e30)] = 0.0
     clip: bool = False
+    distribute_inverses: bool = False
 
     name: ClassVar[str] = NAME
     stage: ClassVar[Stage] = "update"
@@ -126,7 +132,14 @@ class Thor(UpdateSplitter):
 
     @property
     def _refresh(self) -> Refresh:
-        return Refresh(self._sides, self.damping, self.damping_decay, self.factor_decay, self.pi)
+        return Refresh(
+            self._sides,
+            self.damping,
+            self.damping_decay,
+            self.factor_decay,
+            self.pi,
+            self.distribute_inverses,
+        )
 
     # ---- graphs -------------------------------------------------------------------------------
 
@@ -218,6 +231,8 @@ class Thor(UpdateSplitter):
                 found.append(State(name, np.zeros_like(start), "slot", "factor", often))
         if found:
             found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", changes))
+        if found and self.distribute_inverses and not graph.number:
+            found.append(State(PART, np.array([0, 1]), changes_at="never"))
         return found
 
     # ---- the update ---------------------------------------------------------------------------
@@ -237,6 +252,12 @@ class Thor(UpdateSplitter):
             mean = b.op("Add", old, b.op("Div", b.op("Sub", new, old), count))
             found[state] = b.op("Where", first, new, mean, dtype=_FLOAT)
         return found
+
+    def partial_sums(self, update: UpdateContext, applies: ir.Value | None) -> dict[str, ir.Value]:
+        """The inverses of this process, in the second-order graph, with ``distribute_inverses``."""
+        if update.number or not (self.distribute_inverses and update.memory[self.name]):
+            return {}
+        return self._refresh.parts(update, applies)
 
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]

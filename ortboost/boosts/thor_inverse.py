@@ -49,6 +49,7 @@ __all__ = [
     "inverse_cost",
     "inverted_factors",
     "padded_rows",
+    "split_stack",
 ]
 
 LEAF: Final = 32
@@ -58,7 +59,7 @@ ACCURACY: Final = 1e-5
 
 _STEPS: Final = 18
 _SMALLEST: Final = 2e-8  # lower limit of m, for which the steps suffice
-_DOUBLE, _FLOAT, _INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
+_DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,6 @@ class Factor:
         shape: ``(blocks, rows, rows)``.
         blocks: The blocks of the factor, float32, of this shape.
         damping: Added to the diagonal, float64 scalar.
-        old: The inverses to keep where the new ones are not accurate.
         gain: A factor for the inverses; ``None`` for 1.
     """
 
@@ -78,7 +78,6 @@ class Factor:
     shape: tuple[int, ...]
     blocks: ir.Value
     damping: ir.Value
-    old: ir.Value
     gain: ir.Value | None
 
 
@@ -89,44 +88,50 @@ def padded_rows(size: int) -> int:
 
 
 def inverted_factors(
-    b: Builder, blocks: Sequence[Factor], size: int
-) -> tuple[dict[tuple[str, str], ir.Value], ir.Value]:
-    """Invert factors in one batched chain of products.
+    b: Builder, factors: Sequence[Factor], size: int, places: ir.Value | None = None
+) -> tuple[ir.Value, ir.Value]:
+    """Invert the blocks of factors in one batched chain of products.
 
     Args:
         b: Builder for the nodes.
-        blocks: The factors.
+        factors: The factors; their blocks are numbered in this order.
         size: Rows to which all blocks are padded; see :func:`padded_rows`.
+        places: Numbers of the blocks to invert, int64 vector; ``None`` for all.
 
     Returns:
-        Key to the inverses, with old inverses where the new ones are not accurate; and the number
-        of those, int64 scalar.
+        The inverses, float32 ``[count, size, size]``, and whether each is accurate, bool
+        ``[count, 1, 1]``; see :func:`damped_inverses`.
     """
-    parts = []
-    for block in blocks:
-        matrix = b.op("Cast", block.blocks, dtype=_DOUBLE, to=_DOUBLE)
-        if missing := size - block.shape[1]:
-            matrix = b.op("Pad", matrix, b.ints(0, 0, 0, 0, missing, missing))
-        parts.append(matrix)
-    dampings = [b.op("Expand", block.damping, b.ints(block.shape[0], 1, 1)) for block in blocks]
-    inverses, accurate = damped_inverses(b, _joined(b, parts), size, _joined(b, dampings))
-    found, start = {}, 0
-    for block in blocks:
-        count, rows, _ = block.shape
-        ends = b.ints(start + count, rows, rows)
-        new = b.op("Slice", inverses, b.ints(start, 0, 0), ends, b.ints(0, 1, 2))
-        if block.gain is not None:
-            new = b.op("Mul", new, b.op("Cast", block.gain, dtype=_DOUBLE, to=_DOUBLE))
-        new = b.op("Cast", new, dtype=_FLOAT, to=_FLOAT)
-        good = b.op("Slice", accurate, b.ints(start), b.ints(start + count), b.ints(0))
-        found[block.key] = b.op("Where", good, new, block.old, dtype=_FLOAT)
+    matrices, dampings, gains = [], [], []
+    for factor in factors:
+        missing = size - factor.shape[1]
+        padding = b.ints(0, 0, 0, 0, missing, missing)
+        matrices.append(b.op("Pad", factor.blocks, padding) if missing else factor.blocks)
+        each = b.ints(factor.shape[0], 1, 1)
+        dampings.append(b.op("Expand", factor.damping, each))
+        gain = b.const(1.0) if factor.gain is None else factor.gain
+        gains.append(b.op("Expand", gain, each))
+
+    def chosen(parts: Sequence[ir.Value]) -> ir.Value:
+        joined = b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        return joined if places is None else b.op("Gather", joined, places, axis=0)
+
+    stack = b.cast(chosen(matrices), _DOUBLE)
+    inverses, accurate = damped_inverses(b, stack, size, chosen(dampings))
+    if any(factor.gain is not None for factor in factors):
+        inverses = b.op("Mul", inverses, b.cast(chosen(gains), _DOUBLE))
+    return b.cast(inverses, _FLOAT), accurate
+
+
+def split_stack(b: Builder, factors: Sequence[Factor], stack: ir.Value) -> list[ir.Value]:
+    """Split the stack of all inverses into those of each factor, without padding."""
+    found, start = [], 0
+    for factor in factors:
+        count, rows, _ = factor.shape
+        starts, ends = b.ints(start, 0, 0), b.ints(start + count, rows, rows)
+        found.append(b.op("Slice", stack, starts, ends, b.ints(0, 1, 2), shape=factor.shape))
         start += count
-    kept = b.op("Cast", b.op("Not", accurate, dtype=ir.DataType.BOOL), dtype=_INT64, to=_INT64)
-    return found, b.op("ReduceSum", kept, keepdims=0, shape=())
-
-
-def _joined(b: Builder, parts: Sequence[ir.Value]) -> ir.Value:
-    return b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+    return found
 
 
 def damped_inverses(

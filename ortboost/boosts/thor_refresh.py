@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.base import StepContext, UpdateContext
-from ortboost.boosts.thor_inverse import Factor, inverted_factors, padded_rows
+from ortboost.boosts.roles import PART
+from ortboost.boosts.thor_inverse import (
+    Factor,
+    inverse_cost,
+    inverted_factors,
+    padded_rows,
+    split_stack,
+)
 from ortboost.boosts.thor_layers import Layer, NormLayer
+from ortboost.boosts.thor_shares import own_blocks
 from ortboost.boosts.thor_sides import Sides, mean_name, state_name
+from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 
 __all__ = ["KEPT", "NAME", "Refresh"]
@@ -34,6 +44,7 @@ class Refresh:
     damping_decay: float
     factor_decay: float
     pi: bool
+    distribute_inverses: bool
 
     def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
         """The factors of this batch by weight and side, and the ``gain`` of a weight if any."""
@@ -55,41 +66,86 @@ class Refresh:
         self, update: UpdateContext, old: Mapping[tuple[str, str], ir.Value]
     ) -> dict[tuple[str, str], ir.Value]:
         """The inverses of this update's factors; the old ones where the new are not accurate."""
-        b = update.b
-        if update.window > 1:
-            factors = {key: update.states[state_name("window", key[1], key[0])] for key in old}
-        else:
-            factors = self.factors(update)
-        gains = {name: factors.pop((name, "gain")) for name, side in [*factors] if side == "gain"}
-        if self.factor_decay:
-            factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
-        found: dict[tuple[str, str], ir.Value] = {}
-        chains: dict[int, list[Factor]] = {}
-        root = self.root(update)
-        # Blocks of equal padded size are inverted together, in one chain of batched products.
-        for layer in update.memory[NAME]:
-            dampings = self._dampings(b, layer, factors, root)
-            for side in self.sides.of(layer):
-                key, shape = (layer.weight, side), self.sides.shape(layer, side)
-                if len(shape) == 3 and isinstance(layer, Layer):
-                    gain = gains.get(layer.weight) if side == "a" else None
-                    block = Factor(key, shape, factors[key], dampings[side], old[key], gain)
-                    chains.setdefault(padded_rows(shape[1]), []).append(block)
-                else:
-                    found[key] = self._reciprocal(b, factors[key], root, old[key])
+        b, found = update.b, dict[tuple[str, str], ir.Value]()
+        chains, diagonal = self._factors_to_invert(update)
+        for key, value in diagonal.items():
+            found[key] = self._reciprocal(b, value, self.root(update), old[key])
         kept = update.states[KEPT]
         for size, members in chains.items():
-            inverses, discarded = inverted_factors(b, members, size)
-            found |= inverses
-            kept = b.op("Add", kept, discarded)
+            if self.distribute_inverses:
+                new = [update.sums[_sum_name(*factor.key)] for factor in members]
+                accurate = b.cast(update.sums[_flags_name(size)], _BOOL)
+            else:
+                stack, accurate = inverted_factors(b, members, size)
+                new = split_stack(b, members, stack)
+            counts = b.ints(*(factor.shape[0] for factor in members))
+            flags = b.ops("Split", accurate, counts, names=[None] * len(members), axis=0)
+            for factor, inverse, good in zip(members, new, flags, strict=True):
+                found[factor.key] = b.op("Where", good, inverse, old[factor.key], dtype=_FLOAT)
+            bad = b.cast(b.op("Not", accurate, dtype=_BOOL), _INT64)
+            kept = b.op("Add", kept, b.op("ReduceSum", bad, keepdims=0, shape=()))
         for (name, side), value in found.items():
             update.next_of[state_name("inverse", side, name)] = value
         update.next_of[KEPT] = kept
         return found
 
+    def parts(self, update: UpdateContext, applies: ir.Value | None) -> dict[str, ir.Value]:
+        """The inverses that this process computes, and whether they are accurate.
+
+        Those of other processes are zeros; see :mod:`ortboost.boosts.thor_shares`.
+        """
+        b, found = update.b, dict[str, ir.Value]()
+        chains, _ = self._factors_to_invert(update)
+        numbers = {size: sum(f.shape[0] for f in members) for size, members in chains.items()}
+        kinds = [(number, inverse_cost(size)) for size, number in numbers.items()]
+        divided = own_blocks(b, update.states[PART], kinds)
+        for (size, members), (own, some) in zip(chains.items(), divided, strict=True):
+            if applies is not None:
+                some = b.op("And", some, applies, shape=())
+            b.flush()
+            compute = partial(_own_inverses, b, members, size, own, numbers[size])
+            zeros = partial(_zeros, b, size, numbers[size])
+            name = f"ortboost/thor/own_{size}"
+            stack, flags = choose(b, name, some, compute, zeros, prefix=f"{name}/").values()
+            for factor, inverse in zip(members, split_stack(b, members, stack), strict=True):
+                found[_sum_name(*factor.key)] = inverse
+            found[_flags_name(size)] = flags
+        return found
+
+    def _factors_to_invert(
+        self, update: UpdateContext
+    ) -> tuple[dict[int, list[Factor]], dict[tuple[str, str], ir.Value]]:
+        """Those with blocks by padded size, the largest first; and the diagonal ones."""
+        b = update.b
+        layers: list[Layer | NormLayer] = update.memory[NAME]
+        keys = [(layer.weight, side) for layer, side in self.sides.all(layers)]
+        if update.window > 1:
+            factors = {key: update.states[state_name("window", key[1], key[0])] for key in keys}
+        else:
+            factors = self.factors(update)
+        if self.factor_decay:
+            factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
+        # Blocks of equal padded size are inverted together, in one chain of batched products.
+        chains: dict[int, list[Factor]] = {}
+        diagonal = {}
+        root = self.root(update)
+        for layer in layers:
+            dampings = self._dampings(b, layer, factors, root)
+            for side in self.sides.of(layer):
+                key, shape = (layer.weight, side), self.sides.shape(layer, side)
+                if len(shape) == 3 and isinstance(layer, Layer):
+                    gain = factors.get((layer.weight, "gain")) if side == "a" else None
+                    factor = Factor(key, shape, factors[key], dampings[side], gain)
+                    chains.setdefault(padded_rows(shape[1]), []).append(factor)
+                else:
+                    diagonal[key] = factors[key]
+        return dict(sorted(chains.items(), reverse=True)), diagonal
+
     def _averaged(self, update: UpdateContext, key: tuple[str, str], new: ir.Value) -> ir.Value:
         """The running average of a factor; a factor that is not finite does not change it."""
         b, state = update.b, state_name("factor", key[1], key[0])
+        if state in update.next_of:  # computed before the branches
+            return update.next_of[state]
         old = update.states[state]
         share = b.const(self.factor_decay)
         mean = b.op(
@@ -152,3 +208,33 @@ class Refresh:
         new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
         good = b.op("GreaterOrEqual", new, b.const(0.0), dtype=_BOOL)
         return b.op("Where", good, new, old, dtype=_FLOAT)
+
+
+def _sum_name(weight: str, side: str) -> str:
+    """Name of the inverses of a factor among the sums over processes."""
+    return f"{NAME}/inverse_{side}/{weight}"
+
+
+def _flags_name(size: int) -> str:
+    """Name of the flags of all blocks padded to ``size``, 1 where an inverse is accurate."""
+    return f"{NAME}/accurate_{size}"
+
+
+def _own_inverses(
+    b: Builder, factors: Sequence[Factor], size: int, own: ir.Value, number: int
+) -> dict[str, ir.Value]:
+    """Inverses and flags of all blocks, those of other processes as zeros."""
+    places = b.op("NonZero", own, dtype=_INT64)  # [1, own blocks]
+    rows = b.op("Transpose", places, perm=[1, 0])
+    inverses, accurate = inverted_factors(b, factors, size, b.op("Squeeze", places, b.ints(0)))
+    return {
+        key: b.op("ScatterND", zeros, rows, part, shape=zeros.shape)
+        for (key, zeros), part in zip(
+            _zeros(b, size, number).items(), (inverses, b.cast(accurate, _FLOAT)), strict=True
+        )
+    }
+
+
+def _zeros(b: Builder, size: int, number: int) -> dict[str, ir.Value]:
+    shapes = {"inverses": (number, size, size), "accurate": (number, 1, 1)}
+    return {key: b.filled(0, b.ints(*shape), shape=shape) for key, shape in shapes.items()}

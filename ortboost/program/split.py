@@ -16,10 +16,11 @@ cut, and how the processes exchange them:
 - raw running statistics (``ortboost/raw/...``) stay in their process, as in torch's
   DistributedDataParallel.
 
-Exchange points (``ortboost/exchange/...``, :mod:`ortboost.boosts.sync_batch_norm` and
-:mod:`ortboost.boosts.dim_reduce`) are cut within their graph: the value of the process is the
-output ``X/cut``, the sum over the processes the input ``X``. :mod:`ortboost.program.segments` finds
-an order. Those that no gradient depends on belong to ``update``.
+Exchange points (``ortboost/exchange/...``, :mod:`ortboost.boosts.sync_batch_norm`,
+:mod:`ortboost.boosts.dim_reduce` and :mod:`ortboost.boosts.thor`) are cut within their graph: the
+value of the process is the output ``X/cut``, the sum over the processes the input ``X``.
+:mod:`ortboost.program.segments` finds an order. Those that no gradient depends on belong to
+``update``, or to the flush graph; :func:`cut_exchanges` cuts them when it is opened.
 
 With gradient accumulation, gradients are exchanged once per window: ``X_grad`` stays in its
 process, only the means and the sums of the finite check are exchanged in each step, and the flush
@@ -53,6 +54,7 @@ __all__ = [
     "GRADIENTS_GRAPH",
     "UPDATE_GRAPH",
     "SplitStep",
+    "cut_exchanges",
     "cut_name",
     "save_split",
     "slice_step",
@@ -78,7 +80,6 @@ class SplitStep:
         checks: Scalars that are summed without weights: zero, or NaN.
         kept: Cut values that stay in their process; gradients among them are weighted, too.
         exchanged: Values that are summed within ``gradients``.
-        late: Values that are summed within ``update``.
     """
 
     gradients: ir.Model
@@ -88,7 +89,6 @@ class SplitStep:
     checks: tuple[TensorSpec, ...]
     kept: tuple[TensorSpec, ...]
     exchanged: tuple[TensorSpec, ...] = ()
-    late: tuple[TensorSpec, ...] = ()
 
 
 def cut_name(name: str) -> str:
@@ -151,12 +151,13 @@ def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
     """
     written = []
     for name, split in split_program(program).items():
-        inside = (*split.exchanged, *split.late)
+        inside = [spec.name for spec in split.exchanged] + _exchange_points(split.update)
         if inside:
             raise ConfigError(
                 "The processes exchange values within these graphs, which takes more graphs.",
-                where=f"'{inside[0].name}' and {len(inside) - 1} more",
-                fix="Remove sync-bn, or shard of dim-reduce, or train with ortboost.",
+                where=f"'{inside[0]}' and {len(inside) - 1} more",
+                fix="Remove sync-bn, shard of dim-reduce and distribute_inverses of thor, or train "
+                "with ortboost.",
             )
         for kind, model in ((GRADIENTS_GRAPH, split.gradients), (UPDATE_GRAPH, split.update)):
             path = Path(folder) / f"{name.replace(names.STEP_GRAPH, kind, 1)}.onnx"
@@ -210,14 +211,13 @@ def split_step(
     zeros = [name for name in made if name.startswith(checks)]
     means = [name for name in made if name.startswith(names.BATCH_MEAN)]
     raw = [name for name in made if name.startswith(names.RAW)]
-    if missing is not None or ((accumulates or joins) and not zeros):
+    checked = any(entry.name == names.TOTAL_SKIPS for entry in catalogue.state)
+    if missing is not None or (checked and (accumulates or joins) and not zeros):
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *means, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
     early = ancestors([made[name] for name in (*cut, *(spec.name for spec in shown))])
-    points = [name for name in made if name.startswith(names.EXCHANGED)]
-    exchanged = [name for name in points if made[name].producer() in early]
-    late = [name for name in points if name not in exchanged]
+    exchanged = [name for name in _exchange_points(step) if made[name].producer() in early]
     first = slice_step(step, [*(spec.name for spec in shown), *cut, *exchanged], exchanged)
     received = {value.name: TensorSpec.of(value) for value in first.graph.inputs}
     specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
@@ -229,11 +229,8 @@ def split_step(
         outputs=tuple(specs.values()),
     )
     told = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
-    second = slice_step(
-        step,
-        [*(s.name for s in told), *late, *(e.next for e in entries if e.next)],
-        [*cut, *late],
-    )
+    written = [entry.next for entry in entries if entry.next]
+    second = slice_step(step, [*(spec.name for spec in told), *written], cut)
     specs |= {spec.name: spec for value in second.graph.inputs for spec in [TensorSpec.of(value)]}
     read = {value.name for value in second.graph.inputs}
     # The update must not depend on the batch except by the cut values.
@@ -242,10 +239,10 @@ def split_step(
         raise _not_split(stray)
     second_catalogue = dataclasses.replace(
         catalogue,
-        batch=tuple(specs[name] for name in (*cut, *late) if name in read),
+        batch=tuple(specs[name] for name in cut if name in read),
         hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
         state=_read(second, entries),
-        outputs=(*told, *(dataclasses.replace(specs[n], name=cut_name(n)) for n in late)),
+        outputs=tuple(told),
         randomness=False,
     )
     stamp(first, GRADIENTS_GRAPH, first_catalogue)
@@ -259,8 +256,42 @@ def split_step(
         checks=tuple(specs[name] for name in zeros),
         kept=tuple(specs[name] for name in kept),
         exchanged=tuple(received[name] for name in exchanged),
-        late=tuple(specs[name] for name in late),
     )
+
+
+def cut_exchanges(model: ir.Model) -> tuple[ir.Model, tuple[TensorSpec, ...]]:
+    """Cut an update or flush graph at its exchange points.
+
+    Args:
+        model: The graph; it is not changed.
+
+    Returns:
+        The graph with one more input and output for each point, also in its catalogue; and the
+        points.
+    """
+    points = _exchange_points(model)
+    if not points:
+        return model, ()
+    outputs = [value.name or "" for value in model.graph.outputs]
+    cut = slice_step(model, [*outputs, *points], points)
+    specs = {value.name: TensorSpec.of(value) for value in cut.graph.inputs}
+    found = tuple(specs[name] for name in points)
+    catalogue = read_catalogue(model)
+    catalogue = dataclasses.replace(
+        catalogue,
+        batch=(*catalogue.batch, *found),
+        outputs=(
+            *catalogue.outputs,
+            *(dataclasses.replace(spec, name=cut_name(spec.name)) for spec in found),
+        ),
+    )
+    stamp(cut, UPDATE_GRAPH, catalogue)
+    return cut, found
+
+
+def _exchange_points(model: ir.Model) -> list[str]:
+    made = (output.name or "" for node in model.graph for output in node.outputs)
+    return [name for name in made if name.startswith(names.EXCHANGED)]
 
 
 def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) -> ir.Model:

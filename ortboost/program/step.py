@@ -30,6 +30,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
+from ortboost.boosts.roles import PART
+from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
@@ -38,7 +40,6 @@ from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig, decays
-from ortboost.program.gate import choose
 from ortboost.program.gradients import ScaledGradients
 
 __all__ = ["StepParts", "append_flush", "append_update"]
@@ -151,6 +152,7 @@ class _Writer:
         self.scaler = config.scaler
         self.own: list[str] = []  # states of boosts that change with the update
         self.each_step: list[str] = []  # states that change in every step
+        self._early: dict[str, ir.Value] = {}  # next states that are computed before the branches
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
@@ -170,6 +172,8 @@ class _Writer:
                 self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
         for boost in self.boosts:
             for state in boost.states_of(graph):
+                if state.name == PART and PART in self.initial:
+                    continue  # several boosts may read it
                 self._add_state(
                     state.name, state.kind, state.initial, state.role, sharded=state.sharded
                 )
@@ -231,6 +235,18 @@ class _Writer:
         self.context.batch_means = found
         self.b.flush()
 
+    def _take_sums(self, applies: ir.Value | None) -> None:
+        """Compute what processes compute in parts outside all branches, where the update is cut."""
+        b, sums = self.b, dict[str, ir.Value]()
+        b.flush()
+        context = self._update_context({}, self._counts())
+        for boost in self.boosts:
+            for key, part in boost.partial_sums(context, applies).items():
+                name = f"{names.EXCHANGED}value/{key}"
+                sums[key] = b.op("Identity", part, name=name, shape=part.shape)
+        self.context.sums, self._early = sums, context.next_of
+        b.flush()
+
     # ---- the forms ----------------------------------------------------------------------------
 
     def gated(
@@ -258,7 +274,9 @@ class _Writer:
             }
             return {**kept, **buffers, **self._skipped(scale, caused)}
 
-        results = choose(self.b, "ortboost/gate", finite, good, bad, self.inputs)
+        if self.accumulator is None:
+            self._take_sums(finite)
+        results = self._choose("ortboost/gate", finite, good, bad)
         results |= self._update_if_full(results)
         return self._parts(results, scale, overflow)
 
@@ -270,6 +288,8 @@ class _Writer:
     ) -> StepParts:
         """Update without a finite check."""
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
+        if self.accumulator is None:
+            self._take_sums(None)
         moved = self._moved(scaled)
         results = self._named({**moved, **buffers_next, **self._passed(scaled, scale)})
         self.b.flush()
@@ -290,7 +310,8 @@ class _Writer:
             cleared = {name: self.inputs[name] for name in accumulator.cleared(self.context)}
             return {**self._unchanged(), **cleared}
 
-        results = choose(b, "ortboost/flush", some, applied, kept, self.inputs)
+        self._take_sums(some)
+        results = self._choose("ortboost/flush", some, applied, kept)
         return self._parts(results, None, some)
 
     def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
@@ -318,8 +339,9 @@ class _Writer:
         # The second If reads what the first one wrote, not the values before the step.
         observed = {name: results[name] for name in self.each_step}
         self.context.states = {**self.inputs, **observed}
+        self._take_sums(full)
         updated = partial(self._updated, gradients)
-        return choose(self.b, "ortboost/apply", full, updated, self._unchanged, self.inputs)
+        return self._choose("ortboost/apply", full, updated, self._unchanged)
 
     def _passed(self, scaled: ScaledGradients, scale: ir.Value | None) -> dict[str, ir.Value]:
         """Scale and counters after a step with finite or unchecked gradients."""
@@ -386,13 +408,8 @@ class _Writer:
 
     def _updated(self, means: Callable[[], Mapping[str, ir.Value]]) -> dict[str, ir.Value]:
         """Parameters, slots, the states of boosts, and the count of updates."""
-        b, one = self.b, self.b.const(1, _INT64)
-        counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
-        counts = {name: b.op("Add", self.inputs[name], one) for name in counters}
-        # With a state per freeze group, Adam's bias correction counts the updates of the group.
-        step = b.op("Cast", counts[counters[-1]], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
-        next_of: dict[str, ir.Value] = {}
-        context = UpdateContext(**vars(self.context), step=step, next_of=next_of)
+        b, counts, next_of = self.b, self._counts(), dict(self._early)
+        context = self._update_context(next_of, counts)
         gradients = means()
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)
@@ -406,7 +423,7 @@ class _Writer:
                     grad=gradients[parameter.name],
                     slots={slot: self._read(name, parameter) for slot, name in slots.items()},
                     learning_rate=rate,
-                    step=step,
+                    step=context.step,
                     weight_decay=decay,
                     adapt=self._adapts(parameter),
                     after_decay=partial(self._after_decay, context, parameter),
@@ -419,6 +436,30 @@ class _Writer:
             }
         own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
         return {**next_of, **own, **counts}
+
+    def _counts(self) -> dict[str, ir.Value]:
+        """The number of this update, in all and of the group."""
+        counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
+        one = self.b.const(1, _INT64)
+        return {name: self.b.op("Add", self.inputs[name], one) for name in counters}
+
+    def _update_context(
+        self, next_of: dict[str, ir.Value], counts: Mapping[str, ir.Value]
+    ) -> UpdateContext:
+        # With a state per freeze group, Adam's bias correction counts the updates of the group.
+        step = self.b.cast([*counts.values()][-1], ir.DataType.DOUBLE)
+        return UpdateContext(**vars(self.context), step=step, next_of=next_of)
+
+    def _choose(
+        self,
+        name: str,
+        condition: ir.Value,
+        then: Callable[[], Mapping[str, ir.Value]],
+        otherwise: Callable[[], Mapping[str, ir.Value]],
+    ) -> dict[str, ir.Value]:
+        """All state changes in one ``If``; results by state."""
+        prefix = names.next_name("")
+        return choose(self.b, name, condition, then, otherwise, self.inputs, prefix=prefix)
 
     def _read(self, state: str, parameter: Parameter) -> ir.Value:
         """A state of a parameter; of a table with a sparse gradient, its rows of this batch."""

@@ -31,7 +31,7 @@ class Exchange:
         device: ``cpu`` or ``cuda``.
 
     Attributes:
-        buffers: The values of this process, and the sums.
+        buffer: The values of this process, and after :meth:`run` the sums, under both names.
     """
 
     def __init__(
@@ -41,8 +41,9 @@ class Exchange:
         shapes = {s.name: [d for d in s.shape if isinstance(d, int)] for s in specs}
         shapes = {name: shape for name, shape in shapes.items() if name in chosen}
         (dtype,) = {s.dtype for s in specs}
-        own = Buffer(group, {cut_name(n): shape for n, shape in shapes.items()}, dtype, device)
-        self.buffers = (own, Buffer(group, shapes, dtype, device))
+        self.buffer = Buffer(group, shapes, dtype, device)
+        for name in shapes:
+            self.buffer.alias(name, cut_name(name))
         self._gradients = [name for name in shapes if name.startswith(EXCHANGED_GRADIENT)]
 
     def run(self, weight: float | None) -> None:
@@ -51,12 +52,10 @@ class Exchange:
         Args:
             weight: `f_r` of this process, 1 in the update; ``None`` if it has no samples.
         """
-        own, total = self.buffers
-        total.copy(own)
         if weight is None:
-            total.scale(0.0)
+            self.buffer.scale(0.0)
         else:
-            total.scale(weight, self._gradients)
-        total.start_sum().wait()
+            self.buffer.scale(weight, self._gradients)
+        self.buffer.start_sum().wait()
         if weight is not None:
-            total.scale(1.0 / weight, self._gradients)
+            self.buffer.scale(1.0 / weight, self._gradients)

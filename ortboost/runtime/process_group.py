@@ -93,6 +93,10 @@ class Buffer:
         """The names of the tensors."""
         return list(self._places)
 
+    def alias(self, name: str, other: str) -> None:
+        """Give a tensor a second name."""
+        self._places[other] = self._places[name]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
         return self._places[name][1]
@@ -112,10 +116,6 @@ class Buffer:
     def write(self, name: str, value: NDArray[Any]) -> None:
         """Replace a tensor."""
         self._view(name).copy_(require_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
-
-    def copy(self, other: Buffer) -> None:
-        """Take all values of a buffer with the same shapes."""
-        self._all.copy_(other._all)
 
     def scale(self, factor: float, names: Sequence[str] | None = None) -> None:
         """Multiply all values, or the named tensors.

@@ -45,6 +45,7 @@ from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireTyp
 from ortboost.runtime.session import drawing
 from ortboost.runtime.split_graphs import SplitGraphs
 from ortboost.runtime.state import DeviceState
+from ortboost.runtime.update_graph import UpdateGraph
 
 __all__ = ["SharedStep", "count_samples"]
 
@@ -85,6 +86,7 @@ class SharedStep:
         self._accumulates = program.config.accumulator is not None
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
         self._opened: dict[str, SplitGraphs] = {}
+        self._flushes: dict[str, UpdateGraph] = {}
         self._moved, self._share = False, 0.0
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
         self._adasum = None if joins is None else SharedAdaSum(joins, group)
@@ -169,7 +171,21 @@ class SharedStep:
             s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
         }
         with self.joining(state, graph):
-            return {**numbers, **graphs.run_update(rates)}
+            return {**numbers, **graphs.update.run(rates)}
+
+    def flush(
+        self,
+        graph: str,
+        rates: Mapping[str, NDArray[Any]],
+        state: DeviceState,
+        threads: int | None,
+    ) -> None:
+        """Run a flush graph on the sums of a window over all processes."""
+        flush = self.open_flush(graph, state, threads)
+        self.join_sums(state)
+        with self.joining(state, graph):
+            flush.run(rates)
+        self.leave_sums(state)
 
     def try_rate(
         self,
@@ -253,6 +269,13 @@ class SharedStep:
                 threads=threads,
             )
         return self._opened[graph]
+
+    def open_flush(self, graph: str, state: DeviceState, threads: int | None) -> UpdateGraph:
+        """A flush graph, opened on first use."""
+        if graph not in self._flushes:
+            model = self.program.graphs[graph]
+            self._flushes[graph] = UpdateGraph(model, state, self.group, threads=threads, placed={})
+        return self._flushes[graph]
 
     # ---- state that differs between processes ----------------------------------------------------
 

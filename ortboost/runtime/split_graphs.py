@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.core.errors import ModelError
 from ortboost.program import catalogue as names
@@ -19,6 +18,7 @@ from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
 from ortboost.runtime.segmented_graph import SegmentedGraph
 from ortboost.runtime.state import DeviceState
+from ortboost.runtime.update_graph import UpdateGraph
 
 __all__ = ["SplitGraphs"]
 
@@ -62,10 +62,6 @@ class SplitGraphs:
         groups = order_gradients(form, sizes, segments(sum(sizes.values())))
         levels = order_exchanges(form, [spec.name for spec in split.exchanged])
         self.exchanges = [Exchange(group, split.exchanged, level, device) for level in levels]
-        states = [entry.next for entry in second.state if entry.next is not None]
-        late = for_device(split.update, device, states=states, threads=threads)
-        late_levels = order_exchanges(late, [spec.name for spec in split.late])
-        self._late = [Exchange(group, split.late, level, device) for level in late_levels]
         parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
         specs = {spec.name: spec for spec in split.summed}
         self._sums = [
@@ -85,7 +81,7 @@ class SplitGraphs:
             name: buffer
             for buffer in (
                 *(buffer for part in self._sums for buffer in part),
-                *(b for level in (*self.exchanges, *self._late) for b in level.buffers),
+                *(exchange.buffer for exchange in self.exchanges),
                 *self.means,
                 *self._checks,
                 *self._own,
@@ -107,15 +103,7 @@ class SplitGraphs:
             placed=placed,
             draws_first=not levels,
         )
-        self.update = SegmentedGraph(
-            late,
-            second,
-            state,
-            [*(list(map(cut_name, level)) for level in late_levels), []],
-            device=device,
-            threads=threads,
-            placed=placed,
-        )
+        self.update = UpdateGraph(split.update, state, group, threads=threads, placed=placed)
 
     def seed(self, seed: int | None, segment: int) -> int | None:
         """The seed of a segment: without exchanges, only the first draws random numbers."""
@@ -127,14 +115,6 @@ class SplitGraphs:
         """Sum the exchange points between this segment and the next; see :class:`Exchange`."""
         if segment < len(self.exchanges):
             self.exchanges[segment].run(weight)
-
-    def run_update(self, rates: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run the update, with its exchange points, on the sums; returns its outputs."""
-        values = self.update.run(0, rates)
-        for number, exchange in enumerate(self._late, 1):
-            exchange.run(1.0)
-            values |= self.update.run(number, rates)
-        return values
 
     def spread_statistics(self, share: float) -> None:
         """Give all processes the same new statistics; ``share`` is zero if this one has none."""

@@ -5,6 +5,7 @@ alternate between them. No state is copied in a step.
 
 Of a sharded state with `k` rows, process `r` of `N` holds the rows `[k r / N, k (r + 1) / N)`. It
 never changes, so as a whole it is read from where it came from, usually the file of the program.
+The same holds for the state that tells a process its rank, :data:`~ortboost.boosts.roles.PART`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.boosts.roles import PART
 from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
 from ortboost.program.catalogue import Catalogue
@@ -52,12 +54,14 @@ class DeviceState:
         self.device = device
         check_state(catalogue, initial, where="initial state")
         self._whole = initial
+        self._part = np.array(part)
         rank, size = part
         self._rows = {
             entry.name: range(entry.shape[0] * rank // size, entry.shape[0] * (rank + 1) // size)
             for entry in catalogue.state
             if entry.sharded and size > 1
         }
+        self._own = {*self._rows, *([PART] if PART in self._entries else [])}
         self._buffers: dict[str, list[Any]] = {}
         for entry in catalogue.state:
             rows = self._rows.get(entry.name)
@@ -65,7 +69,8 @@ class DeviceState:
                 raise ConfigError(
                     f"{size} processes cannot share the {entry.shape[0]} rows of a state.",
                     where=f"state '{entry.name}'",
-                    fix="Train with fewer processes, or convert the model without shard.",
+                    fix=f"Train with at most {entry.shape[0]} processes, or convert the model "
+                    "without this division.",
                 )
             copies = 1 if entry.next is None or entry.name in in_place else 2
             self._buffers[entry.name] = [self._place(entry.name) for _ in range(copies)]
@@ -76,12 +81,16 @@ class DeviceState:
         return sum(math.prod(e.shape) * e.dtype.itemsize for e in self.catalogue.state)
 
     def _place(self, name: str) -> Any:
-        rows = self._rows.get(name)
-        array = self._whole[name] if rows is None else rows_of(self._whole, name, rows)
+        array = self._part if name == PART else self._held(self._whole, name)
         if not isinstance(self._whole, TensorFile):  # which reads into new memory
             array = np.array(array, order="C", copy=True)
         # On the CPU the OrtValue shares this memory.
         return runtime().OrtValue.ortvalue_from_numpy(array, self.device)
+
+    def _held(self, state: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+        """What this process holds of one tensor of a whole state."""
+        rows = self._rows.get(name)
+        return state[name] if rows is None else rows_of(state, name, rows)
 
     def buffers(self, name: str) -> list[Any]:
         """All buffers of one state, the current one first."""
@@ -116,7 +125,7 @@ class DeviceState:
 
     def read(self, name: str) -> NDArray[Any]:
         """Copy one state tensor to the host, as a whole."""
-        if name in self._rows:
+        if name in self._own:
             return np.array(self._whole[name], copy=True)
         return np.array(self.current(name).numpy(), copy=True)
 
@@ -124,7 +133,7 @@ class DeviceState:
         """Replace the value of one state tensor, converted to the dtype of the catalogue.
 
         Raises:
-            UsageError: The state is unknown, the shape differs, or it is sharded.
+            UsageError: The state is unknown, the shape differs, or it never changes.
         """
         target = self.current(name)
         entry = self._entries[name]
@@ -135,14 +144,15 @@ class DeviceState:
                 where=f"state '{name}'",
                 fix="Give an array of the same shape.",
             )
-        if name in self._rows:
-            self._keep_rows(name, {name: value})
+        if name in self._own:
+            self._check_kept({name: np.asarray(value)}, name)
         else:
             target.update_inplace(np.array(value, dtype=entry.dtype, order="C"))
 
-    def _keep_rows(self, name: str, state: Mapping[str, NDArray[Any]]) -> None:
-        """Check that a sharded state keeps its value."""
-        if not np.array_equal(rows_of(state, name, self._rows[name]), self.current(name).numpy()):
+    def _check_kept(self, state: Mapping[str, NDArray[Any]], name: str) -> None:
+        """Check that a state that never changes keeps its value."""
+        kept = self._whole[name] if name == PART else self.current(name).numpy()
+        if not np.array_equal(self._held(state, name), kept):
             raise UsageError(
                 f"The state '{name}' is shared by the processes and cannot be changed.",
                 where=f"state '{name}'",
@@ -162,7 +172,7 @@ class DeviceState:
         """
         check_state(self.catalogue, state, where="state to load")
         for name in state:
-            if name in self._rows:
-                self._keep_rows(name, state)
+            if name in self._own:
+                self._check_kept(state, name)
             else:
                 self.write(name, state[name])

@@ -141,10 +141,12 @@ class Stepper(Shown):
     def open(self) -> None:
         """Open every graph now instead of on first use."""
         for name in self.program.graphs:
-            if self.shared is None or not name.startswith(names.STEP_GRAPH):
-                self._graph(name)
-            else:
+            if self.shared is not None and name.startswith(names.STEP_GRAPH):
                 self.shared.open(name, self._state, self._threads)
+            elif self.shared is not None and name.startswith(names.FLUSH_GRAPH):
+                self.shared.open_flush(name, self._state, self._threads)
+            else:
+                self._graph(name)
 
     @property
     def next_graph(self) -> str:
@@ -256,13 +258,11 @@ class Stepper(Shown):
     def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
         """Run the update with the gradients of a window."""
         name = names.graph_name(names.FLUSH_GRAPH, group)
+        rates = self._rates(hyper)
         if self.shared is None:
-            self._graph(name).run(self._rates(hyper))
-            return
-        self.shared.join_sums(self._state)
-        with self.shared.joining(self._state, name):
-            self._graph(name).run(self._rates(hyper))
-        self.shared.leave_sums(self._state)
+            self._graph(name).run(rates)
+        else:
+            self.shared.flush(name, rates, self._state, self._threads)
 
     def _line_search(
         self, search: LineSearch, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int

@@ -23,10 +23,12 @@ from ortboost.boosts import (
     LessBN,
     LossScale,
     State,
+    Thor,
     register,
     registered,
     table,
 )
+from ortboost.boosts.roles import PART
 from ortboost.cli import main
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.loss_scale import NO_SCALE
@@ -34,6 +36,7 @@ from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
+from ortboost.program.split import cut_exchanges, split_program
 from tests.support import (
     ENGINES,
     ROOT,
@@ -239,6 +242,60 @@ def test_a_state_of_its_own_moves_with_the_update_and_with_nothing_else(others, 
         training.step(batch, RATE)
         assert training.flush(RATE)
         assert int(training.get("ortboost/counted/seen")) == 6
+
+
+@dataclass(frozen=True)
+class Divided(Boost):
+    """Sums a vector of which each process computes some elements."""
+
+    name = "divided"
+    stage = "update"
+
+    def states(self, trained):
+        zeros = np.zeros(3, np.float32)
+        counters = (State(f"ortboost/divided/{name}", zeros) for name in ("early", "late"))
+        return (*counters, State(PART, np.array([0, 1]), changes_at="never"))
+
+    def partial_sums(self, update, applies):
+        b = update.b
+        rank, size = (
+            b.op("Gather", update.states[PART], b.const(i, ir.DataType.INT64)) for i in (0, 1)
+        )
+        turn = b.op("Equal", b.op("Mod", b.ints(0, 1, 2), size), rank, dtype=ir.DataType.BOOL)
+        own = b.op("Cast", turn, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+        early = "ortboost/divided/early"
+        update.next_of[early] = b.op("Add", update.states[early], own)
+        return {"divided": b.op("Mul", own, b.const([1.0, 2.0, 4.0]), shape=(3,))}
+
+    def transform_gradients(self, update, gradients):
+        late = "ortboost/divided/late"
+        update.next_of[late] = update.b.op("Add", update.states[late], update.sums["divided"])
+        return gradients
+
+
+@pytest.mark.parametrize("others", [(), (GradAccumulation(2), Thor(distribute_inverses=True))])
+@pytest.mark.parametrize("check", [True, False])
+def test_what_processes_compute_in_parts_is_whole_in_one(others, check):
+    register(Divided)
+    boosts = (Divided(), LossScale(NO_SCALE), *others)
+    program = build_program(small_mlp(), ProgramConfig(boosts=boosts, check_finite=check))
+    (part,) = (entry for entry in program.catalogue.state if entry.name == PART)
+    assert part.next is None
+    points = cut_exchanges(split_program(program)["step"].update)[1]
+    assert any(spec.name.endswith("value/divided") for spec in points) == (not others)
+    training, batch = stepper(program), batch_for(program, 6)
+    for number in range(1, 4):
+        if check:
+            training.step({**batch, "x": np.full_like(batch["x"], np.nan)}, RATE)
+        for _ in range(2 if others else 1):
+            training.step(batch, {"learning_rate": 0.01})
+        for name, each in (("early", [1, 1, 1]), ("late", [1, 2, 4])):
+            found = training.get(f"ortboost/divided/{name}")
+            np.testing.assert_array_equal(found, number * np.array(each))
+    if others:
+        training.step(batch, RATE)
+        assert training.flush(RATE)
+        np.testing.assert_array_equal(training.get("ortboost/divided/late"), [4, 8, 16])
 
 
 def test_the_order_is_that_of_the_table():

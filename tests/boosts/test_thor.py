@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from ortboost.boosts import GradAccumulation, LossScale, Thor
+from ortboost.boosts import GradAccumulation, GradCentralization, LossScale, MixedPrecision, Thor
 from ortboost.boosts.thor_inverse import inverse_cost
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
@@ -194,6 +194,36 @@ def test_decay_and_nesterov_are_those_of_the_optimizer():
     boosts, optimizer = (Thor(0.03, frequency=3, clip=True), OFF), Momentum(0.8, nesterov=True)
     mine = replay.Thor(0.03, 3, momentum=0.8, nesterov=True, weight_decay=0.1, clip=True)
     compare("dense", "portable", boosts, mine, optimizer=optimizer, weight_decay=0.1)
+
+
+def test_gradients_are_centralized_after_the_weight_decay():
+    boosts = (Thor(0.03, frequency=2), OFF, GradCentralization(multiple_of=1))
+    mine = replay.Thor(0.03, 2, weight_decay=0.1, center={"w1": 1, "w2": 0, "w3": 1})
+    compare("dense", "portable", boosts, mine, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_factors_of_mixed_precision_are_computed_in_float32(network):
+    """Their inputs are rounded to float16, the products and inverses are not."""
+    model, _, draw, shape, loss = NETWORKS[network]()
+    x, labels = draw(np.random.default_rng(7)), np.random.default_rng(8).integers(0, 5, shape)
+    found = []
+    for lower in ((), (MixedPrecision("fp16", emulate=True),)):
+        boosts = (Thor(0.03, frequency=2), LossScale(FixedScaleConfig(2.0**12)), *lower)
+        program = build_program(model, ProgramConfig(engine="portable", boosts=boosts, **loss))
+        training = stepper(program)
+        training.step({"x": x, "labels": labels}, {"learning_rate": RATE})
+        assert training.get("ortboost/thor/kept_blocks") == 0
+        found.append({e.name: training.get(e.name) for e in training.catalogue.entries("slot")})
+    expected, rounded = found
+    inverses = [name for name in expected if "inverse" in name]
+    for name in inverses:
+        assert rounded[name].dtype == np.float32
+        error = np.linalg.norm(rounded[name] - expected[name]) / np.linalg.norm(expected[name])
+        assert error < 2e-3, name
+    assert any(not np.array_equal(rounded[name], expected[name]) for name in inverses)
+    held = np.concatenate([rounded[name].ravel() for name in inverses])
+    assert (held != held.astype(np.float16)).mean() > 0.1
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -201,7 +201,7 @@ class Thor:
 
     def __init__(self, damping, frequency, momentum=0.9, block=128, factor_decay=0.0, pi=False,
                  weight_decay=0.0, clip=False, nesterov=False, damping_decay=1.0,
-                 kl_clip=0.0):  # fmt: skip
+                 kl_clip=0.0, center=None):  # fmt: skip
         self.damping, self.frequency, self.momentum, self.block = (
             damping,
             frequency,
@@ -210,7 +210,7 @@ class Thor:
         )
         self.factor_decay, self.pi, self.weight_decay = factor_decay, pi, weight_decay
         self.clip, self.nesterov, self.damping_decay = clip, nesterov, damping_decay
-        self.kl_clip = kl_clip
+        self.kl_clip, self.center = kl_clip, center or {}  # weight to the axis of its inputs
         self.count, self.factors, self.inverses, self.velocity = 0, {}, {}, {}
 
     def factors_of(self, layers, terms):
@@ -296,6 +296,8 @@ class Thor:
             u = u + (self.weight_decay if decay is None else decay.get(name, 0)) * p[name]
             if self.clip:
                 u = u / max(1.0, np.linalg.norm(u))
+            if name in self.center:
+                u = u - u.mean(self.center[name], keepdims=True)
             v = self.momentum * self.velocity.get(name, 0) + u
             self.velocity[name] = v
             p[name] = p[name] - rate * (u + self.momentum * v if self.nesterov else v)

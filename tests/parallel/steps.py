@@ -24,7 +24,7 @@ from ortboost.boosts import (
     Thor,
 )
 from ortboost.core.errors import ModelError, UsageError
-from ortboost.core.loss_scale import DynamicScaleConfig, GroupedScaleConfig
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -121,6 +121,12 @@ CASES = {
     "clip": Case(mlp, program(boosts=(Clip("global-norm", 0.3),))),
     "centralized": Case(deep, program(boosts=(GradCentralization(),))),
     "accumulated": Case(mlp, program(boosts=(GradAccumulation(3),)), short, flush=True),
+    "accumulated, no check": Case(
+        mlp,
+        program(boosts=(GradAccumulation(3),), loss_scale=NO_SCALE, check_finite=False),
+        short,
+        flush=True,
+    ),
     "accumulated overflow": Case(
         mlp, program(boosts=(GradAccumulation(2),), loss_scale=SMALL), spoiled
     ),

@@ -56,7 +56,7 @@ BOOSTS = {
         Clip("global-norm", 1.0),
         GradCentralization(),
         GradFreeze(groups=3, sequence=(0, 1, 2, 1)),
-        Thor(frequency=4),
+        Thor(frequency=4, distribute_inverses=True),
         AdaSum(group_size=1),
         SyncBatchNorm(),
         DimReduce("basis.npy", alpha=0.05, shard=True),  # made by `build`

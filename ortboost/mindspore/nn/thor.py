@@ -41,8 +41,8 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
             without effect.
         enable_clip_grad: Clip each update to a norm of 1, after the weight decay.
         frequency: Number of updates between computations of factors and inverses, 2 or more.
-        **ours: ``mode``, ``block``, ``factor_decay``, ``pi`` and ``damping_decay`` of
-            :class:`ortboost.boosts.Thor`.
+        **ours: ``mode``, ``block``, ``factor_decay``, ``pi``, ``damping_decay``, ``kl_clip`` and
+            ``distribute_inverses`` of :class:`ortboost.boosts.Thor`.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: As documented by MindSpore.

@@ -1,5 +1,7 @@
 """`nn.thor`, `ConvertNetUtils`, `ConvertModelUtils` and `Model.train` with them."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -64,10 +66,11 @@ def close(net, expected):
         )
 
 
-def test_model_train_follows_the_replay_at_any_frequency():
+@pytest.mark.parametrize("sink", [False, True])
+def test_model_train_follows_the_replay_at_any_frequency(sink):
     net, data = network(), batches()
     opt = nn.thor(net, RATE, DAMPING, 0.8, frequency=4)
-    Model(net, LOSS, opt).train(1, data)
+    Model(net, LOSS, opt).train(1, data, dataset_sink_mode=sink)
     close(net, by_hand(data, frequency=4, momentum=0.8))
     assert opt.global_step == 6
     assert opt.get_frequency() == 4
@@ -113,6 +116,45 @@ def test_convert_to_thor_model_with_a_manager(manager):
     assert 0 <= model.eval(data)["accuracy"] <= 1
 
 
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_convert_to_thor_model_with_mixed_precision(level):
+    """Activations and their gradients are rounded to float16, so the weights are only close."""
+    net, data = network(), batches()
+    opt = nn.thor(net, RATE, DAMPING, 0.8, frequency=3)
+    parts = {
+        "loss_fn": LOSS,
+        "optimizer": opt,
+        "loss_scale_manager": DynamicLossScaleManager(2**10),
+    }
+    model = ConvertModelUtils.convert_to_thor_model(
+        Model(net, **parts), network=net, amp_level=level, **parts
+    )
+    model.train(1, data)
+    expected = by_hand(data, frequency=3, momentum=0.8)
+    apart = [abs(net.parameters_dict()[n].asnumpy() - v).max() for n, v in expected.items()]
+    assert 1e-5 < max(apart) < 1e-3
+
+
+def test_arguments_and_defaults_are_those_of_mindspore():
+    """As in MindSpore 2.10; what follows them is ours."""
+    parameters = list(inspect.signature(nn.thor).parameters.values())
+    required, optional = parameters[:4], parameters[4:-1]
+    assert [p.name for p in required] == ["net", "learning_rate", "damping", "momentum"]
+    assert all(p.default is p.empty for p in required)
+    defaults = {p.name: p.default for p in optional}
+    assert defaults.pop("decay_filter")(None) is True
+    assert list(defaults.items()) == [
+        ("weight_decay", 0.0),
+        ("loss_scale", 1.0),
+        ("batch_size", 32),
+        ("use_nesterov", False),
+        ("split_indices", None),
+        ("enable_clip_grad", False),
+        ("frequency", 100),
+    ]
+    assert [p.name for p in optional].index("decay_filter") == 4
+
+
 def test_another_optimizer_keeps_its_model():
     net = network()
     opt = nn.Momentum(net.trainable_params(), 0.1, 0.9)
@@ -123,7 +165,8 @@ def test_another_optimizer_keeps_its_model():
 def test_options_of_ours_reach_the_boost():
     opt = nn.thor(network(), Tensor(0.1), 0.03, 0.9, mode="mindspore", batch_size=8, block=64)
     assert opt.boosts() == (Thor(0.03, mode="mindspore", batch_size=8, block=64),)
-    assert nn.thor(network(), Tensor(0.1), 0.03, 0.9, pi=True).boosts() == (Thor(0.03, pi=True),)
+    ours = {"pi": True, "kl_clip": 1e-3, "distribute_inverses": True}
+    assert nn.thor(network(), Tensor(0.1), 0.03, 0.9, **ours).boosts() == (Thor(0.03, **ours),)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""One ``If`` around all state changes: its branches are the applied and the skipped step."""
+"""An ``If`` whose branches are built by functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.program.catalogue import next_name
 
 __all__ = ["choose"]
 
@@ -18,7 +18,9 @@ def choose(
     condition: ir.Value,
     then: Callable[[], Mapping[str, ir.Value]],
     otherwise: Callable[[], Mapping[str, ir.Value]],
-    like: Mapping[str, ir.Value],
+    like: Mapping[str, ir.Value] = MappingProxyType({}),
+    *,
+    prefix: str = "",
 ) -> dict[str, ir.Value]:
     """Append `If(condition) then ... else ...`.
 
@@ -26,13 +28,14 @@ def choose(
         b: The builder of the graph, without collected nodes.
         name: Name of the node; the branches are named after it.
         condition: bool scalar.
-        then: Creates the nodes of the first branch with ``b`` and returns the next states.
-        otherwise: The same for the second branch, with the same states.
-        like: State to a value of the same type and shape; for other keys, those of the first
+        then: Creates the nodes of the first branch with ``b`` and returns its results by key.
+        otherwise: The same for the second branch, with the same keys.
+        like: Key to a value of the same type and shape; for other keys, those of the first
             branch's result are used.
+        prefix: Prefix of the names of the outputs, followed by the keys.
 
     Returns:
-        State to its next value, an output of the ``If``.
+        Key to an output of the ``If``.
     """
     first = then()
     kinds = {key: like.get(key, value) for key, value in first.items()}
@@ -40,7 +43,7 @@ def choose(
     second = otherwise()
     else_branch = _branch(b, f"{name}/else", {key: second[key] for key in first})
     results = {
-        key: ir.val(b.unique(next_name(key)), shape=kind.shape, type=kind.type)
+        key: ir.val(b.unique(prefix + key), shape=kind.shape, type=kind.type)
         for key, kind in kinds.items()
     }
     for graph in (then_branch, else_branch):
