@@ -160,3 +160,16 @@ def test_names_of_dimensions_are_those_of_inputs_that_are_always_equal(nodes, na
     expected = ("batch", None, "height", "width") if names == "as x" else names
     assert dimension_names(model, model.graph.outputs[0]) == expected
     assert model.graph.outputs[0].shape[0] == "out0"
+
+
+def test_the_activations_of_com_microsoft_keep_a_shape():
+    """A file that onnxruntime has optimized; ONNX knows nothing of them, so no rank was known."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (float[N,4] x, float[4] b) => (y) {
+          a = com.microsoft.BiasGelu (x, b)  c = com.microsoft.FastGelu (a)
+          d = com.microsoft.QuickGelu <alpha = 1.7> (c)  e = com.microsoft.Gelu (d)
+          y = Transpose(e) }"""
+    )
+    infer_shapes(model)
+    assert described(model)["y"] == (ir.DataType.FLOAT, "[4,N]")
