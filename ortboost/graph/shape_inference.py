@@ -150,8 +150,9 @@ def _described(model: ir.Model) -> onnx.ModelProto:
         _describe(proto.graph.input.add(), value)
     for value in graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and value.shape is None:
-            value.shape = ir.Shape(tensor.shape.numpy())
+        # onnxruntime.transformers transposes weights and leaves the shapes that torch noted.
+        if tensor is not None and known_shape(value) != (shape := tuple(tensor.shape.numpy())):
+            value.shape = ir.Shape(shape)
         if tensor is not None and value.dtype is None:
             value.dtype = tensor.dtype
         if value.name not in given:
