@@ -1030,6 +1030,7 @@ def gathers() -> Iterator[Case]:
         (0, 2),
         {"axis": 0},
     )
+    yield Case("ReverseSequence", [(4, 3, 2), np.array([2, 4, 1], np.int64)])
     yield Case(
         "ScatterElements",
         [(4, 3), np.array([[0, -1, -2], [-2, 0, -4]], np.int64), (2, 3)],

@@ -14,7 +14,8 @@ _RECURRENT = (
 )
 _CONTROL = (
     "control flow has no gradient; export a model without it (exporters unroll loops of Python; "
-    "torch's EmbeddingBag becomes a Loop: use Embedding and a sum or mean)"
+    "layers of Keras take unroll=True; torch's EmbeddingBag becomes a Loop: use Embedding and a "
+    "sum or mean)"
 )
 _QUANTIZED = "quantized; start from the float model"
 

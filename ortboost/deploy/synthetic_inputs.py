@@ -198,6 +198,9 @@ def synthetic_feeds(
             return dim
         if isinstance(dim, str) and dim in named:
             return named[dim]
+        if isinstance(dim, str) and "+" in dim:  # `past_sequence_length + 1` of a decoder's mask
+            parts = [part.strip() for part in dim.split("+")]
+            return sum(int(p) if p.isdecimal() else named.get(p, length) for p in parts)
         if _is_image(spec, axis):
             return image
         return batch if axis == _batch_axis(spec) else length
@@ -225,4 +228,6 @@ def _batch_axis(spec: TensorSpec) -> int | None:
 
 
 def _is_image(spec: TensorSpec, axis: int) -> bool:
-    return spec.dtype.kind == "f" and len(spec.shape) == 4 and axis > 1
+    if spec.dtype.kind != "f" or len(spec.shape) != 4 or axis < 2:
+        return False
+    return not (axis == 2 and isinstance(spec.shape[3], int))  # stored keys: [N, heads, length, 64]

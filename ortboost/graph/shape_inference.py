@@ -13,6 +13,7 @@ rejected: when it is loaded (:func:`check_slices`), and where lengths become kno
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 
@@ -39,6 +40,11 @@ _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
 _ROUNDS = 12  # more consecutive elementwise operators of ai.onnx.ml than any known model has
 _HIDDEN = "ortboost.not_yet_inferred"
 _CHAIN = 12  # more Slices, each reading what the one before computed, than any known model has
+# What ONNX's inference, which has no schemas of com.microsoft, has to know of these operators.
+_ELEMENTWISE = {
+    "BiasGelu": "y = Add(x, bias)",
+    **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),
+}
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -250,13 +256,16 @@ def _described(model: ir.Model) -> onnx.ModelProto:
         proto.opset_import.add(domain=domain, version=version)
     for function in model.functions.values():
         serde.serialize_function_into(proto.functions.add(), function)
+    if "com.microsoft" in model.opset_imports and not model.functions:
+        proto.functions.extend(_elementwise())
     given = {value.name for value in graph.inputs}
     for value in graph.inputs:
         _describe(proto.graph.input.add(), value)
     for value in graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and value.shape is None:
-            value.shape = ir.Shape(tensor.shape.numpy())
+        # onnxruntime.transformers transposes weights and leaves the shapes that torch noted.
+        if tensor is not None and known_shape(value) != (shape := tuple(tensor.shape.numpy())):
+            value.shape = ir.Shape(shape)
         if tensor is not None and value.dtype is None:
             value.dtype = tensor.dtype
         if value.name not in given:
@@ -272,6 +281,16 @@ def _described(model: ir.Model) -> onnx.ModelProto:
     for value in graph.outputs:
         _describe(proto.graph.output.add(), value)
     return proto
+
+
+@functools.cache
+def _elementwise() -> tuple[onnx.FunctionProto, ...]:
+    """Operators of com.microsoft as functions with the shape of their result."""
+    header = '<domain: "com.microsoft", opset_import: ["" : 18]>'
+    return tuple(
+        onnx.parser.parse_function(f"{header} {name} (x, bias) => (y) {{ {body} }}")
+        for name, body in _ELEMENTWISE.items()
+    )
 
 
 def _describe(info: onnx.ValueInfoProto, value: ir.Value) -> None:

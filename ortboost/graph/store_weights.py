@@ -27,9 +27,9 @@ from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 
-__all__ = ["store_weights"]
+__all__ = ["COMPUTED", "store_weights"]
 
-_COMPUTED = "ortboost.computed"  # mark in the meta of a value
+COMPUTED = "ortboost.computed"
 _SUFFIX = "/computed"
 _LARGEST = 1 << 28  # elements of one tensor
 _MOST = 1 << 29  # elements of all tensors together, 2 GiB in float32
@@ -110,7 +110,7 @@ def _is_constant(value: ir.Value | None) -> bool:
         return True
     if value.is_graph_input() or not value.is_initializer() or value.const_value is None:
         return False
-    if value.dtype not in FLOAT_TYPES or value.meta.get(_COMPUTED):
+    if value.dtype not in FLOAT_TYPES or value.meta.get(COMPUTED):
         return True
     origin = origin_of(value).kind
     return origin == "literal" or (origin in ("unknown", "folded") and value.const_value.size <= 1)
@@ -177,7 +177,7 @@ def _store(
         name = output.name or ""
         output.name = f"{name}{_SUFFIX}"
         value = add_initializer(graph, name, array)
-        value.meta[_COMPUTED] = True
+        value.meta[COMPUTED] = True
         for kind in ("folded", "literal"):  # a result of both kinds counts as folded
             found = next((origin for origin in sources if origin.kind == kind), None)
             if found is not None:

@@ -104,6 +104,7 @@ class WeightUse:
         raw_affine: Whether it is multiplied by the raw input, or added to it.
         waves: Whether it is multiplied by integers inside a sine or cosine.
         computed: Whether it is combined with other stored tensors first.
+        start: Whether it is multiplied by a stored matrix, as an initial state is.
     """
 
     kind: UseKind
@@ -117,6 +118,7 @@ class WeightUse:
     raw_affine: bool = False
     waves: bool = False
     computed: bool = False
+    start: bool = False
 
 
 def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
@@ -150,8 +152,17 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
         if index == position:
             kind = UseKind.BIAS if role == "bias" else UseKind.WEIGHT
             recurrent = op in _RECURRENT
+            matrix = node.inputs[1] if op in ("Gemm", "MatMul") and index == 0 else None
+            start = matrix is not None and _is_stored(matrix, {})
             return WeightUse(
-                kind, role, op, where, recurrent=recurrent, waves=waves, computed=computed
+                kind,
+                role,
+                op,
+                where,
+                recurrent=recurrent,
+                waves=waves,
+                computed=computed,
+                start=start,
             )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
     affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
@@ -193,6 +204,8 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
                 pending += [(out, True, True) for out in floats]
             elif index in _MOVES.get(node.op_type, ()):
                 pending += [(out, waves, computed) for out in floats]
+            elif (inner := _in_body(node, index)) is not None:
+                pending.append((inner, waves, computed))
             elif _makes_waves(node, index):
                 pending += [(out, True, True) for out in floats]
             elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
@@ -202,6 +215,28 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
                 pending += [(out, waves, arithmetic) for out in floats]
             else:
                 yield node, index, waves, computed
+
+
+def _in_body(node: ir.Node, index: int) -> ir.Value | None:
+    """The name in the body for an input of a Loop or Scan that all iterations read unchanged.
+
+    tf2onnx and jax2onnx pass weights to the body in this way. Other inputs are initial states.
+    """
+    if node.op_type not in ("Loop", "Scan") or not is_standard(node):
+        return None
+    body = node.attributes["body"].as_graph()
+    counted = 2 if node.op_type == "Loop" else 0  # the number of iterations, the condition
+    carried = len(node.inputs) - counted
+    if node.op_type == "Scan":
+        carried -= node.attributes["num_scan_inputs"].as_int()
+    if not counted <= index < counted + carried:
+        return None
+    inner = body.inputs[index]
+    after = body.outputs[index - 1 if counted else index]  # a Loop's first output is the condition
+    while (source := after.producer()) is not None and source.op_type == "Identity":
+        assert source.inputs[0] is not None
+        after = source.inputs[0]
+    return inner if after is inner else None
 
 
 def _is_layer(node: ir.Node, index: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from ortboost.autodiff.blockers import standing_blockers
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
@@ -145,6 +146,12 @@ def _nothing(
         given = {"--freeze": config.freeze, "--trainable": config.trainable}
         named = " or ".join(option for option, patterns in given.items() if patterns)
         fix = f"Loosen {named or 'the list of parameters'}; see 'ortboost inspect MODEL --params'."
+    elif blocker := next(iter(standing_blockers(model, (), ())), None):  # quantized weights
+        return ModelError(
+            f"There is nothing to train: {blocker.reason}.",
+            where=source_name(model),
+            fix=blocker.fix,
+        )
     elif parameters:
         fix = "See the roles of float tensors with 'ortboost inspect MODEL --params'; select "
         fix += "those to train with --trainable NAME or --parameters FILE."

@@ -252,6 +252,15 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
             fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
             "or convert the model again with --engine portable.",
         )
+    missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
+    if missing:
+        op_type, since, node = missing.groups()
+        return ModelError(
+            f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
+            where=f"{op_type} '{node}', onnxruntime {version}",
+            fix=f"Export the model with an opset below {since} and in float32, without --precision "
+            "bf16 (which needs opset 22), or use an environment with another onnxruntime.",
+        )
     return ModelError(
         "onnxruntime does not accept the model.",
         where=str(error).strip().splitlines()[0],

@@ -102,3 +102,23 @@ def test_a_model_that_runs_on_nothing_made_up_says_what_to_give():
     assert "--input" in info.value.fix
     with pytest.raises(UsageError, match=r"synthetic inputs\.\n"):
         accepted_feeds([spec("x", 2, 3)], run)
+
+
+def test_the_stored_keys_of_a_decoder_fit_its_mask():
+    """Hugging Face names the dimensions so; the keys were taken for an image 64 pixels high."""
+    past, now = "past_sequence_length", "sequence_length"
+    specs = [
+        spec("ids", "batch", now),
+        spec("mask", "batch", f"{past} + {now}"),
+        spec("older_mask", "batch", f"{past} + 1"),
+        spec("keys", "batch", 2, past, 8),
+        spec("image", "batch", 3, "height", "width"),
+    ]
+    feeds = synthetic_feeds(specs, batch=4, length=7)
+    assert {name: array.shape[1:] for name, array in feeds.items()} == {
+        "ids": (7,),
+        "mask": (14,),
+        "older_mask": (8,),
+        "keys": (2, 7, 8),
+        "image": (3, 64, 64),
+    }

@@ -485,3 +485,82 @@ def test_a_number_that_an_optimizing_exporter_computed_is_doubtful(name, doubted
         **{"w": W44, name: np.float32(0.3)},
     )
     assert told(model, name) == (False, doubted)
+
+
+LOOP = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,4] x, float[4,4] w, float[N,4] start, int64 n, bool on, float[4,2] head) =>
+    (float[N,2] y) {
+  kept, h = Loop (n, on, w, start) <body = step (int64 i, bool c, float[4,4] v, float[N,4] s) =>
+      (bool c_out, float[4,4] v_out, float[N,4] s_out) {
+    c_out = Identity(c)  v_out = Identity(v)  p = MatMul(s, v)  s_out = Tanh(p) }>
+  y = MatMul(h, head)
+}"""
+
+
+def test_a_weight_that_a_loop_passes_from_step_to_step_is_one():
+    """As tf2onnx and jax2onnx write recurrent layers; what is before the loop may be a state."""
+    model = text_model(LOOP, w=W44, head=weights(4, 2))
+    assert {n: p.role for n, p in find_parameters(model).items()} == {
+        "w": "weight",
+        "head": "weight",
+    }
+    changing = LOOP.replace("v_out = Identity(v)", "v_out = MatMul(v, v)")
+    found = find_parameters(text_model(changing, w=W44, head=weights(4, 2)))
+    assert found["w"].role == "constant"
+
+
+def test_a_weight_of_a_scan_is_one_and_its_sequence_is_not():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w, float[7,N,4] steps) => (float[7,N,4] y) {
+          kept, y = Scan<num_scan_inputs = 1, body = step (float[4,4] v, float[N,4] s) =>
+              (float[4,4] v_out, float[N,4] s_out) {
+            v_out = Identity(v)  s_out = MatMul(s, v) }> (w, steps)
+        }""",
+        w=W44,
+        steps=weights(7, 2, 4),
+    )
+    assert {n: p.role for n, p in find_parameters(model).items()}["w"] == "weight"
+    assert not find_parameters(model)["steps"].trainable
+
+
+@pytest.mark.parametrize(
+    ("body", "trained"),
+    [
+        ("a = MatMul(x, w) y = Mul(a, zeros)", False),
+        ("a = Gemm(zeros, w, b) c = MatMul(x, w) y = Add(a, c)", False),
+        ("y = MatMul(x, zeros)", True),
+    ],
+)
+def test_an_initial_state_is_not_trained(body, trained):
+    """jax2onnx writes the zeros of an unrolled LSTM as ConstantOfShape."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[4,4] x, float[4,4] w, float[4] b, int64[2] shape) => (float[4,4] y) {{
+          zeros = ConstantOfShape(shape) {body} }}""",
+        w=W44,
+        b=V4,
+        shape=np.array([4, 4]),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    store_weights(model)
+    found = find_parameters(model)
+    assert found["zeros"].trainable is trained
+
+
+def test_a_single_variable_of_tensorflow_is_trained_and_doubtful():
+    """`use_scale=True` of Keras's Attention; tf2onnx names variables, but not numbers, so."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "tf2onnx", opset_import: ["" : 15]>
+        net (float[N,4] x, float scale, float half, float[4,4] w) => (float[N,4] y) {
+          a = MatMul(x, w) h = Mul(a, scale) y = Mul(h, half) }""",
+        w=W44,
+        scale=S,
+        half=S,
+    )
+    for old, new in (("scale", "attention/Mul/ReadVariableOp:0"), ("half", "attention/Mul/y:0")):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    assert told(model, "attention/Mul/ReadVariableOp:0") == (True, True)
+    assert told(model, "attention/Mul/y:0") == (False, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -239,3 +240,28 @@ def test_a_slice_in_a_function_is_not_inferred():
     infer_shapes(model)
     with pytest.raises(ModelError, match="MaxPool"):
         normalize(model, opsets=range(18, 22), ir_version=10)
+
+
+def test_the_activations_of_com_microsoft_keep_a_shape():
+    """A file that onnxruntime has optimized; ONNX knows nothing of them, so no rank was known."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (float[N,4] x, float[4] b) => (y) {
+          a = com.microsoft.BiasGelu (x, b)  c = com.microsoft.FastGelu (a)
+          d = com.microsoft.QuickGelu <alpha = 1.7> (c)  e = com.microsoft.Gelu (d)
+          y = Transpose(e) }"""
+    )
+    infer_shapes(model)
+    assert described(model)["y"] == (ir.DataType.FLOAT, "[4,N]")
+
+
+def test_a_weight_has_the_shape_of_its_values_whatever_the_file_notes():
+    """onnxruntime.transformers transposes weights; torch's exporter has noted their shapes."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[N,4] x, float[4,3] w) => (y) { y = MatMul(x, w) }""",
+        w=np.ones((4, 3), np.float32),
+    )
+    model.graph.initializers["w"].shape = ir.Shape((3, 4))
+    infer_shapes(model)
+    assert described(model)["y"] == (ir.DataType.FLOAT, "[N,3]")

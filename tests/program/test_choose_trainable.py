@@ -143,3 +143,18 @@ def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted):
     notes = [note for note in chosen(model)[1] if "trained as one" in note]
     assert len(notes) == noted
     assert all("1 tensor with the same value everywhere, 'b'" in note for note in notes)
+
+
+def test_a_file_whose_weights_are_all_quantized_is_called_so():
+    """QDQ files of onnxruntime.quantization: `There is nothing to train` left the user alone."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, int8[4,3] w, float scale) => (float[N,3] y) {
+          f = DequantizeLinear(w, scale)  y = MatMul(x, f) }""",
+        w=np.ones((4, 3), np.int8),
+        scale=np.float32(0.5),
+    )
+    with pytest.raises(ModelError, match="nothing to train: the weight 'w' is quantized") as caught:
+        build_program(model, config())
+    assert_three_lines(caught.value)
+    assert "Start from the float model" in str(caught.value)

@@ -18,7 +18,7 @@ from ortboost.program.build import build_program
 from ortboost.runtime import session as module
 from ortboost.runtime.session import available_devices, open_session
 from ortboost.runtime.stepper import Stepper
-from tests.support import assert_three_lines, batch_for, model_path, small_mlp
+from tests.support import assert_three_lines, batch_for, model_path, small_mlp, text_model
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 ON_CPU_BUILD = pytest.mark.skipif(
@@ -271,3 +271,15 @@ def test_nodes_run_in_the_order_of_the_file(in_order, tmp_path, monkeypatch):
     ran = [e["name"].removesuffix("_kernel_time") for e in events if e["cat"] == "Node"]
     ran = [name for name in ran if not name.endswith(("_fence_before", "_fence_after"))]
     assert (ran == [node.name for node in model.graph]) == in_order
+
+
+def test_an_operator_without_a_kernel_is_named():
+    """onnxruntime 1.31.1 has none for the random operators of opset 22 either."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (double[N] x) => (double[N] y) { [bent] y = Erf(x) }"""
+    )
+    with pytest.raises(ModelError, match="no kernel for Erf of opset 13 and its types") as caught:
+        open_session(model, device="cpu")
+    assert_three_lines(caught.value)
+    assert "Erf 'bent'" in str(caught.value)

@@ -362,3 +362,20 @@ def test_equal_operands_share_the_gradient():
     ones = np.ones(2, np.float32)
     found = run(differentiate(model, "loss", ["a", "b"], "native"), {"a": ones, "b": ones})
     assert found["a_grad"].tolist() == found["b_grad"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Cast<to = 1>(h) b = Cast<to = 1>(h) y = Mul(a, b)",
+        "a = Cast<to = 1>(h) b = CastLike(h, x) y = Mul(a, b)",
+        "a = Cast<to = 1>(h) y = Mul(a, a)",
+    ],
+)
+def test_casts_that_change_nothing(body):
+    """Keras on torch writes them; the builder failed: ``mismatch when removing edge``."""
+    model = graph(
+        f"""g (float[N,4] x, float[4,3] w) => (float loss) {{
+        h = MatMul(x, w) {body} loss = ReduceSum<keepdims = 0>(y) }}"""
+    )
+    assert_gradients(model, ["w"], random_feeds(model, N=3))

@@ -70,7 +70,19 @@ FIRES = {
         "y = MatMul(x, w)",
         ["Unsqueeze", "MatMul", "Squeeze"],
     ),
-    "cast_like": (ordinary_forms, "float[N,4] x, float[1] w", "y = CastLike(x, w)", ["Cast"]),
+    "cast_to_the_same": (ordinary_forms, "float[N,4] x", "y = Cast<to = 1>(x)", ["Identity"]),
+    "cast_like_the_same": (
+        ordinary_forms,
+        "float[N,4] x, float[1] w",
+        "y = CastLike(x, w)",
+        ["Identity"],
+    ),
+    "cast_like": (
+        ordinary_forms,
+        "float[N,4] x, float[1] w",
+        "h = Cast<to = 11>(x) y = CastLike(h, w)",
+        ["Cast", "Cast"],
+    ),
     "transpose": (ordinary_forms, "float[N,4] x", "y = Transpose(x)", ["Transpose"]),
     "guard": (
         guarded_statistics,

@@ -149,7 +149,19 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
     target = site.input(1).dtype
     if target is None:
         raise Refusal(f"the element type of '{site.input(1).name}' is unknown")
+    if target == site.input(0).dtype:
+        return [site.op("Identity", site.input(0))]
     return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
+
+
+def _cast(site: Site) -> list[ir.Value | None] | None:
+    """Replace a Cast that changes nothing; Keras on torch writes many.
+
+    The builder fails where a node reads two of a value: ``Argument mismatch when removing edge``.
+    """
+    if site.input(0).dtype != site.integer("to", 0):
+        return None
+    return [site.op("Identity", site.input(0))]
 
 
 def _scatter(site: Site) -> list[ir.Value | None] | None:
@@ -176,7 +188,8 @@ _FORMS: dict[str, tuple[Rule, str]] = {
         pool,
         "written as a convolution; float16: computed in float32",
     ),
-    "CastLike": (_cast_like, "written as Cast"),
+    "Cast": (_cast, "changes nothing: replaced by Identity"),
+    "CastLike": (_cast_like, "written as Cast, or as Identity"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),
     "Cos": (_scalar, "scalar: computed as a vector of one element"),
     "Erf": (_scalar, "scalar: computed as a vector of one element"),

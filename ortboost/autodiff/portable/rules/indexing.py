@@ -32,6 +32,7 @@ __all__ = ["add_at", "as_rows"]
 # CPU with width 16 and 65,536 indices: 1.5 instead of 6.5 ms for 30 rows, 1.6 instead of 0.4 ms
 # for 1,000.
 _SMALL_TABLE = 64
+_SEQUENCE_AXES = {"batch_axis": 1, "time_axis": 0}
 
 
 @refuses("Gather", "GatherND")
@@ -187,7 +188,8 @@ def _nd_refused(node: ir.Node) -> str | None:
 @refuses("ScatterElements")
 def _reduction_refused(node: ir.Node) -> str | None:
     reduction = node.attributes.get_string("reduction", "none")
-    if reduction not in ("none", "add"):
+    extrema = ("max", "min") if node.op_type == "ScatterElements" else ()
+    if reduction not in ("none", "add", *extrema):
         return f"reduction='{reduction}' has no gradient here; use 'none' or 'add'"
     return None
 
@@ -201,6 +203,8 @@ def scatter(b: Backward) -> Gradients:
     """
     g, index, op_type = b.gradient(), b.input(1), b.node.op_type
     options = {} if op_type == "ScatterND" else {"axis": b.integer("axis", 0)}
+    if b.text("reduction", "none") in ("max", "min"):
+        return _scatter_extremum(b, options)
     gx, gu = None, None
     if b.needs_gradient(0):
         gx = g
@@ -211,6 +215,30 @@ def scatter(b: Backward) -> Gradients:
         gather_type = op_type.replace("Scatter", "Gather")
         gu = b.op(gather_type, g, index, shape=b.input(2).shape, **options)
     return [gx, None, gu]
+
+
+def _scatter_extremum(b: Backward, options: dict[str, int]) -> Gradients:
+    """`y = max(x, u at i)`: `g / n` where `x = y` and where `u = y[i]`, with n such elements.
+
+    Equal elements share the gradient, as in ``torch.scatter_reduce``.
+    """
+    x, index, u, y = b.input(0), b.input(1), b.input(2), b.output()
+    reached = b.op("GatherElements", y, index, shape=u.shape, **options)
+    from_x = b.op("Equal", x, y, dtype=ir.DataType.BOOL, shape=x.shape)
+    from_u = b.op("Equal", u, reached, dtype=ir.DataType.BOOL, shape=u.shape)
+    ones = {"reduction": "add", "shape": x.shape, **options}
+    count = b.op("ScatterElements", b.cast(from_x), index, b.cast(from_u), **ones)
+    share = b.op("Div", b.gradient(), count, shape=x.shape)
+    picked = b.op("GatherElements", share, index, shape=u.shape, **options)
+    return [b.masked(from_x, share), None, b.masked(from_u, picked)]
+
+
+@register("ReverseSequence")
+def reverse_sequence(b: Backward) -> Gradients:
+    """`y` is `x` with the first steps of each sequence in reverse: so is `gx` of `g`."""
+    x = b.input(0)
+    options = {name: b.integer(name, default) for name, default in _SEQUENCE_AXES.items()}
+    return [b.op("ReverseSequence", b.gradient(), b.input(1), shape=x.shape, **options)]
 
 
 @register("TopK")

@@ -13,6 +13,7 @@ from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.core.errors import ModelError
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.autodiff.portable.adjoint import assert_adjoint
+from tests.support import run
 
 few = settings(max_examples=40, deadline=None)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
@@ -117,6 +118,46 @@ def test_scatter(op, index, reduction, dim):
         y = {name}(x, i, u) q = Exp(y) loss = ReduceSum<keepdims = 0>(q) }}"""
     )
     assert_gradients(model, ["x", "u"], random_feeds(model, N=4), engine="portable")
+
+
+@pytest.mark.parametrize("dim", ["4", "N"])
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_scattered_extrema(reduction, axis, dim):
+    """The softmax of a graph attention takes a maximum for each node of its edges."""
+    model = graph(
+        f"""g (float[{dim},3] x, float[2,3] u) => (float loss)
+        <int64[2,3] i = {{0, 1, 2, 0, -1, 0}}> {{
+        y = ScatterElements<axis = {axis}, reduction = "{reduction}">(x, i, u) q = Exp(y)
+        loss = ReduceSum<keepdims = 0>(q) }}"""
+    )
+    assert_gradients(model, ["x", "u"], random_feeds(model, N=4), engine="portable")
+
+
+def test_equal_extrema_share_the_gradient():
+    """``torch.zeros(3).scatter_reduce(0, i, u, "amax")``: 1/2 for each, and 1/3 with the data."""
+    model = graph(
+        """g (float[3] x, float[4] u) => (float loss) <int64[4] i = {0, 0, 2, 2}> {
+        y = ScatterElements<reduction = "max">(x, i, u) loss = ReduceSum<keepdims = 0>(y) }"""
+    )
+    gradient = differentiate(model, "loss", ["x", "u"], "portable")
+    feeds = {"x": np.zeros(3, np.float32), "u": np.array([1, 1, 0, 0], np.float32)}
+    found = run(gradient, feeds)
+    np.testing.assert_allclose(found["x_grad"], [0, 1, 1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(found["u_grad"], [1 / 2, 1 / 2, 1 / 3, 1 / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("axes", ["batch_axis = 0, time_axis = 1", "batch_axis = 1, time_axis = 0"])
+def test_reversed_sequences(axes):
+    """Of two backward layers in a file of tf2onnx."""
+    model = graph(
+        f"""g (float[3,3,2] x) => (float loss) <int64[3] n = {{2, 3, 1}}, float[3,3,2] w = {{
+        1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9}}> {{
+        y = ReverseSequence<{axes}>(x, n) q = Mul(y, w) e = Exp(q) loss = ReduceSum<keepdims = 0>(e)
+        }}"""
+    )
+    feeds = {"x": 0.1 * random_feeds(model)["x"]}
+    assert_gradients(model, ["x"], feeds, engine="portable")
 
 
 def test_scatter_that_multiplies_is_refused():
