@@ -19,6 +19,7 @@ REFUSED = {
     "Hardmax",
     "LpPool",
     "Mod",
+    "ReverseSequence",
     "Round",
     "Sign",
 }

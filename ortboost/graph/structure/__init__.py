@@ -77,6 +77,8 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
         check_tensors(graph, where)
     in_order = check_names(proto, where)
     for nodes, opset in _scopes(proto):
+        if opset < 1:  # nothing would be known of its operators
+            raise FileError(f"The model imports opset {opset}.", where=where, fix=EXPORT_AGAIN)
         for node in nodes:
             _check_node(node, opset, where)
     if proto.graph.node and not proto.graph.output:

@@ -285,6 +285,15 @@ def test_the_number_of_inputs_and_outputs_where_the_checker_stops_before():
     assert load_model(model(later, any_number, LAST))
 
 
+@pytest.mark.parametrize("version", [0, -1])
+def test_an_opset_that_is_none_is_refused(version):
+    """Of its operators nothing is known: a Constant with a value of a wrong type passed."""
+    found = model(node("MatMul", ["x", "w"], ["y"]))
+    found.opset_import[0].version = version
+    with pytest.raises(FileError, match=f"The model imports opset {version}"):
+        check_structure(found, "net.onnx")
+
+
 def test_a_function_is_of_its_own_opset():
     """``Squeeze`` takes its axes as an input from opset 13 on only."""
     inner = [node("Squeeze", ["a", "axes"], ["b"])]

@@ -150,6 +150,7 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
     if target is None:
         raise Refusal(f"the element type of '{site.input(1).name}' is unknown")
     if target == site.input(0).dtype:
+        site.note = "CastLike: changes nothing: replaced by Identity"
         return [site.op("Identity", site.input(0))]
     return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
 
@@ -189,7 +190,7 @@ _FORMS: dict[str, tuple[Rule, str]] = {
         "written as a convolution; float16: computed in float32",
     ),
     "Cast": (_cast, "changes nothing: replaced by Identity"),
-    "CastLike": (_cast_like, "written as Cast, or as Identity"),
+    "CastLike": (_cast_like, "written as Cast"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),
     "Cos": (_scalar, "scalar: computed as a vector of one element"),
     "Erf": (_scalar, "scalar: computed as a vector of one element"),
