@@ -119,7 +119,7 @@ import ortboost.cli
 def main(words=None):
     try:
         print("ready", flush=True)
-        time.sleep(60)
+        [time.sleep(0.1) for _ in range(600)]
     except KeyboardInterrupt:
         time.sleep(0.5)  # while it tells, or cleans up
         print("told", flush=True)
@@ -130,6 +130,7 @@ command()
 """
 
 
+# The programs sleep in small pieces: a signal just before a sleep begins waits for its end.
 # What a shell starts in the background ignores SIGINT, and so would all that these tests start.
 HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
@@ -163,7 +164,7 @@ import ortboost.cli.app
 def run(words):
     try:
         print("ready", flush=True)
-        time.sleep(60)
+        [time.sleep(0.1) for _ in range(600)]
     except KeyboardInterrupt:
         raise ImportError("numpy.core failed to import") from None
 ortboost.cli.app.run = run
@@ -187,7 +188,7 @@ def test_another_error_that_an_interrupt_became_is_the_interrupt():
 def test_a_shell_may_have_it_ignored():
     """As for what it starts in the background."""
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SLOW.replace(
-        "time.sleep(60)", "time.sleep(1); return 0"
+        "[time.sleep(0.1) for _ in range(600)]", "time.sleep(1); return 0"
     )
     with begin(ignored) as process:
         assert process.stdout is not None
@@ -201,7 +202,7 @@ def test_a_crash_after_an_interrupt_is_the_interrupt():
     """An import of a library that is interrupted in the middle may abort."""
     body = (
         "signal.signal(signal.SIGINT, lambda *_: os.abort()); "
-        "print('ready', flush=True); time.sleep(60)"
+        "print('ready', flush=True); [time.sleep(0.1) for _ in range(600)]"
     )
     with start(body) as process:
         assert process.stdout is not None
@@ -220,10 +221,10 @@ import ortboost.cli.app
 class Slow:
     def __del__(self):  # an exception in here goes no further
         print("ready", flush=True)
-        time.sleep(60)
+        [time.sleep(0.1) for _ in range(600)]
 def run(words):
     Slow()
-    time.sleep(60)
+    [time.sleep(0.1) for _ in range(600)]
     return 0
 ortboost.cli.app.run = run
 from ortboost.__main__ import command
