@@ -68,8 +68,8 @@ _LIBRARIES: Final = {
 
 # It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
 # into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
-# 23190.
-_WRONG_OPTIMIZERS: Final = ["Pad_Fusion"]
+# 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
+_WRONG_OPTIMIZERS: Final = ["EliminateDropout", "Pad_Fusion"]
 
 _GENERATOR = threading.Lock()  # guards the runtime's global random generator
 

@@ -283,3 +283,15 @@ def test_an_operator_without_a_kernel_is_named():
         open_session(model, device="cpu")
     assert_three_lines(caught.value)
     assert "Erf 'bent'" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["", ", bool training"])
+def test_a_dropout_in_training_mode_stays(given):
+    """onnxruntime 1.31 removes it where its mask is not read: in trials and frozen layers."""
+    training = "" if given else ", bool training = {1}"
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n] x{given}) => (float[n] y) <float ratio = {{0.5}}{training}> {{
+          h = Neg(x)  d = Dropout(h, ratio, training)  y = Neg(d) }}""")
+    feeds = {"x": np.ones(64, np.float32), **({"training": np.array(True)} if given else {})}
+    (found,) = open_session(model, device="cpu").run(None, feeds)
+    assert set(found) == {0.0, 2.0}
