@@ -76,6 +76,8 @@ def infer_missing(model: ir.Model) -> None:
 def check_lengths(model: ir.Model) -> None:
     """Reject a model in which a dimension is negative.
 
+    A branch of an If may be one that these lengths exclude, so in it only what a Slice reads counts.
+
     Args:
         model: The model, with its shapes inferred.
 
@@ -96,7 +98,7 @@ def check_lengths(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for value in node.outputs:
             dims = known_shape(value) or ()
-            if any(isinstance(dim, int) and dim < 0 for dim in dims):
+            if any(isinstance(dim, int) and dim < 0 for dim in dims) and _matters(value, model.graph):
                 raise _too_short(node, list(dims))
 
 
@@ -120,8 +122,15 @@ def check_slices(model: ir.Model) -> None:
         return
     for node in model.graph.all_nodes():
         for value in node.outputs:
-            if min(lengths.get(value.name or "", ()), default=0) < 0:
+            if min(lengths.get(value.name or "", ()), default=0) < 0 and _matters(value, model.graph):
                 raise _too_short(node, list(lengths[value.name or ""]))
+
+
+def _matters(value: ir.Value, main: ir.Graph) -> bool:
+    """Whether a value is computed in any case, not only in a branch, or a Slice reads it."""
+    node = value.producer()
+    certain = node is not None and node.graph is main
+    return certain or any(is_standard(use.node, "Slice") and use.idx == 0 for use in value.uses())
 
 
 def _too_short(node: ir.Node, dims: list[int | str | None] | list[int]) -> ModelError:

@@ -219,6 +219,18 @@ def test_a_negative_length_is_rejected_without_a_slice():
         normalize(model, opsets=range(18, 22), ir_version=10)
 
 
+def test_a_branch_may_not_be_one_for_these_lengths():
+    model = text_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n,1,2] x) => (float[n,1,m] y)
+        <int64[1] a = {0}, int64[1] b = {1}, int64[1] axis = {2}, bool long = {0}> {
+          c = If(long) <then_branch = t () => (p) { p = MaxPool<kernel_shape = [7]>(x) },
+                        else_branch = e () => (q) { q = Identity(x) }>
+          y = Slice(c, a, b, axis) }""")
+    check_slices(model)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert described(model)["y"] == (ir.DataType.FLOAT, "[n,1,1]")
+
+
 def test_slices_one_after_the_other_are_all_inferred():
     chain = "".join(f"  s{i + 1} = Slice(s{i}, a, b, axis)" for i in range(20))
     model = with_slice("(float[n,4,9] x)", f"s0 = Relu(x){chain}  c = Relu(s20)")
