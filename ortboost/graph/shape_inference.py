@@ -76,7 +76,7 @@ def infer_missing(model: ir.Model) -> None:
 def check_lengths(model: ir.Model) -> None:
     """Reject a model in which a dimension is negative.
 
-    A branch of an If may be one that these lengths exclude, so in it only what a Slice reads counts.
+    These lengths may exclude a branch of an If, so only what a Slice reads counts there.
 
     Args:
         model: The model, with its shapes inferred.
@@ -98,7 +98,9 @@ def check_lengths(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for value in node.outputs:
             dims = known_shape(value) or ()
-            if any(isinstance(dim, int) and dim < 0 for dim in dims) and _matters(value, model.graph):
+            if any(isinstance(dim, int) and dim < 0 for dim in dims) and _matters(
+                value, model.graph
+            ):
                 raise _too_short(node, list(dims))
 
 
@@ -122,7 +124,9 @@ def check_slices(model: ir.Model) -> None:
         return
     for node in model.graph.all_nodes():
         for value in node.outputs:
-            if min(lengths.get(value.name or "", ()), default=0) < 0 and _matters(value, model.graph):
+            if min(lengths.get(value.name or "", ()), default=0) < 0 and _matters(
+                value, model.graph
+            ):
                 raise _too_short(node, list(lengths[value.name or ""]))
 
 
