@@ -231,6 +231,27 @@ def test_a_branch_may_not_be_one_for_these_lengths():
     assert described(model)["y"] == (ir.DataType.FLOAT, "[n,1,1]")
 
 
+@pytest.mark.parametrize("branches", ["then else", "else then"])
+def test_both_branches_may_use_a_name(branches):
+    """Where the length of the other branch counted, the process was aborted."""
+    long, short = (
+        f"""{branch}_branch = {branch} () => (r) {{
+          a = Constant<value_ints = [0]>()  b = Constant<value_ints = [1]>()
+          axis = Constant<value_ints = [2]>()  h = {op}  r = Slice(h, a, b, axis) }}"""
+        for branch, op in zip(
+            branches.split(), ["Relu(x)", "MaxPool<kernel_shape = [7]>(x)"], strict=True
+        )
+    )
+    first, second = (long, short) if branches == "then else" else (short, long)
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n,1,2] x, bool c) => (float[n,1,m] y) {{ y = If(c) <{first}, {second}> }}""")
+    infer_shapes(model)
+    with pytest.raises(ModelError, match="The output of MaxPool"):
+        check_lengths(model)
+    with pytest.raises(ModelError, match="The output of MaxPool"):
+        load_model(model)
+
+
 def test_slices_one_after_the_other_are_all_inferred():
     chain = "".join(f"  s{i + 1} = Slice(s{i}, a, b, axis)" for i in range(20))
     model = with_slice("(float[n,4,9] x)", f"s0 = Relu(x){chain}  c = Relu(s20)")
