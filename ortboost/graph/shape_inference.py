@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 from onnx_ir import serde
 
@@ -227,13 +228,21 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
 def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:
     """Infer each Slice once the lengths of its input are known, or never will be.
 
-    Those of functions are not inferred.
+    Those of functions are inferred if no length is negative once the functions are inlined.
     """
     nodes = [node for node, _ in _lengths(proto.graph)]
     inner = [node for function in proto.functions for node in function.node]
-    for node in (*nodes, *inner):
-        if node.op_type == "Slice" and node.domain in walk.STANDARD and node.input:
-            node.domain = _HIDDEN  # an operator that onnx does not know
+    slices, own = (
+        [n for n in some if n.op_type == "Slice" and n.domain in walk.STANDARD and n.input]
+        for some in (nodes, inner)
+    )
+    if own:
+        inlined = _infer(onnx.inliner.inline_local_functions(proto), check_type=check_type)
+        readable = {id(found): found for _, found in _lengths(inlined.graph)}.values()
+        if all(dim >= 0 for found in readable for dims in found.values() for dim in dims or ()):
+            own = []
+    for node in (*slices, *own):
+        node.domain = _HIDDEN  # an operator that onnx does not know
     for imports in (proto, *proto.functions):
         imports.opset_import.add(domain=_HIDDEN, version=1)
     attempt = 0

@@ -261,7 +261,7 @@ def test_slices_one_after_the_other_are_all_inferred():
     assert str(expected["s20"][1]) == "[n,4,2]"
 
 
-def test_a_slice_in_a_function_is_not_inferred():
+def test_a_slice_in_a_function_is_not_inferred_where_a_length_is_negative():
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
         g (float[1,1,2] x) => (float[k,l,m] y) { y = own.first(x) }
         <domain: "own", opset_import: ["" : 18]>
@@ -273,6 +273,19 @@ def test_a_slice_in_a_function_is_not_inferred():
     infer_shapes(model)
     with pytest.raises(ModelError, match="MaxPool"):
         normalize(model, opsets=range(18, 22), ir_version=10)
+
+
+def test_a_slice_in_a_function_is_inferred_if_no_length_is_negative():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        g (float[n,1,9] x) => (float[k,l,m] y) { c = own.first(x)  y = Identity(c) }
+        <domain: "own", opset_import: ["" : 18]>
+        first (x) => (y) {
+          c = MaxPool<kernel_shape = [7]>(x)
+          a = Constant<value_ints = [0]>()  b = Constant<value_ints = [2]>()
+          axis = Constant<value_ints = [2]>()
+          y = Slice(c, a, b, axis) }""")
+    infer_shapes(model)
+    assert described(model)["c"] == (ir.DataType.FLOAT, "[n,1,2]")
 
 
 def test_the_activations_of_com_microsoft_keep_a_shape():
