@@ -15,6 +15,7 @@ from ortboost.api import doctor
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph import io
 from ortboost.program.build import build_program
+from ortboost.runtime import compiled_graph
 from ortboost.runtime import session as module
 from ortboost.runtime.session import available_devices, open_session
 from ortboost.runtime.stepper import Stepper
@@ -271,6 +272,21 @@ def test_nodes_run_in_the_order_of_the_file(in_order, tmp_path, monkeypatch):
     ran = [e["name"].removesuffix("_kernel_time") for e in events if e["cat"] == "Node"]
     ran = [name for name in ran if not name.endswith(("_fence_before", "_fence_after"))]
     assert (ran == [node.name for node in model.graph]) == in_order
+
+
+@pytest.mark.parametrize(("limit", "large"), [(0, True), (2**40, False)])
+def test_steps_with_a_large_state_run_in_that_order(limit, large, monkeypatch):
+    opened = []
+
+    def noted(model, **options):
+        opened.append((options["file_order"], options["memory_pattern"]))
+        return open_session(model, **options)
+
+    monkeypatch.setattr(compiled_graph, "open_session", noted)
+    monkeypatch.setattr(compiled_graph, "_LARGE_STATE", limit)
+    program = build_program(small_mlp())
+    Stepper(program, threads=1).step(batch_for(program), {"learning_rate": 0.1})
+    assert opened == [(large, not large)]
 
 
 def test_an_operator_without_a_kernel_is_named():
