@@ -76,21 +76,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             what = "There is not enough memory."
             return print_error(what, words, fix, _MISSING, str(error) or None)
         if hasattr(error, "format_message"):  # raised by the argument parser
-            return print_error(error.format_message(), words, _usage(error), 2)
+            return print_error(error.format_message(), words, _usage(error, words), 2)
         what = f"Unexpected {type(error).__name__}: {error}"
         fix = "This is a bug in ortboost; please report it with the output of -vv."
         return print_error(what, words, fix, 1)
 
 
-def _usage(error: Exception) -> str:
+def _usage(error: Exception, words: Sequence[str]) -> str:
     """How to mend a command that the argument parser rejected."""
     from ortboost.boosts import registered
 
     option = str(getattr(error, "option_name", "")).removeprefix("--")
-    if option in {boost.name for boost in registered()}:
+    unknown = hasattr(error, "possibilities")  # otherwise a known option lacks its value
+    if unknown and option in {boost.name for boost in registered()}:
         return f"It is a boost: ortboost convert MODEL -o RUN --boost {option}"
     context = getattr(error, "ctx", None)
-    return f"See '{'ortboost' if context is None else context.command_path} --help'."
+    if context is not None:
+        return f"See '{context.command_path} --help'."
+    verb = words[0] if words and not words[0].startswith("-") else ""
+    return f"See '{f'ortboost {verb}'.strip()} --help'."
 
 
 def _interrupted(words: Sequence[str]) -> int:

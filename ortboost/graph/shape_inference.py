@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 from onnx_ir import serde
 
@@ -35,6 +38,8 @@ __all__ = [
     "node_fault",
 ]
 
+_Lengths: TypeAlias = ChainMap[str, list[int] | None]
+_Reader: TypeAlias = tuple[onnx.NodeProto, _Lengths]
 _log = logging.getLogger(__name__)
 _SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
 _ROUNDS = 12  # more consecutive elementwise operators of ai.onnx.ml than any known model has
@@ -76,6 +81,8 @@ def infer_missing(model: ir.Model) -> None:
 def check_lengths(model: ir.Model) -> None:
     """Reject a model in which a dimension is negative.
 
+    These lengths may exclude a branch of an If, so only what a Slice reads counts there.
+
     Args:
         model: The model, with its shapes inferred.
 
@@ -96,7 +103,8 @@ def check_lengths(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for value in node.outputs:
             dims = known_shape(value) or ()
-            if any(isinstance(dim, int) and dim < 0 for dim in dims):
+            negative = any(isinstance(dim, int) and dim < 0 for dim in dims)
+            if negative and _matters(value, model):
                 raise _too_short(node, list(dims))
 
 
@@ -114,17 +122,25 @@ def check_slices(model: ir.Model) -> None:
     proto = _described(model)
     del proto.graph.value_info[:]  # it may be wrong
     try:
-        lengths = _lengths(_infer(proto))
+        found = _infer(proto)
     except Exception as error:  # as in infer_shapes
         _log.info("shape inference failed: %s", error)
         return
-    for node in model.graph.all_nodes():
+    for node, (_, lengths) in zip(model.graph.all_nodes(), _lengths(found.graph), strict=True):
         for value in node.outputs:
-            if min(lengths.get(value.name or "", ()), default=0) < 0:
-                raise _too_short(node, list(lengths[value.name or ""]))
+            dims = lengths.get(value.name or "") or []
+            if min(dims, default=0) < 0 and _matters(value, model):
+                raise _too_short(node, [*dims])
 
 
-def _too_short(node: ir.Node, dims: list[int | str | None] | list[int]) -> ModelError:
+def _matters(value: ir.Value, model: ir.Model) -> bool:
+    """Whether a value is computed in any case, not only in a branch, or a Slice reads it."""
+    node = value.producer()
+    certain = node is not None and node.graph is model.graph
+    return certain or any(is_standard(use.node, "Slice") and use.idx == 0 for use in value.uses())
+
+
+def _too_short(node: ir.Node, dims: list[int | str | None]) -> ModelError:
     return ModelError(
         f"The output of {node.op_type} has the shape {dims}.",
         where=f"'{label(node)}'",
@@ -212,14 +228,21 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
 def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:
     """Infer each Slice once the lengths of its input are known, or never will be.
 
-    Those of functions are not inferred.
+    Those of functions are inferred if no length is negative once the functions are inlined.
     """
-    nodes = [node for graph in walk.all_graphs(proto) for node in graph.node]
+    nodes = [node for node, _ in _lengths(proto.graph)]
     inner = [node for function in proto.functions for node in function.node]
-    for node in (*nodes, *inner):
-        if node.op_type == "Slice" and node.domain in walk.STANDARD and node.input:
-            node.domain = _HIDDEN  # an operator that onnx does not know
-    hidden = [node for node in nodes if node.domain == _HIDDEN]
+    slices, own = (
+        [n for n in some if n.op_type == "Slice" and n.domain in walk.STANDARD and n.input]
+        for some in (nodes, inner)
+    )
+    if own:
+        inlined = _infer(onnx.inliner.inline_local_functions(proto), check_type=check_type)
+        readable = {id(found): found for _, found in _lengths(inlined.graph)}.values()
+        if all(dim >= 0 for found in readable for dims in found.values() for dim in dims or ()):
+            own = []
+    for node in (*slices, *own):
+        node.domain = _HIDDEN  # an operator that onnx does not know
     for imports in (proto, *proto.functions):
         imports.opset_import.add(domain=_HIDDEN, version=1)
     attempt = 0
@@ -227,26 +250,37 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
         found = onnx.shape_inference.infer_shapes(
             proto, check_type=check_type, strict_mode=False, data_prop=True
         )
-        lengths = _lengths(found)
-        hidden = [node for node in hidden if min(lengths.get(node.input[0], ()), default=0) >= 0]
+        hidden = []
+        for node, (_, lengths) in zip(nodes, _lengths(found.graph), strict=True):
+            if node.domain == _HIDDEN:
+                dims = lengths.get(node.input[0])
+                if min(dims or (), default=0) >= 0:
+                    hidden.append((node, dims is not None))
         if not hidden:
             return found
         # Nothing that is not yet inferred comes before the first one.
-        ready = [node for node in hidden if node is hidden[0] or node.input[0] in lengths]
-        for node in ready if attempt < _CHAIN else hidden:
-            node.domain = ""
-        hidden = [node for node in hidden if node.domain == _HIDDEN]
+        for node, known in hidden:
+            if known or node is hidden[0][0] or attempt >= _CHAIN:
+                node.domain = ""
         attempt += 1
 
 
-def _lengths(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """The dimensions of each tensor whose shape is known, 0 for those with names."""
-    found = {}
-    for graph in walk.all_graphs(proto):
-        for info in (*graph.input, *graph.value_info, *graph.output):
-            if info.type.tensor_type.HasField("shape"):
-                found[info.name] = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
-    return found
+def _lengths(graph: onnx.GraphProto, outer: _Lengths | None = None) -> Iterator[_Reader]:
+    """All nodes, each with the dimensions of the tensors that it may read or write by name.
+
+    Those with names count as 0; of an unknown shape there are none. A name may stand for several
+    tensors: in both branches of an If, and in a subgraph for another than around it.
+    """
+    lengths = ChainMap({}) if outer is None else outer.new_child()
+    lengths.update((name, None) for node in graph.node for name in node.output)
+    lengths.update((tensor.name, list(tensor.dims)) for tensor in graph.initializer)
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        shape = info.type.tensor_type.shape if info.type.tensor_type.HasField("shape") else None
+        lengths[info.name] = None if shape is None else [dim.dim_value for dim in shape.dim]
+    for node in graph.node:
+        yield node, lengths
+        for subgraph in walk.subgraphs(node):
+            yield from _lengths(subgraph, lengths)
 
 
 def _described(model: ir.Model) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
+from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of, source_before, subgraphs
 from ortboost.graph.reach import STOPS, ancestors
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
@@ -224,18 +224,17 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
     """
     if node.op_type not in ("Loop", "Scan") or not is_standard(node):
         return None
-    body = node.attributes["body"].as_graph()
+    body = next(subgraphs(node), None)
     counted = 2 if node.op_type == "Loop" else 0  # the number of iterations, the condition
     carried = len(node.inputs) - counted
     if node.op_type == "Scan":
-        carried -= node.attributes["num_scan_inputs"].as_int()
-    if not counted <= index < counted + carried:
+        carried -= node.attributes.get_int("num_scan_inputs", 0)
+    place = index - 1 if counted else index  # a Loop's first output is the condition
+    if body is None or not counted <= index < counted + carried:
         return None
-    inner = body.inputs[index]
-    after = body.outputs[index - 1 if counted else index]  # a Loop's first output is the condition
-    while (source := after.producer()) is not None and source.op_type == "Identity":
-        assert source.inputs[0] is not None
-        after = source.inputs[0]
+    if len(body.inputs) <= index or len(body.outputs) <= place:  # a damaged file
+        return None
+    inner, after = body.inputs[index], source_before(body.outputs[place], "Identity")
     return inner if after is inner else None
 
 

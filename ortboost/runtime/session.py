@@ -68,8 +68,8 @@ _LIBRARIES: Final = {
 
 # It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
 # into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
-# 23190.
-_WRONG_OPTIMIZERS: Final = ["Pad_Fusion"]
+# 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
+_WRONG_OPTIMIZERS: Final = ["EliminateDropout", "Pad_Fusion"]
 
 _GENERATOR = threading.Lock()  # guards the runtime's global random generator
 
@@ -255,11 +255,13 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
     missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
     if missing:
         op_type, since, node = missing.groups()
+        older = "Export the model with "
+        older += "standard operators" if since == "1" else f"an opset below {since}"
         return ModelError(
             f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
             where=f"{op_type} '{node}', onnxruntime {version}",
-            fix=f"Export the model with an opset below {since} and in float32, without --precision "
-            "bf16 (which needs opset 22), or use an environment with another onnxruntime.",
+            fix=f"{older} and in float32, without --precision bf16 (which needs opset 22), or use "
+            "an environment with another onnxruntime.",
         )
     return ModelError(
         "onnxruntime does not accept the model.",

@@ -310,6 +310,7 @@ def test_the_former_option_for_settings(tmp_path):
         (["convert", "--sync-bn"], "It is a boost: ortboost convert MODEL -o RUN --boost sync-bn"),
         (["train", "--adasum"], "It is a boost: ortboost convert MODEL -o RUN --boost adasum"),
         (["train", "--sync"], "See 'ortboost train --help'."),
+        (["convert", "model.onnx", "--clip"], "See 'ortboost convert --help'."),
         (["--sync"], "See 'ortboost --help'."),
     ],
 )

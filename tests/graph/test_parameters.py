@@ -509,6 +509,15 @@ def test_a_weight_that_a_loop_passes_from_step_to_step_is_one():
     assert found["w"].role == "constant"
 
 
+@pytest.mark.parametrize("without", ["inputs", "outputs"])
+def test_the_body_of_a_damaged_loop_may_lack_values(without):
+    """Such a file passes the checker of onnx."""
+    model = text_model(LOOP, w=W44, head=weights(4, 2))
+    body = next(iter(model.graph)).attributes["body"].as_graph()
+    del getattr(body, without)[-2:]
+    assert not find_parameters(model)["w"].trainable
+
+
 def test_a_weight_of_a_scan_is_one_and_its_sequence_is_not():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>

@@ -219,6 +219,39 @@ def test_a_negative_length_is_rejected_without_a_slice():
         normalize(model, opsets=range(18, 22), ir_version=10)
 
 
+def test_a_branch_may_not_be_one_for_these_lengths():
+    model = text_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n,1,2] x) => (float[n,1,m] y)
+        <int64[1] a = {0}, int64[1] b = {1}, int64[1] axis = {2}, bool long = {0}> {
+          c = If(long) <then_branch = t () => (p) { p = MaxPool<kernel_shape = [7]>(x) },
+                        else_branch = e () => (q) { q = Identity(x) }>
+          y = Slice(c, a, b, axis) }""")
+    check_slices(model)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert described(model)["y"] == (ir.DataType.FLOAT, "[n,1,1]")
+
+
+@pytest.mark.parametrize("branches", ["then else", "else then"])
+def test_both_branches_may_use_a_name(branches):
+    """Where the length of the other branch counted, the process was aborted."""
+    long, short = (
+        f"""{branch}_branch = {branch} () => (r) {{
+          a = Constant<value_ints = [0]>()  b = Constant<value_ints = [1]>()
+          axis = Constant<value_ints = [2]>()  h = {op}  r = Slice(h, a, b, axis) }}"""
+        for branch, op in zip(
+            branches.split(), ["Relu(x)", "MaxPool<kernel_shape = [7]>(x)"], strict=True
+        )
+    )
+    first, second = (long, short) if branches == "then else" else (short, long)
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n,1,2] x, bool c) => (float[n,1,m] y) {{ y = If(c) <{first}, {second}> }}""")
+    infer_shapes(model)
+    with pytest.raises(ModelError, match="The output of MaxPool"):
+        check_lengths(model)
+    with pytest.raises(ModelError, match="The output of MaxPool"):
+        load_model(model)
+
+
 def test_slices_one_after_the_other_are_all_inferred():
     chain = "".join(f"  s{i + 1} = Slice(s{i}, a, b, axis)" for i in range(20))
     model = with_slice("(float[n,4,9] x)", f"s0 = Relu(x){chain}  c = Relu(s20)")
@@ -228,7 +261,7 @@ def test_slices_one_after_the_other_are_all_inferred():
     assert str(expected["s20"][1]) == "[n,4,2]"
 
 
-def test_a_slice_in_a_function_is_not_inferred():
+def test_a_slice_in_a_function_is_not_inferred_where_a_length_is_negative():
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
         g (float[1,1,2] x) => (float[k,l,m] y) { y = own.first(x) }
         <domain: "own", opset_import: ["" : 18]>
@@ -240,6 +273,19 @@ def test_a_slice_in_a_function_is_not_inferred():
     infer_shapes(model)
     with pytest.raises(ModelError, match="MaxPool"):
         normalize(model, opsets=range(18, 22), ir_version=10)
+
+
+def test_a_slice_in_a_function_is_inferred_if_no_length_is_negative():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        g (float[n,1,9] x) => (float[k,l,m] y) { c = own.first(x)  y = Identity(c) }
+        <domain: "own", opset_import: ["" : 18]>
+        first (x) => (y) {
+          c = MaxPool<kernel_shape = [7]>(x)
+          a = Constant<value_ints = [0]>()  b = Constant<value_ints = [2]>()
+          axis = Constant<value_ints = [2]>()
+          y = Slice(c, a, b, axis) }""")
+    infer_shapes(model)
+    assert described(model)["c"] == (ir.DataType.FLOAT, "[n,1,2]")
 
 
 def test_the_activations_of_com_microsoft_keep_a_shape():

@@ -15,6 +15,7 @@ from ortboost.api import doctor
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph import io
 from ortboost.program.build import build_program
+from ortboost.runtime import compiled_graph
 from ortboost.runtime import session as module
 from ortboost.runtime.session import available_devices, open_session
 from ortboost.runtime.stepper import Stepper
@@ -273,6 +274,21 @@ def test_nodes_run_in_the_order_of_the_file(in_order, tmp_path, monkeypatch):
     assert (ran == [node.name for node in model.graph]) == in_order
 
 
+@pytest.mark.parametrize(("limit", "large"), [(0, True), (2**40, False)])
+def test_steps_with_a_large_state_run_in_that_order(limit, large, monkeypatch):
+    opened = []
+
+    def noted(model, **options):
+        opened.append((options["file_order"], options["memory_pattern"]))
+        return open_session(model, **options)
+
+    monkeypatch.setattr(compiled_graph, "open_session", noted)
+    monkeypatch.setattr(compiled_graph, "_LARGE_STATE", limit)
+    program = build_program(small_mlp())
+    Stepper(program, threads=1).step(batch_for(program), {"learning_rate": 0.1})
+    assert opened == [(large, not large)]
+
+
 def test_an_operator_without_a_kernel_is_named():
     """onnxruntime 1.31.1 has none for the random operators of opset 22 either."""
     model = text_model(
@@ -283,3 +299,23 @@ def test_an_operator_without_a_kernel_is_named():
         open_session(model, device="cpu")
     assert_three_lines(caught.value)
     assert "Erf 'bent'" in str(caught.value)
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        net (float[N,4,4,4] x, float[4] g, float[4] b) => (float[N,4,4,4] y) {
+          y = com.microsoft.GroupNorm <groups = 2, epsilon = 0.1, activation = 0> (x, g, b) }"""
+    )
+    with pytest.raises(ModelError, match="no kernel for GroupNorm") as caught:
+        open_session(model, device="cpu")
+    assert "with standard operators and in float32" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["", ", bool training"])
+def test_a_dropout_in_training_mode_stays(given):
+    """onnxruntime 1.31 removes it where its mask is not read: in trials and frozen layers."""
+    training = "" if given else ", bool training = {1}"
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[n] x{given}) => (float[n] y) <float ratio = {{0.5}}{training}> {{
+          h = Neg(x)  d = Dropout(h, ratio, training)  y = Neg(d) }}""")
+    feeds = {"x": np.ones(64, np.float32), **({"training": np.array(True)} if given else {})}
+    (found,) = open_session(model, device="cpu").run(None, feeds)
+    assert set(found) == {0.0, 2.0}
