@@ -21,6 +21,7 @@ from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.checked_rewrites import check_rewritten
+from ortboost.graph.guard_dropouts import guard_dropouts
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource
@@ -137,8 +138,9 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)
     graphs, catalogue, initial = _build_graphs(plan, groups)
     stamp(evaluation, "eval")
-    for made in (*graphs.values(), evaluation):
-        guard_pads(made)  # onnxruntime would fuse some of them into a pool, wrongly
+    for made in (*graphs.values(), evaluation):  # against wrong fusions of onnxruntime
+        guard_pads(made)
+        guard_dropouts(made)
     return Program(
         step=graphs.pop(STEP_GRAPH),
         variants=graphs,

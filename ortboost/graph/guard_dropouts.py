@@ -1,0 +1,67 @@
+"""Protect Dropouts from being removed by onnxruntime.
+
+onnxruntime 1.31 removes a Dropout whose mask is not read (``EliminateDropout``), also in training
+mode. In a step those are the Dropouts that no gradient passes, such as those between frozen layers
+and a new head. Here `d` becomes `Where(mask, d, d)`, which reads the mask and changes nothing; then
+a step keeps its Dropouts in any session. ortboost's own sessions disable the fusion, too
+(:mod:`ortboost.runtime.session`), for graphs that are made later.
+
+Source: measured with onnxruntime 1.31.1; 1.19.2 does not do it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.query import constant, input_at, is_read, is_standard
+
+__all__ = ["guard_dropouts"]
+
+
+def guard_dropouts(model: ir.Model) -> Report:
+    """Read the mask of each Dropout in training mode whose mask nothing reads, in place.
+
+    Args:
+        model: A step graph, its types inferred.
+
+    Returns:
+        The report.
+    """
+    report = Report("guard_dropouts")
+    for node in list(model.graph.all_nodes()):
+        if not is_standard(node, "Dropout") or not _trains(node):
+            continue
+        if len(node.outputs) == 2 and is_read(node.outputs[1]):
+            continue
+        _read_mask(node)
+        report.changed[node.name or ""] = "its mask is read now: onnxruntime would remove it"
+    return report
+
+
+def _trains(node: ir.Node) -> bool:
+    """Whether a Dropout is, or may be, in training mode."""
+    training = input_at(node, 2)
+    known = constant(training)
+    return training is not None and (known is None or bool(known.any()))
+
+
+def _read_mask(node: ir.Node) -> None:
+    dropped, graph = node.outputs[0], node.graph
+    assert graph is not None  # it was found there
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    mask = node.outputs[1]
+    mask.name = mask.name or f"{dropped.name}/mask"
+    mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), dropped.shape
+    readers = list(dropped.uses())
+    kept = ir.node("Where", [mask, dropped, dropped], name=f"{node.name}/kept")
+    value = kept.outputs[0]
+    value.type, value.shape = dropped.type, dropped.shape
+    value.name, dropped.name = dropped.name, f"{dropped.name}/dropped"
+    for reader, index in readers:
+        reader.replace_input_with(index, value)
+    for index, output in enumerate(graph.outputs):
+        if output is dropped:
+            graph.outputs[index] = value
+    graph.insert_after(node, kept)
