@@ -123,6 +123,8 @@ def draw_parts(
     for report in opened.reports if before is None else ():
         if report.rewrite not in BOOKKEEPING:
             changed.setdefault(report.rewrite, []).extend(report.changed)
+    if before is None and graph != EVAL_GRAPH:
+        changed |= {boost: list(opened.updated) for boost in opened.update_boosts}
     if before is not None:
         changed = {"new or different": [box.key for box in whole.boxes if box.mark]}
     labels = [spec.name for spec in opened.batch if spec.classes is not None]
@@ -195,12 +197,18 @@ def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model with shapes, its reports, and the names of its weights and data inputs."""
+    """A model with shapes, its reports, and the names of its weights and data inputs.
+
+    And the boosts that act on gradients or in the update, which report no nodes, with the values
+    that they change.
+    """
 
     model: ir.Model
     reports: tuple[Report, ...] = ()
     weights: frozenset[str] = frozenset()
     batch: tuple[TensorSpec, ...] = ()
+    update_boosts: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
 
 
 def _open(path: Path, graph: str) -> _Opened:
@@ -209,15 +217,20 @@ def _open(path: Path, graph: str) -> _Opened:
         graphs = {EVAL_GRAPH: program.evaluation, **program.graphs}
         require_known(graph, graphs, f"The program has no graph '{graph}'.", f"{path}: --graph")
         model, reports, catalogue = graphs[graph], program.reports, program.catalogue
+        reported = {report.rewrite for report in reports}
+        enabled = program.config.enabled_boosts
+        late = [boost.name for boost in enabled if boost.stage in ("gradients", "update")]
+        boosts = tuple(n for name in late if (n := name.replace("-", "_")) not in reported)
     else:
-        model, reports, catalogue = load_model(path), (), None
+        model, reports, catalogue, boosts = load_model(path), (), None, ()
         if METADATA_KEY in model.metadata_props:
             catalogue = read_catalogue(model)
     infer_shapes(model)
     if catalogue is None:
         return _Opened(model)
     state = frozenset(entry.name for entry in catalogue.state)
-    return _Opened(model, reports, state, tuple(catalogue.batch))
+    updated = tuple(entry.next for entry in catalogue.entries("parameter") if entry.next)
+    return _Opened(model, reports, state, tuple(catalogue.batch), boosts, updated)
 
 
 def _listing(what: str, items: list[str]) -> str:

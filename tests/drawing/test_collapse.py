@@ -12,6 +12,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.cli import main
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.drawing import Box, Part, Picture, draw_parts, picture_of, to_html, to_svg
 from ortboost.drawing.collapse import _titles, collapse
 from ortboost.drawing.layout import arrange
@@ -106,6 +107,15 @@ def test_what_boosts_changed_is_said_of_the_part(runs):
         + sum(int(n) for note in picture.notes for n in re.findall(r"less_bn (\d+)", note))
         == 11
     )
+
+
+def test_boosts_of_the_update_mark_it(runs):
+    """They report no nodes; they change every parameter."""
+    settings = {"boosts": (ob.Clip("global-norm", 1.0), ob.GradAccumulation(4))}
+    picture = check(runs("lenet5", **settings))
+    mark = box(picture, "update").mark
+    assert mark == "loss_scale 10, grad_accumulation 10, clip 10"
+    assert box(check(runs("lenet5", loss_scale=NO_SCALE)), "update").mark is None
 
 
 def test_neighbours_are_joined_where_there_are_too_many():
