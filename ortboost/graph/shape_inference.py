@@ -230,26 +230,26 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
 
     Those of functions are inferred if no length is negative once the functions are inlined.
     """
-    nodes = [node for node, _ in _lengths(proto.graph)]
-    inner = [node for function in proto.functions for node in function.node]
-    slices, own = (
-        [n for n in some if n.op_type == "Slice" and n.domain in walk.STANDARD and n.input]
-        for some in (nodes, inner)
+    infer = functools.partial(
+        onnx.shape_inference.infer_shapes, check_type=check_type, strict_mode=False, data_prop=True
     )
-    if own:
+    nodes = [node for node, _ in _lengths(proto.graph)]
+    in_graphs = [node for node in nodes if _is_slice(node)]
+    in_functions = [n for function in proto.functions for n in function.node if _is_slice(n)]
+    if not in_graphs and not in_functions:
+        return infer(proto)
+    if in_functions:
         inlined = _infer(onnx.inliner.inline_local_functions(proto), check_type=check_type)
         readable = {id(found): found for _, found in _lengths(inlined.graph)}.values()
         if all(dim >= 0 for found in readable for dims in found.values() for dim in dims or ()):
-            own = []
-    for node in (*slices, *own):
+            in_functions = []
+    for node in (*in_graphs, *in_functions):
         node.domain = _HIDDEN  # an operator that onnx does not know
     for imports in (proto, *proto.functions):
         imports.opset_import.add(domain=_HIDDEN, version=1)
     attempt = 0
     while True:
-        found = onnx.shape_inference.infer_shapes(
-            proto, check_type=check_type, strict_mode=False, data_prop=True
-        )
+        found = infer(proto)
         hidden = []
         for node, (_, lengths) in zip(nodes, _lengths(found.graph), strict=True):
             if node.domain == _HIDDEN:
@@ -263,6 +263,10 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
             if known or node is hidden[0][0] or attempt >= _CHAIN:
                 node.domain = ""
         attempt += 1
+
+
+def _is_slice(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Slice" and node.domain in walk.STANDARD and bool(node.input)
 
 
 def _lengths(graph: onnx.GraphProto, outer: _Lengths | None = None) -> Iterator[_Reader]:
