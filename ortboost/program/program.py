@@ -30,6 +30,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
+from ortboost.core.collector import without_collector
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import (
     finish_replacement,
@@ -168,6 +169,7 @@ class Program(Shown):
         )
 
     @checked
+    @without_collector()
     def save(self, folder: str | os.PathLike[str], *, dropping: Sequence[str] = ()) -> Path:
         """Write the program as a folder. A crash leaves either the previous program or the new one.
 
@@ -233,6 +235,7 @@ class Program(Shown):
 
     @classmethod
     @checked
+    @without_collector()
     def load(cls, folder: str | os.PathLike[str]) -> Program:
         """Read a program folder.
 
