@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from ortboost.core.errors import FileError
-from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.tables import MemoryTable
 from ortboost.training.protocols import Array
 
@@ -30,7 +29,7 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
 
     Returns:
         Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
-        in float32, unless a column has this name.
+        in float32 (float64 if there are numbers above 2^24), unless a column has this name.
 
     Raises:
         FileError: See :func:`read_csv`.
@@ -49,8 +48,8 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
         path: The file, in UTF-8.
 
     Raises:
-        FileError: The header is missing or has duplicate names, no column has labels, a cell is not
-            a number, or the rows differ in length.
+        FileError: The header is missing or has duplicate names, a cell is not a number, or the rows
+            differ in length.
     """
     source, header = Path(path), list[str]()
     separator = "\t" if source.suffix.lower() == ".tsv" else ","
@@ -82,16 +81,18 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
 
 
 def _check_header(header: list[str], source: Path) -> None:
-    if any(_is_number(name) for name in header):
+    if not header:
+        what, fix = "has no column names", "Name the columns in the first row."
+    elif any(_is_number(name) for name in header):
         what, fix = "has numbers instead of column names", "Name the columns in the first row."
     elif not all(header) or len(set(header)) < len(header):
         what, fix = (
             "has a column without a name or with a duplicate one",
             "Give each column a unique name.",
         )
-    elif not any(name.lower() in LABEL_KEYS for name in header):
-        what = "has no column of labels"
-        fix = f"Name it one of {', '.join(LABEL_KEYS)}; all others become features."
+    elif len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+        what = "is not separated by commas"
+        fix = "Write it with commas, or as .tsv with tabs."
     else:
         return
     raise FileError(

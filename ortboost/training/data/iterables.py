@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.training.data.batches import (
@@ -19,7 +17,7 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.bind import convert, first_row, invalid_label
+from ortboost.training.data.values import convert, invalid_label, value_fault
 from ortboost.training.protocols import Batch, InputLike
 
 __all__ = ["IterableSource"]
@@ -81,17 +79,7 @@ class IterableSource:
         first = list(itertools.islice(items, 1))
         self._opened = itertools.chain(first, items)
         for item in first:
-            batch = self._batch(item, f"{self._what}: batch 0")
-            for name, array in batch.items():
-                row = None
-                if array.dtype.kind == "f":
-                    row = first_row(array, lambda piece: ~np.isfinite(piece))
-                if row is not None:
-                    raise UsageError(
-                        f"The array '{name}' has NaN or infinite values.",
-                        where=f"{self._what}: batch 0, row {row}",
-                        fix="Clean the data: drop or fill these rows.",
-                    )
+            self._batch(item, f"{self._what}: batch 0", finite=True)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; the first ``start`` are consumed and dropped."""
@@ -125,7 +113,7 @@ class IterableSource:
         """The number of batches and the input names; the contents are not checked."""
         return {"iterable": self.steps_per_epoch, "inputs": [spec.name for spec in self._inputs]}
 
-    def _batch(self, item: Any, where: str) -> Batch:
+    def _batch(self, item: Any, where: str, *, finite: bool = False) -> Batch:
         if isinstance(item, Mapping):
             missing = [spec.name for spec in self._inputs if spec.name not in item]
             found = f"keys {', '.join(map(str, item))}"
@@ -153,11 +141,13 @@ class IterableSource:
                 where=f"{where}: {found}",
                 fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
             )
-        batch = {
-            spec.name: convert(as_array(part, f"{where}: '{spec.name}'"), spec.dtype)
-            for spec, part in zip(self._inputs, parts, strict=True)
-        }
-        for spec in self._inputs:
+        batch: Batch = {}
+        for spec, part in zip(self._inputs, parts, strict=True):
+            array = as_array(part, f"{where}: '{spec.name}'")
+            fault = value_fault(spec, spec.name, array, finite=finite)
+            if fault is not None:
+                raise UsageError(fault[0], where=f"{where}: {fault[1]}", fix=fault[2])
+            batch[spec.name] = convert(array, spec.dtype)
             stray = invalid_label(spec, batch[spec.name])
             if stray is not None:
                 raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data.bind import bind_arrays
+from ortboost.training.data.bind import bind_arrays, label_keys
 from ortboost.training.data.given import given_arrays
 from ortboost.training.data.hub import (
     DatasetTable,
@@ -96,7 +96,9 @@ def open_source(
         return SampleSource(data, inputs, batch_size, what=what, **order)
     else:
         return IterableSource(data, inputs, part, what=what)
+    names: dict[str, Any] = {"split": split, "mapping": mapping, "path": path, "what": what}
     if images is not None or augment is not None:
-        arrays = as_images(arrays, images or ImageConfig(), augment, path or what)
-    bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path, what=what)
+        labels = label_keys(arrays, inputs, **names)
+        arrays = as_images(arrays, labels, images or ImageConfig(), augment, path or what)
+    bound = bind_arrays(arrays, inputs, **names)
     return ArraySource(bound, batch_size, inputs=inputs, augment=augment is not None, **order)

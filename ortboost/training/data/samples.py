@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import ArgumentTypeError
+from ortboost.core.errors import ArgumentTypeError, UsageError
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.sources import ArraySource
 from ortboost.training.protocols import Array, Batch, InputLike
@@ -102,15 +102,31 @@ class SampleSource(IterableSource):
 
     def _collated(self, rows: Sequence[int], where: str) -> Any:
         samples = [self._samples[row] for row in rows]
+        names = [spec.name for spec in self._inputs]
+        forms = {_form(sample, names) for sample in samples}
+        if len(forms) > 1:
+            raise UsageError(
+                "The samples of a batch differ in form.",
+                where=f"{where}: {' and '.join(sorted(forms)[:2])}",
+                fix="Return the same keys, or the same number of arrays, for each sample.",
+            )
         if isinstance(samples[0], Mapping):
             return {
-                key: _stacked([sample[key] for sample in samples], f"{where}: '{key}'")
-                for key in samples[0]
+                name: _stacked([sample[name] for sample in samples], f"{where}: '{name}'")
+                for name in names
+                if name in samples[0]
             }
         if isinstance(samples[0], tuple | list):
             parts = zip(*samples, strict=True)
             return tuple(_stacked(part, f"{where}: part {i}") for i, part in enumerate(parts))
         return (_stacked(samples, where),)
+
+
+def _form(sample: Any, names: Sequence[str]) -> str:
+    """The keys that are inputs, or the number of parts, for error messages."""
+    if isinstance(sample, Mapping):
+        return f"keys {', '.join(name for name in names if name in sample)}"
+    return f"{len(sample)} parts" if isinstance(sample, tuple | list) else "one array"
 
 
 def _stacked(values: Sequence[Any], where: str) -> Array:

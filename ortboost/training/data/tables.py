@@ -21,6 +21,7 @@ from ortboost.training.protocols import Array, InputLike
 __all__ = ["FrameTable", "MemoryTable", "Table"]
 
 _FEATURES = "x"
+_EXACT = 1 << 24  # float32 holds all whole numbers up to this one
 
 
 class Table(abc.ABC):
@@ -79,6 +80,7 @@ class Table(abc.ABC):
             usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()
             wanted = [(mapping or {}).get(spec.name, spec.name), *usual]
             found = next((name for name in wanted if name in self.columns), None)
+            found = found or next((name for name in self.columns if name.lower() in usual), None)
             if found is not None:
                 own[spec.name] = found
             elif usual:
@@ -119,16 +121,19 @@ class MemoryTable(Table):
         return self._columns[name]
 
     def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in float32; a single column of arrays is returned unchanged."""
+        """Columns side by side; a single column of arrays is returned unchanged.
+
+        In float32, or in float64 if there are numbers above 2^24: float32 would round class indices
+        and tokens.
+        """
         wide = next((name for name in names if self._columns[name].ndim > 1), None)
         if wide is not None and len(names) > 1:
             raise self.not_alone(wide)
         if wide is not None:
             return self._columns[wide]
-        found = np.empty((len(self._columns[names[0]]), len(names)), np.float32)
-        for place, name in enumerate(names):
-            found[:, place] = self._columns[name]
-        return found
+        columns = [self._columns[name] for name in names]
+        large = any((np.abs(column) > _EXACT).any() for column in columns)
+        return np.stack(columns, axis=1, dtype=np.float64 if large else np.float32)
 
 
 class FrameTable(Table):

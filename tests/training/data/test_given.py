@@ -125,3 +125,18 @@ def test_what_is_not_certain_is_refused(data, kind, what):
     with pytest.raises(kind, match=what) as info:
         given_arrays(data, INPUTS)
     assert_three_lines(info.value)
+
+
+def test_masked_values_are_refused():
+    """The numbers under the mask were used."""
+    x = np.ma.masked_equal(np.where(X == 4, -999, X), -999)
+    with pytest.raises(ArgumentTypeError, match="masked values") as caught:
+        open_source({"x": x, "y": Y}, INPUTS, "train", 4, None)
+    assert_three_lines(caught.value)
+    open_source({"x": np.ma.array(X), "y": Y}, INPUTS, "train", 4, None)  # nothing is masked
+
+
+def test_keys_that_are_no_text():
+    with pytest.raises(UsageError, match="No array feeds the input 'x'") as caught:
+        open_source({0: X, 1: Y}, INPUTS, "train", 4, None)
+    assert_three_lines(caught.value)

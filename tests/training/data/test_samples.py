@@ -66,6 +66,23 @@ def test_processes_share_a_batch():
     assert first == [[0, 1], [2, 3]]
 
 
+def test_only_the_keys_of_inputs_are_read():
+    data = Samples(lambda i: {"x": X[i], "labels": 1, "file": f"{i}.png"})
+    assert sorted(next(source(data).epoch(0))) == ["labels", "x"]
+
+
+@pytest.mark.parametrize(
+    "other", [lambda i: {"x": X[i]}, lambda i: (X[i],), lambda i: (X[i], 0, 0), lambda i: None]
+)
+def test_samples_of_other_forms_are_told(other):
+    for usual in (lambda i: (X[i], 0), lambda i: {"x": X[i], "labels": 0}):
+        data = Samples(lambda i, usual=usual: (other if i == 2 else usual)(i))
+        with pytest.raises(OrtBoostError, match="differ in form") as caught:
+            next(source(data).epoch(0))
+        assert "data: epoch 0, batch 0: " in caught.value.where
+        assert_three_lines(caught.value)
+
+
 def test_samples_of_other_shapes_are_told():
     data = Samples(lambda i: (X[i][: 2 + i % 2], 0))
     with pytest.raises(OrtBoostError, match="differ in shape") as caught:
