@@ -79,14 +79,15 @@ class IterableSource:
         first = list(itertools.islice(items, 1))
         self._opened = itertools.chain(first, items)
         for item in first:
-            self._batch(item, f"{self._what}: batch 0", finite=True)
+            self._own_part(self._batch(item, f"{self._what}: batch 0", finite=True))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; the first ``start`` are consumed and dropped."""
         items, self._opened = self._opened, None
         for index, item in enumerate(self._items(epoch) if items is None else items):
             if index >= start:
-                yield self._batch(item, f"{self._what}: epoch {epoch}, batch {index}")
+                where = f"{self._what}: epoch {epoch}, batch {index}"
+                yield self._own_part(self._batch(item, where))
 
     def _items(self, epoch: int) -> Iterable[Any]:
         """The iterable of an epoch."""
@@ -151,11 +152,21 @@ class IterableSource:
             stray = invalid_label(spec, batch[spec.name])
             if stray is not None:
                 raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
-        length = batch_length(batch, where, axes=self._axes)
-        if self._part[1] > 1:
-            rows = part_rows(length, *self._part)
-            own = {name: rows_of(array, rows, self._axes[name]) for name, array in batch.items()}
-            batch, length = Part(own, length), rows.stop - rows.start
-        if self._fixed is not None and length > self._fixed:
-            check_batch_size(self._inputs, length, of=self._part[1])
+        batch_length(batch, where, axes=self._axes)  # refuses what is not a batch
         return batch
+
+    def _own_part(self, batch: Batch) -> Batch:
+        """This process's part of a batch, checked against a fixed batch size."""
+        length = batch_length(batch, axes=self._axes)
+        rows = part_rows(length, *self._part)
+        if self._part[1] > 1:
+            batch = Part(self._rows(batch, rows), length)
+        self._check_size(rows.stop - rows.start)
+        return batch
+
+    def _rows(self, batch: Batch, rows: slice) -> Batch:
+        return {name: rows_of(array, rows, self._axes[name]) for name, array in batch.items()}
+
+    def _check_size(self, samples: int) -> None:
+        if self._fixed is not None and samples > self._fixed:
+            check_batch_size(self._inputs, samples, of=self._part[1])

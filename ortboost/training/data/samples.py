@@ -10,6 +10,7 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import ArgumentTypeError, UsageError
+from ortboost.training.data.batches import Part
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.sources import ArraySource
 from ortboost.training.protocols import Array, Batch, InputLike
@@ -38,7 +39,7 @@ class SampleSource(IterableSource):
         shuffle: Shuffle each epoch, in the order of :class:`ArraySource`.
         seed: Seed of the order.
         drop_last: Drop the last batch if it is incomplete.
-        part: Rank and number of processes.
+        part: Rank and number of processes; each reads only its own samples.
         what: Description of the data, for error messages.
 
     Resuming reads only the remaining samples. It is bit-exact if a sample is the same each time
@@ -69,6 +70,7 @@ class SampleSource(IterableSource):
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
+            part=part,
         )
 
     threads = 1  # the user's data set may not be thread-safe; more on request
@@ -87,7 +89,7 @@ class SampleSource(IterableSource):
         """Functions that read the batches of an epoch from ``start`` on."""
         for index, batch in enumerate(self._order.epoch(epoch, start), start):
             where = f"{self._what}: epoch {epoch}, batch {index}"
-            yield functools.partial(self._read, batch["row"].tolist(), where)
+            yield functools.partial(self._read, batch, where)
 
     def fingerprint(self) -> dict[str, Any]:
         """Number and order of the samples; their contents are not checked."""
@@ -97,8 +99,14 @@ class SampleSource(IterableSource):
         for batch in self._order.epoch(epoch):
             yield self._collated(batch["row"].tolist(), f"{self._what}: epoch {epoch}")
 
-    def _read(self, rows: Sequence[int], where: str) -> Batch:
-        return self._batch(self._collated(rows, where), where)
+    def _read(self, chosen: Batch, where: str) -> Batch:
+        rows = chosen["row"].tolist()
+        # A process without a sample of its own needs one for the shapes.
+        batch = self._batch(self._collated(rows or [0], where), where)
+        self._check_size(len(rows))
+        if isinstance(chosen, Part):
+            return Part(self._rows(batch, slice(len(rows))), chosen.samples)
+        return batch
 
     def _collated(self, rows: Sequence[int], where: str) -> Any:
         samples = [self._samples[row] for row in rows]

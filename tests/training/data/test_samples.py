@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import OrtBoostError
-from ortboost.training.data import open_source
+from ortboost.training.data import batch_length, open_source
 from ortboost.training.data.prefetch import work_ahead
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_same_bits, assert_three_lines
@@ -61,9 +61,17 @@ def test_what_was_seen_is_not_read_again():
 
 
 def test_processes_share_a_batch():
-    parts = [list(source(Samples(), part=(rank, 2)).epoch(0)) for rank in range(2)]
-    first = [part[0]["labels"].tolist() for part in parts]
-    assert first == [[0, 1], [2, 3]]
+    data = [Samples() for _ in range(4)]
+    parts = [list(source(data[rank], part=(rank, 4)).epoch(0)) for rank in range(4)]
+    assert [[batch["labels"].tolist() for batch in part] for part in parts] == [
+        [[0], [0], []],
+        [[1], [1], [0]],
+        [[2], [2], [1]],
+        [[3], [3], [2]],
+    ]
+    assert [batch_length(batch) for batch in parts[0]] == [4, 4, 3]
+    assert parts[0][2]["x"].shape == (0, 3)
+    assert data[3].asked == [3, 7, 10], "a process reads only its own samples"
 
 
 def test_only_the_keys_of_inputs_are_read():
