@@ -289,7 +289,8 @@ def test_a_run_left_inside_an_epoch_validates_and_pins_without_touching_its_chec
     assert store.best_step() == 3
     progress = store.best().progress
     assert progress["validated_step"] == -1
-    assert progress["callbacks"] == {"BestModel": {"best": None, "best_step": 0}}
+    none = {"monitor": "val_loss", "best": None, "best_step": 0, "waited": 0}
+    assert progress["callbacks"] == {"BestModel": none}
 
 
 def test_validation_every_n_steps(tmp_path):

@@ -7,6 +7,7 @@ cell that is not a number is an error that names its row.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import warnings
@@ -65,7 +66,7 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
     except (ValueError, OSError, csv.Error) as error:
         raise FileError(
             f"'{source.name}' is not a table of numbers.",
-            where=f"{source}: {_cause(error, header)}",
+            where=f"{source}: {_cause(error, header, source)}",
             fix="Fill or drop empty cells, write text as numbers, and give each row as many cells "
             "as the header.",
         ) from error
@@ -102,17 +103,26 @@ def _check_header(header: list[str], source: Path) -> None:
     )
 
 
-def _cause(error: Exception, header: list[str]) -> str:
+def _cause(error: Exception, header: list[str], source: Path) -> str:
     """The message of numpy with the line of the file; its rows count from 0 or from 1."""
     text = " ".join(str(error).split())
     cell = re.search(r"string (.*) to float64 at row (\d+), column (\d+)", text)
     if cell:
+        line = _line_of(source, int(cell[2]) + 1)
         name = header[min(int(cell[3]), len(header)) - 1]
-        return f"line {int(cell[2]) + 2}, column '{name}': {cell[1]} is not a number"
+        return f"line {line}, column '{name}': {cell[1]} is not a number"
     short = re.search(r"columns changed from (\d+) to (\d+) at row (\d+)", text)
     if short:
-        return f"line {int(short[3]) + 1} has {short[2]} cells, earlier ones have {short[1]}"
+        line = _line_of(source, int(short[3]))
+        return f"line {line} has {short[2]} cells, earlier ones have {short[1]}"
     return text[:200]
+
+
+def _line_of(source: Path, row: int) -> int:
+    """The line of the ``row``-th row after the header; numpy skips empty lines."""
+    with open(source, encoding="utf-8-sig") as text:
+        filled = (number for number, line in enumerate(text, 1) if line.strip("\n"))
+        return next(itertools.islice(filled, row, None), row + 1)
 
 
 def _is_number(text: str) -> bool:

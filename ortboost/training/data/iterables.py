@@ -132,7 +132,7 @@ class IterableSource:
                 )
         else:
             raise UsageError(
-                f"A batch is a {type(item).__name__}, not a dict or tuple of arrays.",
+                f"A batch has the type {type(item).__name__}, not a dict or tuple of arrays.",
                 where=where,
                 fix="Yield {'input name': array} or (array, labels).",
             )
