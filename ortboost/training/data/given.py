@@ -72,4 +72,7 @@ def _is_array(value: Any) -> bool:
 
 def _array(value: Any, where: str) -> Array:
     """``value`` as a numpy array; one of another dtype may stay, in case no input needs it."""
+    if hasattr(value, "columns"):
+        table = FrameTable(value)
+        return table.features(table.columns)
     return value if type(value) in (np.ndarray, np.memmap) else as_array(value, where)

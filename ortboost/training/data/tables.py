@@ -30,12 +30,21 @@ class Table(abc.ABC):
     Args:
         columns: Their names, in order.
         where: Description of the table, for error messages.
+
+    Raises:
+        OrtBoostError: Two columns have the same name.
     """
 
     kind: ClassVar[type[OrtBoostError]] = FileError
 
     def __init__(self, columns: Sequence[str], where: str) -> None:
         self.columns, self.where = list(columns), where
+        if len(set(self.columns)) < len(self.columns):
+            raise self.kind(
+                "Two columns have the same name.",
+                where=f"{where}: {', '.join(self.columns)[:200]}",
+                fix="Give each column a unique name.",
+            )
 
     @abc.abstractmethod
     def column(self, name: str) -> Array:
@@ -140,7 +149,7 @@ class FrameTable(Table):
     """A table in memory with the interface of a pandas DataFrame.
 
     Args:
-        frame: The table, with ``columns``, and indexed by a name or a list of names.
+        frame: The table, with ``columns``, and indexed by a name.
     """
 
     kind = UsageError
@@ -155,7 +164,5 @@ class FrameTable(Table):
 
     def features(self, names: Sequence[str]) -> Array:
         """Columns side by side in their common type."""
-        for name in names:  # one by one, so that an error names the column
-            self.column(name)
-        chosen = self._frame[[self._names[name] for name in names]]
-        return as_array(chosen, f"columns {names[0]} to {names[-1]}")
+        # One by one: an error names the column, and a table of mixed types may hold objects.
+        return np.stack([self.column(name) for name in names], axis=1)
