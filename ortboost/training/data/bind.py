@@ -11,7 +11,7 @@ from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
 from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.load import SPLITS
 from ortboost.training.data.shapes import Wanted, fit_shape, matches
-from ortboost.training.data.values import invalid_label, is_labels, value_fault
+from ortboost.training.data.values import is_labels, value_fault
 from ortboost.training.protocols import Array, InputLike
 
 __all__ = ["bind_arrays", "label_keys"]
@@ -182,7 +182,6 @@ class _Binder:
             raise self._misfit(
                 spec, key, self._label_fix(spec, array) if labels else _shape_fix(*shapes)
             )
-        self._check_classes(spec, key, array)
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
 
     def _fit_lazy(self, spec: InputLike, key: str, array: LazyArray) -> Array:
@@ -208,7 +207,6 @@ class _Binder:
                 else f"The batch axis is {axis}; specify another one with --batch-axis "
                 f"{spec.name}=AXIS.",
             )
-        self._check_classes(spec, key, array)
         return array
 
     @staticmethod
@@ -222,12 +220,6 @@ class _Binder:
             "For one-hot or dense labels convert with --dense-labels; otherwise reshape the "
             "array, or map another one to this input (--map INPUT=KEY)."
         )
-
-    def _check_classes(self, spec: InputLike, key: str, array: Array) -> None:
-        found = invalid_label(spec, array)
-        if found is not None:
-            what, row, fix = found
-            raise self.error(what, f"'{key}', first in row {row}", fix)
 
     def _check_values(self, spec: InputLike, key: str, array: Array) -> None:
         lazy = lazy_of(array)

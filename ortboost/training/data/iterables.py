@@ -17,7 +17,7 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.values import convert, invalid_label, value_fault
+from ortboost.training.data.values import convert, value_fault
 from ortboost.training.protocols import Batch, InputLike
 
 __all__ = ["IterableSource"]
@@ -149,9 +149,6 @@ class IterableSource:
             if fault is not None:
                 raise UsageError(fault[0], where=f"{where}: {fault[1]}", fix=fault[2])
             batch[spec.name] = convert(array, spec.dtype)
-            stray = invalid_label(spec, batch[spec.name])
-            if stray is not None:
-                raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
         batch_length(batch, where, axes=self._axes)  # refuses what is not a batch
         return batch
 

@@ -13,7 +13,7 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["convert", "first_row", "invalid_label", "is_labels", "value_fault"]
+__all__ = ["convert", "is_labels", "value_fault"]
 
 _PIXEL_MAX: Final = 255.0
 _PIECE_BYTES: Final = 1 << 26
@@ -41,7 +41,8 @@ def value_fault(
 ) -> tuple[str, str, str] | None:
     """Why the values of an array cannot feed an input unchanged: error text, where, and fix.
 
-    ``None`` if they can: floats may be rounded, but never become infinite, and integers are exact.
+    ``None`` if they can: floats may be rounded, but never become infinite, integers are exact, and
+    labels are classes.
 
     Args:
         spec: The input.
@@ -71,7 +72,7 @@ def value_fault(
             numbers = piece if have.kind == "f" else piece.astype(np.float64)
             return np.asarray(~(np.abs(numbers) <= largest))  # NaN compares as False
 
-        row = first_row(array, strays)
+        row = _first_row(array, strays)
         if row is not None and np.isfinite(array[row] if array.ndim else array).all():
             return (
                 f"The array '{key}' has values that are too large for {want}.",
@@ -84,7 +85,7 @@ def value_fault(
                 f"'{key}', first in row {row}",
                 "Clean the data: drop or fill these rows.",
             )
-    if whole and _is_float(have) and first_row(array, lambda p: p != np.floor(p)) is not None:
+    if whole and _is_float(have) and _first_row(array, lambda p: p != np.floor(p)) is not None:
         return (
             f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
             where,
@@ -101,10 +102,10 @@ def value_fault(
                 f"'{key}' ranges from {low} to {high}",
                 f"Values must be in {limits.min}..{limits.max}.",
             )
-    return None
+    return _label_fault(spec, key, array)
 
 
-def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
+def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
     """The first row with a value that ``strays`` selects, or ``None``; searched in blocks.
 
     Args:
@@ -112,7 +113,7 @@ def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
         strays: Returns a mask for a block of rows, in its shape.
 
     Example:
-        >>> first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
+        >>> _first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
         1
     """
     rows = array if array.ndim else np.atleast_1d(array)
@@ -124,15 +125,11 @@ def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
     return None
 
 
-def invalid_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
-    """The error text, row and fix for the first label that is not a class; ``None`` if all are.
-
-    Args:
-        spec: The input; without a known number of classes it accepts all labels.
-        array: The labels.
-    """
+def _label_fault(spec: InputLike, key: str, array: Array) -> tuple[str, str, str] | None:
+    """The same for the first label that is not a class."""
     first_invalid_class = getattr(spec, "first_invalid_class", None)
-    if first_invalid_class is None or getattr(spec, "classes", None) is None:
+    count = getattr(spec, "classes", None)
+    if first_invalid_class is None or count is None:
         return None
     found = list[int]()
 
@@ -143,14 +140,13 @@ def invalid_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
         found.append(stray)
         return np.asarray(piece == stray)
 
-    row = first_row(array, strays)
+    row = _first_row(array, strays)
     if row is None:
         return None
-    count = getattr(spec, "classes", 0)
     known = f": the model has {count}, 0 to {count - 1}" if count else ""
     return (
         f"The label {found[0]} is not a class{known}.",
-        row,
+        f"'{key}', first in row {row}",
         "Fix the labels, give the model a head with more classes (--new-head), or specify "
         "the label to ignore (--ignore-index).",
     )

@@ -121,12 +121,12 @@ def test_looking_at_a_stream_takes_nothing_from_it():
 def test_a_label_that_is_no_class_is_told_with_batch_and_row():
     with pytest.raises(UsageError, match="The label 7 is not a class: the model has 3") as caught:
         labelled([(0, 7)]).look()
-    assert caught.value.where == "validation data: batch 0, row 1"
+    assert caught.value.where == "validation data: batch 0: 'labels', first in row 1"
     source = labelled([(0, 1), (-1, 2)])
     source.look()
     with pytest.raises(UsageError, match="The label -1") as caught:
         list(source.epoch(0))
-    assert caught.value.where == "validation data: epoch 0, batch 1, row 0"
+    assert caught.value.where == "validation data: epoch 0, batch 1: 'labels', first in row 0"
 
 
 def test_a_first_batch_with_nan_is_refused():
