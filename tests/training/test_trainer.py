@@ -421,6 +421,17 @@ def test_a_fault_of_the_validation_data_does_not_lose_the_epoch(tmp_path):
     assert resumed.seeds == other.seeds[6:]
 
 
+@pytest.mark.parametrize(("launch", "saved"), [({}, [4]), ({"id": "x"}, [])])
+def test_a_batch_that_cannot_be_read_does_not_lose_the_steps_before(tmp_path, launch, saved):
+    stepper, store = LinearStepper(), CheckpointStore(tmp_path)
+    trainer = Trainer(stepper, None, TrainConfig(metrics=()), store=store, launch=launch)
+    batches = [make_data(4, seed=i) for i in range(4)]
+    with pytest.raises(UsageError, match="no array for the input 'labels'") as caught:
+        trainer.fit(IterableSource([*batches, {"x": 1}], stepper.inputs))
+    assert store.steps() == saved
+    assert caught.value.fix.endswith("The training is saved at step 4.") == bool(saved)
+
+
 def test_a_stream_for_validation_is_looked_at_before_the_first_step(tmp_path):
     stepper = LinearStepper()
     bad = [{"x": np.full((2, 3), np.nan, np.float32), "labels": np.zeros(2, np.float32)}]
