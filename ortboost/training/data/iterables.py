@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import UsageError, require_known
 from ortboost.training.data.batches import (
     Part,
     batch_axes,
@@ -36,6 +36,7 @@ class IterableSource:
             are converted to their dtypes.
         part: Rank and number of processes: this process keeps its part of each batch. The
             iterables of all processes must yield the same batches.
+        mapping: Input name to its key in the dicts, where they differ.
         what: Description of the data, for error messages.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
@@ -53,9 +54,14 @@ class IterableSource:
         inputs: Sequence[InputLike],
         part: tuple[int, int] = (0, 1),
         *,
+        mapping: Mapping[str, str] | None = None,
         what: str = "data",
     ) -> None:
         self._part, self._what = part, what
+        for name in mapping or ():
+            known = [spec.name for spec in inputs]
+            require_known(name, known, f"The model has no input '{name}'.", "map")
+        self._keys = [(mapping or {}).get(spec.name, spec.name) for spec in inputs]
         self._opened: Iterator[Any] | None = None
         self._data, self._inputs = data, list(inputs)
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
@@ -116,9 +122,10 @@ class IterableSource:
 
     def _batch(self, item: Any, where: str, *, finite: bool = False) -> Batch:
         if isinstance(item, Mapping):
-            missing = [spec.name for spec in self._inputs if spec.name not in item]
+            named = list(zip(self._inputs, self._keys, strict=True))
+            missing = [spec.name for spec, key in named if key not in item]
             found = f"keys {', '.join(map(str, item))}"
-            parts = [item.get(spec.name) for spec in self._inputs]
+            parts = [item.get(key) for key in self._keys]
         elif isinstance(item, tuple | list):
             missing = [spec.name for spec in self._inputs[len(item) :]]
             found = f"{len(item)} arrays"

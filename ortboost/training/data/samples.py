@@ -39,6 +39,7 @@ class SampleSource(IterableSource):
         shuffle: Shuffle each epoch, in the order of :class:`ArraySource`.
         seed: Seed of the order.
         drop_last: Drop the last batch if it is incomplete.
+        mapping: Input name to its key in the dicts, where they differ.
         part: Rank and number of processes; each reads only its own samples.
         what: Description of the data, for error messages.
 
@@ -58,11 +59,12 @@ class SampleSource(IterableSource):
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        mapping: Mapping[str, str] | None = None,
         part: tuple[int, int] = (0, 1),
         what: str = "data",
     ) -> None:
         # The order is that of an array of indices: shuffled, divided and resumed as arrays are.
-        super().__init__([], inputs, part, what=what)
+        super().__init__([], inputs, part, mapping=mapping, what=what)
         self._samples = data
         self._order = ArraySource(
             {"row": np.arange(len(data))},
@@ -110,8 +112,7 @@ class SampleSource(IterableSource):
 
     def _collated(self, rows: Sequence[int], where: str) -> Any:
         samples = [self._samples[row] for row in rows]
-        names = [spec.name for spec in self._inputs]
-        forms = {_form(sample, names) for sample in samples}
+        forms = {_form(sample, self._keys) for sample in samples}
         if len(forms) > 1:
             raise UsageError(
                 "The samples of a batch differ in form.",
@@ -120,9 +121,9 @@ class SampleSource(IterableSource):
             )
         if isinstance(samples[0], Mapping):
             return {
-                name: _stacked([sample[name] for sample in samples], f"{where}: '{name}'")
-                for name in names
-                if name in samples[0]
+                key: _stacked([sample[key] for sample in samples], f"{where}: '{key}'")
+                for key in self._keys
+                if key in samples[0]
             }
         if isinstance(samples[0], tuple | list):
             parts = zip(*samples, strict=True)
@@ -130,10 +131,10 @@ class SampleSource(IterableSource):
         return (_stacked(samples, where),)
 
 
-def _form(sample: Any, names: Sequence[str]) -> str:
+def _form(sample: Any, keys: Sequence[str]) -> str:
     """The keys that are inputs, or the number of parts, for error messages."""
     if isinstance(sample, Mapping):
-        return f"keys {', '.join(name for name in names if name in sample)}"
+        return f"keys {', '.join(key for key in keys if key in sample)}"
     return f"{len(sample)} parts" if isinstance(sample, tuple | list) else "one array"
 
 
