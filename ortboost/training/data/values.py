@@ -70,7 +70,9 @@ def value_fault(
 
         def strays(piece: Array) -> Array:
             numbers = piece if have.kind == "f" else piece.astype(np.float64)
-            return np.asarray(~(np.abs(numbers) <= largest))  # NaN compares as False
+            if numbers.min() >= -largest and numbers.max() <= largest:  # faster, and NaN fails
+                return np.zeros(1, np.bool_)
+            return np.asarray(~(np.abs(numbers) <= largest))
 
         row = _first_row(array, strays)
         if row is not None and np.isfinite(array[row] if array.ndim else array).all():
@@ -118,7 +120,7 @@ def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
     """
     rows = array if array.ndim else np.atleast_1d(array)
     step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
-    for start in range(0, len(rows), step):
+    for start in range(0, len(rows) if rows.size else 0, step):
         found = strays(rows[start : start + step])
         if found.any():
             return start + int(np.argwhere(found)[0][0])

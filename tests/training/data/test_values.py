@@ -118,6 +118,11 @@ def test_numbers_beyond_the_range_of_the_input_are_refused(have, number, want):
     bind_arrays({"x": data}, [InputSpec("x", np.dtype("f8"), ("N", 4))])
 
 
+def test_samples_without_values_have_no_faults():
+    wide = InputSpec("x", F32, ("N", "M"))
+    assert bind_arrays({"x": np.zeros((3, 0))}, [wide])["x"].shape == (3, 0)
+
+
 def test_bfloat16_arrays_are_searched_and_identified():
     data = np.ones((3, 4), BF16)
     source = open_source({"x": data}, [X], "train", 3, None)
