@@ -228,7 +228,7 @@ def _open(path: Path, graph: str) -> _Opened:
         if METADATA_KEY in model.metadata_props:
             catalogue = read_catalogue(model)
     infer_shapes(model)
-    _name_apart(model)
+    _make_labels_unique(model)
     if catalogue is None:
         return _Opened(model)
     state = frozenset(entry.name for entry in catalogue.state)
@@ -236,7 +236,7 @@ def _open(path: Path, graph: str) -> _Opened:
     return _Opened(model, reports, state, tuple(catalogue.batch), boosts, updated)
 
 
-def _name_apart(model: ir.Model) -> None:
+def _make_labels_unique(model: ir.Model) -> None:
     """Rename nodes with the label of an earlier one: boxes and parts are known by their labels."""
     names, seen = Builder(model.graph, ""), set[str]()
     for node in model.graph:

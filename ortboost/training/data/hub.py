@@ -135,7 +135,7 @@ class _DatasetArray(LazyArray):
     def __init__(self, dataset: Any, name: str, kind: np.dtype[Any]) -> None:
         self._name, self._where = name, f"column '{name}'"
         self._dataset = dataset.with_format("numpy", dtype=kind)
-        self._cells = None if kind.kind == "f" else dataset.with_format("arrow")
+        self._arrow = None if kind.kind == "f" else dataset.with_format("arrow")
         first = np.asarray(self._dataset[0][name]) if len(dataset) else np.empty(0, kind)
         self._sample = first.shape
         super().__init__((len(dataset), *first.shape), kind)
@@ -143,7 +143,7 @@ class _DatasetArray(LazyArray):
     def read(self, rows: Array) -> Array:
         """Read rows of the data set."""
         # As floats, missing values are NaN; as integers, they would be any number.
-        if self._cells is not None and _has_nulls(self._cells[rows.tolist()][self._name]):
+        if self._arrow is not None and _has_nulls(self._arrow[rows.tolist()][self._name]):
             raise UsageError(
                 "A column has cells without a value (None).",
                 where=f"{self._where}, rows {rows.min()} to {rows.max()}",

@@ -81,7 +81,7 @@ def open_source(
     elif (arrays := given_arrays(data, inputs, mapping)) is None:
         if images is not None or augment is not None:  # refuses, or warns
             as_images({}, (), images or ImageConfig(), augment, what)
-        return _as_it_comes(data, inputs, batch_size, mapping, order, what)
+        return _batch_source(data, inputs, batch_size, mapping, order, what)
     names: dict[str, Any] = {"split": split, "mapping": mapping, "path": path, "what": what}
     if images is not None or augment is not None:
         labels = label_keys(arrays, inputs, **names)
@@ -90,7 +90,7 @@ def open_source(
     return ArraySource(bound, batch_size, inputs=inputs, augment=augment is not None, **order)
 
 
-def _as_it_comes(
+def _batch_source(
     data: Any,
     inputs: Sequence[InputLike],
     batch_size: int,
