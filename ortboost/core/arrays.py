@@ -55,8 +55,15 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
         where: Description of the data, for the error.
 
     Raises:
-        ArgumentTypeError: The data are not numeric, or their rows have different lengths.
+        ArgumentTypeError: The data are not numeric, have masked values, or their rows have
+            different lengths.
     """
+    if np.ma.is_masked(value):
+        raise ArgumentTypeError(
+            "An array has masked values.",
+            where=f"{where}: {type(value).__name__}",
+            fix="Drop these rows, or fill the values: array.filled(0).",
+        )
     if isinstance(value, np.ndarray):
         array = value.view(np.ndarray)  # subclasses (masked, matrix) change what operators do
     else:

@@ -24,7 +24,9 @@ from ortboost.drawing.html import to_html
 from ortboost.drawing.marks import BOOKKEEPING, marks_against, marks_of_reports
 from ortboost.drawing.picture import Box, Picture, around, picture_of
 from ortboost.drawing.svg import to_svg
+from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model
+from ortboost.graph.query import label
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.catalogue import METADATA_KEY, TensorSpec, read_catalogue
 from ortboost.program.program import Program
@@ -226,11 +228,21 @@ def _open(path: Path, graph: str) -> _Opened:
         if METADATA_KEY in model.metadata_props:
             catalogue = read_catalogue(model)
     infer_shapes(model)
+    _make_labels_unique(model)
     if catalogue is None:
         return _Opened(model)
     state = frozenset(entry.name for entry in catalogue.state)
     updated = tuple(entry.next for entry in catalogue.entries("parameter") if entry.next)
     return _Opened(model, reports, state, tuple(catalogue.batch), boosts, updated)
+
+
+def _make_labels_unique(model: ir.Model) -> None:
+    """Rename nodes with the label of an earlier one: boxes and parts are known by their labels."""
+    names, seen = Builder(model.graph, ""), set[str]()
+    for node in model.graph:
+        if label(node) in seen:
+            node.name = names.unique(label(node))
+        seen.add(label(node))
 
 
 def _listing(what: str, items: list[str]) -> str:

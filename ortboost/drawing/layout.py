@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 __all__ = ["Layout", "Point", "arrange", "crossings", "spread"]
 
@@ -103,26 +104,23 @@ def arrange(sizes: Sequence[Point], arrows: Sequence[tuple[int, int]]) -> Layout
     return Layout(centers, routes, width, tops[-1] + heights[-1])
 
 
-def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
+def _neighbours(
+    count: int, links: Sequence[tuple[int, int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """For each node its sources, and its targets."""
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
-    for source, target in arrows:
+    for source, target in links:
         above[target].append(source)
         below[source].append(target)
-    waiting = [len(sources) for sources in above]
-    ready = [node for node in range(count) if not waiting[node]]
+    return above, below
+
+
+def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
+    above, below = _neighbours(count, arrows)
     layer = [0] * count
-    done = 0
-    while ready:
-        node = ready.pop()
-        done += 1
-        for target in below[node]:
-            layer[target] = max(layer[target], layer[node] + 1)
-            waiting[target] -= 1
-            if not waiting[target]:
-                ready.append(target)
-    if done < count:
-        raise ValueError("The arrows form a cycle.")
+    for node in TopologicalSorter(dict(enumerate(above))).static_order():
+        layer[node] = max((layer[source] + 1 for source in above[node]), default=0)
     for node in range(count):  # boxes without inputs: down to their first reader
         if not above[node] and below[node]:
             layer[node] = min(layer[target] for target in below[node]) - 1
@@ -146,13 +144,10 @@ def crossings(upper: Sequence[int], lower: Sequence[int], links: Sequence[tuple[
 
 
 def _order(rows: list[list[int]], links: Sequence[tuple[int, int]], count: int) -> list[list[int]]:
-    above: list[list[int]] = [[] for _ in range(count)]
-    below: list[list[int]] = [[] for _ in range(count)]
+    above, below = _neighbours(count, links)
     between: list[list[tuple[int, int]]] = [[] for _ in rows]
     home = {node: row for row, nodes in enumerate(rows) for node in nodes}
     for source, target in links:
-        above[target].append(source)
-        below[source].append(target)
         between[home[source]].append((source, target))
 
     def total(candidate: Sequence[Sequence[int]]) -> int:

@@ -275,10 +275,20 @@ class _Monitoring(Callback):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_step": self.best_step}
+        """The metric, its best value with the step, and the number of values since."""
+        return {
+            "monitor": self.goal.monitor,
+            "best": self.best,
+            "best_step": self.best_step,
+            "waited": self._seen.waited,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seen.best, self.best_step = state["best"], int(state["best_step"])
+        """Restore the state of :meth:`state_dict`; that of another metric says nothing of this."""
+        # Older versions did not write the metric, nor the number of values for the best model.
+        if state.get("monitor", self.goal.monitor) == self.goal.monitor:
+            self._seen.best, self.best_step = state["best"], int(state["best_step"])
+            self._seen.waited = int(state.get("waited", 0))
 
 
 class EarlyStopping(_Monitoring):
@@ -326,15 +336,6 @@ class EarlyStopping(_Monitoring):
                 f"early stop: no better {self.goal.monitor} than {self.best:.6g} "
                 f"(step {self.best_step}) in {looks}"
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value, its step, and the number of values since."""
-        return {**super().state_dict(), "waited": self.waited}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self._seen.waited = int(state["waited"])
 
 
 class BestModel(_Monitoring):

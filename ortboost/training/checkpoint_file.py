@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ortboost.core.errors import FileError
+import numpy as np
+
+from ortboost.core.errors import ArgumentTypeError, FileError
 from ortboost.core.files import put_in_place, read_json, temporary_folder, write_json
 from ortboost.core.tensor_file import TensorFile, form_of, write_tensors
 from ortboost.training.protocols import Array
@@ -35,6 +37,7 @@ __all__ = [
     "RefusedError",
     "digest_of",
     "is_ours",
+    "json_data",
     "read_checkpoint",
     "tensor_files",
     "write_checkpoint",
@@ -86,7 +89,9 @@ def write_checkpoint(
 
     Raises:
         FileError: The folder is missing, not writable or full.
+        ArgumentTypeError: ``progress`` is not JSON data.
     """
+    content = {"progress": json_data(progress, "progress")}  # first: it may be refused
     tensors = path.with_suffix(".safetensors")
     with temporary_folder(path.parent) as workshop:
         made = workshop / tensors.name
@@ -103,13 +108,12 @@ def write_checkpoint(
                 where=f"{tensors}: {error}",
                 fix="Free some disk space; state tensors must have numeric dtypes.",
             ) from error
-    content = {
+    content |= {
         "format": _FORMAT,
         "version": FORMAT_VERSION,
         "program": program,
         "file": {"name": tensors.name, "size": size, "sha256": sha256},
         "tensors": {name: _describe(state, name) for name in sorted(state)},
-        "progress": dict(progress),
     }
     write_json(path, {**content, "digest": digest_of(content)})
     for old in tensor_files(path):
@@ -136,6 +140,36 @@ def is_ours(path: Path) -> bool:
             header = json.loads(stream.read(min(length, _CHUNK * 64)))
         return bool(header["__metadata__"]["format"] == _FORMAT)
     return False
+
+
+def json_data(value: Any, where: str) -> Any:
+    """JSON data as it will be read back: keys are text, tuples are lists, numpy numbers are plain.
+
+    Args:
+        value: The data.
+        where: Description of the data, for the error.
+
+    Raises:
+        ArgumentTypeError: Something in it has no form in JSON.
+
+    Example:
+        >>> json_data({10: (1, np.float32(0.5))}, "state")
+        {'10': [1, 0.5]}
+    """
+    try:
+        return json.loads(json.dumps(value, default=_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentTypeError(
+            "The state of a run cannot be saved as JSON.",
+            where=f"{where}: {error}",
+            fix="Use numbers, text, booleans, None, and lists and dicts of them.",
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not a type of JSON")
 
 
 def _describe(tensors: Mapping[str, Array], name: str) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
+import numpy as np
+
 from ortboost.core.errors import FileError
 
 __all__ = ["EventLog", "LogFollower", "finite_or_none", "read_log"]
@@ -42,12 +44,14 @@ _TAIL: Final = 200  # bytes before the current position; if they changed, the lo
 
 
 def finite_or_none(value: Any) -> Any:
-    """JSON data with non-finite numbers replaced by None.
+    """JSON data with non-finite numbers replaced by None, and plain numbers for those of numpy.
 
     Example:
         >>> finite_or_none({"loss": float("inf"), "steps": [1, 2.5]})
         {'loss': None, 'steps': [1, 2.5]}
     """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

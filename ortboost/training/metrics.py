@@ -69,7 +69,8 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
     Args:
         scores: ``[N, C]`` or ``[N, C, d...]``, such as logits or probabilities; or the
             ``[N]`` or ``[N, 1]`` logits of a binary model, where values above 0 mean class 1.
-        labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``.
+        labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``,
+            with one class for each sample.
 
     Returns:
         ``[N]``; positions ``d...`` are averaged. NaN scores count as wrong.
@@ -78,7 +79,9 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
         >>> accuracy(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1])).tolist()
         [1.0, 0.0]
     """
-    if scores.ndim == 1 or scores.shape[1] == 1:
+    if scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1):
+        if labels.size != scores.size:
+            raise _mismatch(scores, labels)
         flat = scores.reshape(len(scores), -1)
         right = (flat > 0) == (labels.reshape(flat.shape) > 0.5)
         return _by_sample(right & np.isfinite(flat))
@@ -177,12 +180,26 @@ def strict(metric: Metric) -> Metric:
 
 def _class_labels(scores: Array, labels: Array) -> Array:
     """Labels as class indices of the shape ``[N, d...]``."""
+    if scores.ndim < 2 or scores.shape[1] < 2:
+        raise _mismatch(scores, labels)
     wanted = (scores.shape[0], *scores.shape[2:])
     if labels.shape == scores.shape:
+        top = labels.max(axis=1, keepdims=True)
+        tied = (labels == top).sum(axis=1, keepdims=True) > 1
+        if (tied & ((top == 0) | (top >= 1))).any():
+            raise UsageError(
+                "A row of labels has several classes, or none, so there is no accuracy.",
+                where=f"labels {list(labels.shape)}",
+                fix="Turn the metric off; the loss itself is reported.",
+            )
         return np.asarray(labels.argmax(axis=1))
     if labels.size == int(np.prod(wanted)):
         return labels.reshape(wanted)
-    raise UsageError(
+    raise _mismatch(scores, labels)
+
+
+def _mismatch(scores: Array, labels: Array) -> UsageError:
+    return UsageError(
         "The shape of the labels does not match the model's output, so there is no accuracy.",
         where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
         fix="Name the output that holds the class scores, or turn the metric off.",

@@ -269,7 +269,7 @@ def _draw_scale(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
     seen: list[NDArray[np.float64]] = []
     for index, run in enumerate(runs):
         curves = _family(run, name)
-        groups = [curve for curve in curves if curve is not run.curves[name]]
+        groups = [curve for curve in curves if curve is not run.curves.get(name)]
         style = _style(runs, index)
         exponents = []
         for group, curve in enumerate(groups or curves):

@@ -62,7 +62,7 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
         >>> parse_schedule("cosine:0.1,warmup=50", total_steps=1050)
         LinearWarmup(after=Cosine(lr=0.1, total_steps=1000, min_lr=0.0), steps=50, start_factor=0.1)
     """
-    text = text if isinstance(text, str) else repr(text)
+    text = text if isinstance(text, str) else repr(float(text))
     kind, colon, rest = text.strip().partition(":")
     if not colon and _is_number(kind):
         kind, rest = "constant", kind
@@ -71,6 +71,8 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
     rate, *pairs = [part.strip() for part in rest.split(",")]
     options = _read(text, kind, [pair for pair in pairs if not pair.startswith("warmup")], known)
     warmup = _read(text, kind, [pair for pair in pairs if pair.startswith("warmup")], _WARMUP)
+    if warmup and "steps" not in warmup:
+        raise _bad(text, kind, "'warmup' is missing.")
     if kind == "cosine" and total_steps is not None:
         options.setdefault("total_steps", max(1, total_steps - warmup.get("steps", 0)))
     needed = _REQUIRED.get(kind)
@@ -95,6 +97,8 @@ def _read(text: str, kind: str, pairs: Sequence[str], known: _Options) -> dict[s
                 fix=nearest(name, {**known, **_WARMUP}),
             )
         argument, convert = known[name]
+        if argument in arguments:
+            raise _bad(text, kind, f"'{name}' is given twice.")
         try:
             arguments[argument] = convert(value)
         except ValueError:

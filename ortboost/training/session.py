@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ortboost.training.callbacks import Callback, RunView
+from ortboost.training.checkpoint_file import json_data
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.sources import Source
@@ -121,8 +123,11 @@ class Recorder:
         progress = {
             **s.state.to_dict(),
             "run": self.config.describe(self.stepper.groups),
-            "data": s.train.fingerprint(),
-            "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
+            "data": _fingerprint(s.train),
+            "callbacks": {
+                callback.name: json_data(callback.state_dict(), f"callback '{callback.name}'")
+                for callback in self.callbacks
+            },
             "rule": s.rule.state_dict(),
             "log": 0 if self.log is None else self.log.position,
             "best": best,
@@ -150,7 +155,7 @@ class Recorder:
             return 0
         # Verify before anything is changed: an error leaves the stepper as it was.
         run = self.config.describe(self.stepper.groups)
-        warnings = verify_run(found.progress, run, s.train.fingerprint())
+        warnings = verify_run(found.progress, run, _fingerprint(s.train))
         warnings += load_callbacks(self.callbacks, found.progress["callbacks"])
         self.stepper.load_state(found.state)
         s.state = RunState.from_dict(found.progress)
@@ -166,3 +171,7 @@ class Recorder:
             tell(text)
         tell(f"resumed from step {s.state.step} ({found.path.name})")
         return int(found.progress["log"])
+
+
+def _fingerprint(data: Source) -> Any:
+    return json_data(data.fingerprint(), f"fingerprint of {type(data).__name__}")

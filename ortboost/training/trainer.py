@@ -7,7 +7,7 @@ import datetime
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,7 @@ class Trainer:
             callback.on_epoch_begin(s.view)
         with contextlib.closing(self._read_ahead(s)) as stream:
             asked = time.perf_counter()
-            for batch in stream:
+            for batch in self._reading(s, stream):
                 got = time.perf_counter()
                 self._step(s, batch)
                 # The time in the loop's own `next` is waiting, the rest is the step.
@@ -246,6 +246,21 @@ class Trainer:
         self.progress.result(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
         self._settle(s, due=True)
         return True
+
+    def _reading(self, s: Session, stream: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; if one cannot be read, the steps before it are saved."""
+        try:
+            yield from stream
+        except OrtBoostError as error:
+            if not self._launch:  # of several processes, the others may wait for this one
+                self._rescue(s, error, "")
+            raise
+
+    def _rescue(self, s: Session, error: OrtBoostError, advice: str) -> None:
+        """Save the run before an error of the data ends it."""
+        if s.state.step and s.saved_step != s.state.step and self.store is not None:
+            self.record.save(s)
+            error.fix += f" The training is saved at step {s.state.step}{advice}."
 
     def _read_ahead(self, s: Session) -> Generator[Batch, None, None]:
         """The batches of the rest of an epoch, read in threads."""
@@ -343,11 +358,7 @@ class Trainer:
                 stop=lambda: s.signals.received is not None,
             )
         except OrtBoostError as error:  # bad validation data must not lose the epoch
-            if s.state.step and s.saved_step != s.state.step and self.store is not None:
-                self.record.save(s)
-                error.fix += (
-                    f" The training is saved at step {s.state.step}: continue with --resume."
-                )
+            self._rescue(s, error, ": continue with --resume")
             raise
         if found is None:
             self._interrupt(s)

@@ -5,11 +5,12 @@ import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import FileError, UsageError
-from ortboost.drawing import draw, picture_of, to_dot, to_svg, write
+from ortboost.drawing import draw, draw_parts, picture_of, to_dot, to_svg, write
 from ortboost.drawing.picture import Box, Picture, around
 from ortboost.graph.io import load_model
 from ortboost.graph.shape_inference import infer_shapes
@@ -207,6 +208,24 @@ def test_files(tmp_path):
             write(picture, tmp_path / path)
         assert_three_lines(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["g.dot", "g.svg"]
+
+
+def test_nodes_with_the_same_name_are_apart(tmp_path):
+    """They were in the same part, whose arrows form a circle with the layer between them."""
+    path = tmp_path / "model.onnx"
+    nodes = [("MatMul", ["x", "w"], "a", "n"), ("MatMul", ["a", "v"], "b", "m")]
+    nodes += [("MatMul", ["b", "u"], "y", "n"), ("Relu", ["y"], "z", ""), ("Relu", ["z"], "r", "z")]
+    weights = [onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), name) for name in "wvu"]
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [2, 3]) for name in "xr"]
+    made = [onnx.helper.make_node(op, read, [out], name=name) for op, read, out, name in nodes]
+    graph = onnx.helper.make_graph(made, "g", ends[:1], ends[1:], weights)
+    onnx.save(onnx.helper.make_model(graph, ir_version=8), path)
+    keys = [box.key for box in draw(path).boxes if box.kind == "node"]
+    assert keys == ["n", "m", "n_1", "z", "z_1"]
+    layers, parts = draw_parts(path, before=path)
+    assert [part.key for part in parts] == ["w", "v", "u"]
+    assert not any(box.mark for box in layers.boxes)
+    assert to_svg(layers)
 
 
 def test_large_graphs_are_refused_or_cut():

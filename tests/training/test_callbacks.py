@@ -82,6 +82,17 @@ def test_a_restart_changes_no_decision(values, cut, kind):
     assert before + feed(second, values[cut:], start=cut) == whole
 
 
+@pytest.mark.parametrize("kind", [BestModel, EarlyStopping])
+def test_the_best_value_of_another_metric_does_not_count(kind):
+    """A loss of 0.5 was the best accuracy of a run that was resumed with another metric."""
+    first, second = kind(Goal("val_loss")), kind(Goal("val_accuracy"))
+    first.on_validation_end(RunView(step=3), {"val_loss": 0.5})
+    second.load_state_dict(first.state_dict())
+    assert second.best is None
+    second.on_validation_end(RunView(step=4), {"val_accuracy": 0.4})
+    assert (second.best, second.best_step) == (0.4, 4)
+
+
 def test_a_stopped_run_stops_again_unless_its_patience_was_raised():
     callback = EarlyStopping(patience=1)
     feed(callback, [1.0, 2.0])

@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from ortboost.core.errors import FileError
+from ortboost.core.errors import ArgumentTypeError, FileError
 from ortboost.training.checkpoints import CheckpointStore
+from tests.support import assert_three_lines
 
 STATE = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -42,6 +43,23 @@ def test_round_trip_keeps_bits_dtypes_and_shapes(tmp_path):
         loaded = found.checkpoint.state[name]
         assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
         assert loaded.tobytes() == array.tobytes()
+
+
+def test_progress_comes_back_as_json_data(tmp_path):
+    """Keys that are numbers sort differently as text: the digest did not match when read."""
+    store = CheckpointStore(tmp_path)
+    progress = {"step": np.int64(4), "callbacks": {"A": {2: (1, np.float32(0.5)), 10: None}}}
+    store.save(STATE, progress, program="p")
+    found = store.latest(program="p").checkpoint
+    assert found.progress == {"step": 4, "callbacks": {"A": {"2": [1, 0.5], "10": None}}}
+
+
+@pytest.mark.parametrize("value", [{1}, b"x", object(), {(1, 2): 3}])
+def test_progress_that_is_no_json_is_refused(tmp_path, value):
+    with pytest.raises(ArgumentTypeError, match="cannot be saved as JSON") as caught:
+        CheckpointStore(tmp_path).save(STATE, {"step": 4, "more": value}, program="p")
+    assert_three_lines(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_folder_has_none(tmp_path):

@@ -41,6 +41,8 @@ def test_lines_are_strict_json_even_for_numbers_that_are_not_finite(tmp_path):
         "n": None,
     }
     assert finite_or_none((1, 2.0, "x", True)) == [1, 2.0, "x", True]
+    numbers = (np.int64(1), np.float32(0.5), np.float32("inf"), np.bool_(True), np.arange(2))
+    assert json.dumps(finite_or_none(numbers)) == "[1, 0.5, null, true, [0, 1]]"
 
 
 def test_rewind_keeps_the_first_events_and_goes_on(tmp_path):

@@ -51,9 +51,22 @@ def test_top_k_agrees_with_sorting(k, seed):
     assert top_k(1)(scores, labels).tolist() == accuracy(scores, labels).tolist()
 
 
-def test_labels_that_do_not_fit_are_refused():
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1), (3,), ()])
+@pytest.mark.parametrize("function", [accuracy, top_k(2)])
+def test_labels_that_do_not_fit_are_refused(shape, function):
     with pytest.raises(UsageError, match="does not match"):
-        accuracy(np.zeros((3, 4)), np.zeros((3, 2)))
+        function(np.zeros(shape), np.zeros((3, 2)))
+
+
+def test_several_classes_have_no_accuracy():
+    """The first of them counted as the only one."""
+    scores = np.array([[0.1, 0.9, 0.0], [0.8, 0.2, 0.0]])
+    for row in ([1, 1, 0], [0, 0, 0]):
+        for function in (accuracy, top_k(2)):
+            with pytest.raises(UsageError, match="several classes, or none"):
+                function(scores, np.array([[1, 0, 0], row]))
+    soft = np.array([[0.5, 0.5, 0.0], [2.0, 0.0, 0.0]])  # ambiguous, or weighted: one class
+    assert accuracy(scores, soft).tolist() == [0, 1]
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 7))

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from resumable import STEPS, build, fingerprint
 
-from ortboost.core.errors import FileError, UsageError
+from ortboost.core.errors import ArgumentTypeError, FileError, UsageError
 from ortboost.training import Callback, checkpoint_file
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.history import RunHistory
@@ -253,6 +254,49 @@ def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
     trainer, train, validation = build(tmp_path, callbacks=[best, Callback()], epochs=9)
     trainer.fit(train, validation, resume=True)  # one without a state has no past to miss
     assert "without saved state" not in capsys.readouterr().err
+
+
+class Counting(Callback):
+    """Keeps numbers of numpy by step, as written by hand."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_step_end(self, run, result):
+        self.seen[run.step] = np.float32(result.loss)
+
+    def state_dict(self):
+        return self.seen
+
+    def load_state_dict(self, state):
+        self.seen = {int(step): np.float32(loss) for step, loss in state.items()}
+
+
+def test_a_callback_with_numbers_of_numpy_by_step(tmp_path):
+    """Its checkpoints were refused as damaged: none of them could be resumed."""
+    trainer, *data = build(tmp_path, callbacks=[Counting()], max_steps=12)
+    trainer.fit(*data)
+    trainer, *data = build(tmp_path, callbacks=[counting := Counting()])
+    assert trainer.fit(*data, resume=True).session_steps == STEPS - 12
+    assert list(counting.seen) == list(range(1, STEPS + 1))
+
+
+def test_a_callback_with_a_state_that_is_no_json_is_named(tmp_path):
+    counting = Counting()
+    counting.state_dict = lambda: {"seen": {1, 2}}
+    trainer, *data = build(tmp_path, callbacks=[counting])
+    with pytest.raises(ArgumentTypeError, match="cannot be saved as JSON") as caught:
+        trainer.fit(*data)
+    assert "callback 'Counting'" in caught.value.where
+
+
+def test_a_source_may_describe_itself_with_tuples(tmp_path, monkeypatch):
+    trainer, train, validation = build(tmp_path, max_steps=12)
+    fingerprint = {"shape": (50, 3), "mean": np.float32(0.5)}
+    monkeypatch.setattr(type(train), "fingerprint", lambda self: fingerprint)
+    trainer.fit(train, validation)
+    trainer, train, validation = build(tmp_path)
+    assert trainer.fit(train, validation, resume=True).steps == STEPS
 
 
 def test_a_smaller_keep_makes_room_on_a_full_disk(tmp_path, monkeypatch):

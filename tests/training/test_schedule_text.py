@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ortboost.core.errors import ConfigError
@@ -39,6 +40,11 @@ def test_forms(text, schedule):
         assert parse_schedule(text) == schedule
 
 
+@pytest.mark.parametrize("rate", [0.5, np.float64(0.5), np.float32(0.5), 1])
+def test_numbers(rate):
+    assert parse_schedule(rate) == Constant(float(rate))
+
+
 def test_every_documented_form_parses():
     for kind, text in SCHEDULE_FORMS.items():
         assert text.startswith(f"{kind}:")
@@ -66,6 +72,9 @@ def test_cosine_ends_with_the_run():
         ("cosine:0.1,steps=many", "'steps' has no valid value"),
         ("cosine:fast,steps=5", "'fast' is not a number"),
         ("list:0.1/x", "'x' is not a number"),
+        ("cosine:0.1,steps=5,steps=6", "'steps' is given twice"),
+        ("0.1,warmup=10", "Unknown schedule"),
+        ("constant:0.1,warmup-factor=0.5", "'warmup' is missing"),
         ("cosine:,steps=5", "'' is not a number"),
         ("", "Unknown schedule ''"),
         ("-0.1", "'lr' is -0.1"),

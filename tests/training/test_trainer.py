@@ -289,7 +289,8 @@ def test_a_run_left_inside_an_epoch_validates_and_pins_without_touching_its_chec
     assert store.best_step() == 3
     progress = store.best().progress
     assert progress["validated_step"] == -1
-    assert progress["callbacks"] == {"BestModel": {"best": None, "best_step": 0}}
+    none = {"monitor": "val_loss", "best": None, "best_step": 0, "waited": 0}
+    assert progress["callbacks"] == {"BestModel": none}
 
 
 def test_validation_every_n_steps(tmp_path):
@@ -418,6 +419,17 @@ def test_a_fault_of_the_validation_data_does_not_lose_the_epoch(tmp_path):
     trainer_for(other).fit(train_source(other), Faulty(other, True))
     np.testing.assert_array_equal(resumed.w, other.w)
     assert resumed.seeds == other.seeds[6:]
+
+
+@pytest.mark.parametrize(("launch", "saved"), [({}, [4]), ({"id": "x"}, [])])
+def test_a_batch_that_cannot_be_read_does_not_lose_the_steps_before(tmp_path, launch, saved):
+    stepper, store = LinearStepper(), CheckpointStore(tmp_path)
+    trainer = Trainer(stepper, None, TrainConfig(metrics=()), store=store, launch=launch)
+    batches = [make_data(4, seed=i) for i in range(4)]
+    with pytest.raises(UsageError, match="no array for the input 'labels'") as caught:
+        trainer.fit(IterableSource([*batches, {"x": 1}], stepper.inputs))
+    assert store.steps() == saved
+    assert caught.value.fix.endswith("The training is saved at step 4.") == bool(saved)
 
 
 def test_a_stream_for_validation_is_looked_at_before_the_first_step(tmp_path):

@@ -17,7 +17,7 @@ from ortboost.training.data.batches import (
     pad_batch,
     static_batch,
 )
-from ortboost.training.data.bind import bind_arrays, convert
+from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.cifar import load_cifar
 from ortboost.training.data.csv_file import load_csv
 from ortboost.training.data.idx import load_idx, load_idx_pair
@@ -28,6 +28,7 @@ from ortboost.training.data.npz import load_npz
 from ortboost.training.data.open import open_source
 from ortboost.training.data.prefetch import prefetch
 from ortboost.training.data.sources import ArraySource, Source, epoch_order
+from ortboost.training.data.values import convert
 
 __all__ = [
     "ArraySource",

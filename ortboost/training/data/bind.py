@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
@@ -13,37 +11,13 @@ from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
 from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.load import SPLITS
 from ortboost.training.data.shapes import Wanted, fit_shape, matches
+from ortboost.training.data.values import is_labels, value_fault
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = [
-    "PIXEL_MAX",
-    "bind_arrays",
-    "convert",
-    "first_row",
-    "invalid_label",
-]
+__all__ = ["bind_arrays", "label_keys"]
 
-PIXEL_MAX = 255.0
 _SUFFIXES = {"train": ("_train",), "test": ("_test", "_val"), "val": ("_val", "_test")}
 _SCAN_BYTES = 1 << 33  # larger arrays are not searched for NaN
-_PIECE_BYTES = 1 << 26
-
-
-def convert(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert a batch to the dtype of the graph input.
-
-    uint8 data for a float input are treated as pixels and divided by 255 (as in torchvision's
-    ``ToTensor``), so images stay bytes on disk and in memory. Everything else is a plain cast. To
-    keep raw byte values, store the array with another dtype.
-
-    Example:
-        >>> convert(np.array([0, 51, 255], np.uint8), np.dtype("float32"))
-        array([0. , 0.2, 1. ], dtype=float32)
-    """
-    if array.dtype == np.uint8 and np.issubdtype(dtype, np.floating):
-        pixels = np.divide(array, np.float32(PIXEL_MAX), dtype=np.float32)
-        return pixels.astype(dtype, copy=False)
-    return np.asarray(array.astype(dtype, copy=False), order="C")  # a scalar stays a scalar
 
 
 def bind_arrays(
@@ -78,17 +52,26 @@ def bind_arrays(
 
     Returns:
         Input name to array, in the order of ``inputs``. Arrays are views (mapped ones stay mapped)
-        in the dtype of the data; :func:`convert` converts them batch by batch.
+        in the dtype of the data; :func:`~ortboost.training.data.values.convert` converts them batch
+        by batch.
 
     Raises:
         FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a
             label that is not a class).
         UsageError: The same without a ``path``; or a name in ``mapping`` or ``split`` is unknown.
     """
-    binder = _Binder(arrays, inputs, split, dict(mapping or {}), path, what)
+    binder = _Binder(arrays, inputs, split, mapping, path, what)
     bound = {spec.name: binder.fit(spec, binder.choose(spec)) for spec in inputs}
     binder.check_lengths(bound)
     return bound
+
+
+def label_keys(
+    arrays: Mapping[str, Array], inputs: Sequence[InputLike], **arguments: Any
+) -> set[str]:
+    """The keys of the arrays that feed labels; arguments and errors as in :func:`bind_arrays`."""
+    binder = _Binder(arrays, inputs, **arguments)
+    return {binder.choose(spec) for spec in inputs if is_labels(spec)}
 
 
 class _Binder:
@@ -99,20 +82,21 @@ class _Binder:
         arrays: Mapping[str, Array],
         inputs: Sequence[InputLike],
         split: str | None,
-        mapping: dict[str, str],
+        mapping: Mapping[str, str] | None,
         path: str | None,
         what: str,
     ) -> None:
         self.what = what
-        self.arrays, self.inputs, self.mapping, self.path = arrays, inputs, mapping, path
+        self.arrays, self.inputs, self.path = arrays, inputs, path
+        self.mapping = dict(mapping or {})
         if split is not None and split not in SPLITS:
             raise UsageError(f"Unknown split '{split}'.", where="split", fix=nearest(split, SPLITS))
         self.axes = batch_axes(inputs)
         self.suffixes = (*_SUFFIXES.get(split or "", ()), "")
-        self.labels = [spec.name for spec in inputs if spec.name.lower() in LABEL_KEYS]
+        self.labels = [spec.name for spec in inputs if is_labels(spec)]
         self.data = [spec.name for spec in inputs if spec.name not in self.labels]
         names = [spec.name for spec in inputs]
-        for name, key in mapping.items():
+        for name, key in self.mapping.items():
             require_known(name, names, f"The model has no input '{name}'.", "map")
             require_known(key, arrays, f"The data has no array '{key}'.", "map")
 
@@ -190,7 +174,7 @@ class _Binder:
         lazy = lazy_of(array)
         if lazy is not None:
             array = self._fit_lazy(spec, key, lazy)
-        self._check_dtype(spec, key, array)
+        self._check_values(spec, key, array)
         shape = fit_shape(array.shape[1:], spec.shape[1:])
         if shape is None:
             labels = spec.name in self.labels
@@ -198,7 +182,6 @@ class _Binder:
             raise self._misfit(
                 spec, key, self._label_fix(spec, array) if labels else _shape_fix(*shapes)
             )
-        self._check_classes(spec, key, array)
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
 
     def _fit_lazy(self, spec: InputLike, key: str, array: LazyArray) -> Array:
@@ -212,7 +195,7 @@ class _Binder:
 
     def _fit_as_it_is(self, spec: InputLike, key: str, array: Array) -> Array:
         """An array whose batch axis is not 0, or that has none; it must have the input's shape."""
-        self._check_dtype(spec, key, array)
+        self._check_values(spec, key, array)
         axis = self.axes[spec.name]
         wanted = tuple(None if i == axis else dim for i, dim in enumerate(spec.shape))
         if not array.size or not matches(array.shape, wanted):
@@ -224,7 +207,6 @@ class _Binder:
                 else f"The batch axis is {axis}; specify another one with --batch-axis "
                 f"{spec.name}=AXIS.",
             )
-        self._check_classes(spec, key, array)
         return array
 
     @staticmethod
@@ -239,51 +221,14 @@ class _Binder:
             "array, or map another one to this input (--map INPUT=KEY)."
         )
 
-    def _check_classes(self, spec: InputLike, key: str, array: Array) -> None:
-        found = invalid_label(spec, array)
-        if found is not None:
-            what, row, fix = found
-            raise self.error(what, f"'{key}', first in row {row}", fix)
-
-    def _check_dtype(self, spec: InputLike, key: str, array: Array) -> None:
-        have, want = array.dtype, spec.dtype
-        whole = np.issubdtype(want, np.integer)
-        numeric = have.kind in "biuf" or have.name in ("bfloat16",)
-        if not numeric or (want == np.bool_ and have != np.bool_):
-            raise self.error(
-                f"The array '{key}' cannot feed the input '{spec.name}'.",
-                f"'{key}' is {have}, the input needs {want}",
-                f"Save it as {want}.",
-            )
+    def _check_values(self, spec: InputLike, key: str, array: Array) -> None:
         lazy = lazy_of(array)
-        known = lazy is not None and lazy.finite
-        if have.kind == "f" and not known and (array.nbytes <= _SCAN_BYTES or array.ndim == 1):
-            row = first_row(array, lambda piece: ~np.isfinite(piece))
-            if row is not None:
-                raise self.error(
-                    f"The array '{key}' has NaN or infinite values.",
-                    f"'{key}', first in row {row}",
-                    "Clean the data: drop or fill these rows.",
-                )
-        if whole and have.kind == "f" and not np.array_equal(array, np.floor(array)):
-            raise self.error(
-                f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
-                f"'{key}' is {have}",
-                "Labels are class indices; for rows of probabilities convert with --dense-labels, "
-                "for real values with --loss mse."
-                if spec.name in self.labels
-                else "Save whole numbers, or map another array to this input: --map "
-                f"{spec.name}=KEY",
-            )
-        if whole and have.kind in "iuf" and not np.can_cast(have, want):
-            limits = np.iinfo(want)
-            low, high = np.min(array), np.max(array)
-            if low < limits.min or high > limits.max:
-                raise self.error(
-                    f"The array '{key}' has values that do not fit into {want}.",
-                    f"'{key}' ranges from {low} to {high}",
-                    f"Values must be in {limits.min}..{limits.max}.",
-                )
+        scan = (lazy is None or not lazy.finite) and (
+            array.nbytes <= _SCAN_BYTES or array.ndim == 1
+        )
+        fault = value_fault(spec, key, array, finite=scan)
+        if fault is not None:
+            raise self.error(*fault)
 
     def check_lengths(self, bound: Mapping[str, Array]) -> None:
         """Check that all arrays have the same number of samples."""
@@ -299,58 +244,6 @@ class _Binder:
                 "The batch axis, usually 0, must have the same length in all arrays; "
                 "specify another one, or none, with --batch-axis INPUT=AXIS.",
             )
-
-
-def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
-    """The first row with a value that ``strays`` selects, or ``None``; searched in blocks.
-
-    Args:
-        array: The array; a scalar counts as one row.
-        strays: Returns a mask for a block of rows, in its shape.
-
-    Example:
-        >>> first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
-        1
-    """
-    rows = array if array.ndim else np.atleast_1d(array)
-    step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
-    for start in range(0, len(rows), step):
-        found = strays(rows[start : start + step])
-        if found.any():
-            return start + int(np.argwhere(found)[0][0])
-    return None
-
-
-def invalid_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
-    """The error text, row and fix for the first label that is not a class; ``None`` if all are.
-
-    Args:
-        spec: The input; without a known number of classes it accepts all labels.
-        array: The labels.
-    """
-    first_invalid_class = getattr(spec, "first_invalid_class", None)
-    if first_invalid_class is None or getattr(spec, "classes", None) is None:
-        return None
-    found = list[int]()
-
-    def strays(piece: Array) -> Array:
-        stray = first_invalid_class(piece)
-        if stray is None:
-            return np.zeros(1, np.bool_)
-        found.append(stray)
-        return np.asarray(piece == stray)
-
-    row = first_row(array, strays)
-    if row is None:
-        return None
-    count = getattr(spec, "classes", 0)
-    known = f": the model has {count}, 0 to {count - 1}" if count else ""
-    return (
-        f"The label {found[0]} is not a class{known}.",
-        row,
-        "Fix the labels, give the model a head with more classes (--new-head), or specify "
-        "the label to ignore (--ignore-index).",
-    )
 
 
 def _shape_fix(have: tuple[int, ...], want: Wanted) -> str:

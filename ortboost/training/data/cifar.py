@@ -31,7 +31,7 @@ def load_cifar(paths: list[Path] | str | os.PathLike[str]) -> dict[str, Array]:
 
     Returns:
         ``x``: uint8 ``[N, 3, 32, 32]``, values 0..255; ``y``: uint8 ``[N]``. Pixels become
-        float32 / 255 batch by batch, see :func:`ortboost.training.data.bind.convert`.
+        float32 / 255 batch by batch, see :func:`ortboost.training.data.values.convert`.
 
     Raises:
         FileError: A file is missing, empty, has an incomplete record, or a label above 9.

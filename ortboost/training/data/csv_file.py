@@ -7,6 +7,7 @@ cell that is not a number is an error that names its row.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import warnings
@@ -15,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from ortboost.core.errors import FileError
-from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.tables import MemoryTable
 from ortboost.training.protocols import Array
 
@@ -30,7 +30,7 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
 
     Returns:
         Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
-        in float32, unless a column has this name.
+        in float32 (float64 if there are numbers above 2^24), unless a column has this name.
 
     Raises:
         FileError: See :func:`read_csv`.
@@ -49,8 +49,8 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
         path: The file, in UTF-8.
 
     Raises:
-        FileError: The header is missing or has duplicate names, no column has labels, a cell is not
-            a number, or the rows differ in length.
+        FileError: The header is missing or has duplicate names, a cell is not a number, or the rows
+            differ in length.
     """
     source, header = Path(path), list[str]()
     separator = "\t" if source.suffix.lower() == ".tsv" else ","
@@ -66,7 +66,7 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
     except (ValueError, OSError, csv.Error) as error:
         raise FileError(
             f"'{source.name}' is not a table of numbers.",
-            where=f"{source}: {_cause(error, header)}",
+            where=f"{source}: {_cause(error, header, source)}",
             fix="Fill or drop empty cells, write text as numbers, and give each row as many cells "
             "as the header.",
         ) from error
@@ -82,16 +82,18 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
 
 
 def _check_header(header: list[str], source: Path) -> None:
-    if any(_is_number(name) for name in header):
+    if not header:
+        what, fix = "has no column names", "Name the columns in the first row."
+    elif any(_is_number(name) for name in header):
         what, fix = "has numbers instead of column names", "Name the columns in the first row."
     elif not all(header) or len(set(header)) < len(header):
         what, fix = (
             "has a column without a name or with a duplicate one",
             "Give each column a unique name.",
         )
-    elif not any(name.lower() in LABEL_KEYS for name in header):
-        what = "has no column of labels"
-        fix = f"Name it one of {', '.join(LABEL_KEYS)}; all others become features."
+    elif len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+        what = "is not separated by commas"
+        fix = "Write it with commas, or as .tsv with tabs."
     else:
         return
     raise FileError(
@@ -101,17 +103,26 @@ def _check_header(header: list[str], source: Path) -> None:
     )
 
 
-def _cause(error: Exception, header: list[str]) -> str:
+def _cause(error: Exception, header: list[str], source: Path) -> str:
     """The message of numpy with the line of the file; its rows count from 0 or from 1."""
     text = " ".join(str(error).split())
     cell = re.search(r"string (.*) to float64 at row (\d+), column (\d+)", text)
     if cell:
+        line = _line_of(source, int(cell[2]) + 1)
         name = header[min(int(cell[3]), len(header)) - 1]
-        return f"line {int(cell[2]) + 2}, column '{name}': {cell[1]} is not a number"
+        return f"line {line}, column '{name}': {cell[1]} is not a number"
     short = re.search(r"columns changed from (\d+) to (\d+) at row (\d+)", text)
     if short:
-        return f"line {int(short[3]) + 1} has {short[2]} cells, earlier ones have {short[1]}"
+        line = _line_of(source, int(short[3]))
+        return f"line {line} has {short[2]} cells, earlier ones have {short[1]}"
     return text[:200]
+
+
+def _line_of(source: Path, row: int) -> int:
+    """The line of the ``row``-th row after the header; numpy skips empty lines."""
+    with open(source, encoding="utf-8-sig") as text:
+        filled = (number for number, line in enumerate(text, 1) if line.strip("\n"))
+        return next(itertools.islice(filled, row, None), row + 1)
 
 
 def _is_number(text: str) -> bool:

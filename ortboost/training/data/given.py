@@ -48,7 +48,7 @@ def given_arrays(
         ['x', 'y']
     """
     if isinstance(data, Mapping):
-        return {name: _array(value, f"data: '{name}'") for name, value in data.items()}
+        return {str(name): _array(value, f"data: '{name}'") for name, value in data.items()}
     if hasattr(data, "columns") and _is_array(data):
         return FrameTable(data).arrays(inputs, mapping)
     parts = [data] if _is_array(data) else data
@@ -71,5 +71,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _array(value: Any, where: str) -> Array:
-    """``value`` as a numpy array."""
-    return value if isinstance(value, np.ndarray) else as_array(value, where)
+    """``value`` as a numpy array; one of another dtype may stay, in case no input needs it."""
+    if hasattr(value, "columns"):
+        table = FrameTable(value)
+        return table.features(table.columns)
+    return value if type(value) in (np.ndarray, np.memmap) else as_array(value, where)

@@ -135,12 +135,20 @@ class _DatasetArray(LazyArray):
     def __init__(self, dataset: Any, name: str, kind: np.dtype[Any]) -> None:
         self._name, self._where = name, f"column '{name}'"
         self._dataset = dataset.with_format("numpy", dtype=kind)
+        self._arrow = None if kind.kind == "f" else dataset.with_format("arrow")
         first = np.asarray(self._dataset[0][name]) if len(dataset) else np.empty(0, kind)
         self._sample = first.shape
         super().__init__((len(dataset), *first.shape), kind)
 
     def read(self, rows: Array) -> Array:
         """Read rows of the data set."""
+        # As floats, missing values are NaN; as integers, they would be any number.
+        if self._arrow is not None and _has_nulls(self._arrow[rows.tolist()][self._name]):
+            raise UsageError(
+                "A column has cells without a value (None).",
+                where=f"{self._where}, rows {rows.min()} to {rows.max()}",
+                fix="Fill or drop these rows (map, filter).",
+            )
         found = np.asarray(self._dataset[rows.tolist()][self._name])
         if found.shape[1:] != self._sample or found.dtype != self.dtype:
             raise UsageError(
@@ -151,6 +159,15 @@ class _DatasetArray(LazyArray):
                 "filter).",
             )
         return found
+
+
+def _has_nulls(column: Any) -> bool:
+    """Whether a column of Arrow has missing values, also within lists."""
+    values = column.combine_chunks()
+    while not values.null_count and hasattr(values.type, "value_type"):
+        values = values.storage if hasattr(values, "storage") else values
+        values = values.flatten()
+    return bool(values.null_count)
 
 
 class StreamBatches:

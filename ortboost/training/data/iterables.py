@@ -6,10 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import UsageError, require_known
 from ortboost.training.data.batches import (
     Part,
     batch_axes,
@@ -19,7 +17,7 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.bind import convert, first_row, invalid_label
+from ortboost.training.data.values import convert, value_fault
 from ortboost.training.protocols import Batch, InputLike
 
 __all__ = ["IterableSource"]
@@ -38,6 +36,7 @@ class IterableSource:
             are converted to their dtypes.
         part: Rank and number of processes: this process keeps its part of each batch. The
             iterables of all processes must yield the same batches.
+        mapping: Input name to its key in the dicts, where they differ.
         what: Description of the data, for error messages.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
@@ -55,9 +54,14 @@ class IterableSource:
         inputs: Sequence[InputLike],
         part: tuple[int, int] = (0, 1),
         *,
+        mapping: Mapping[str, str] | None = None,
         what: str = "data",
     ) -> None:
         self._part, self._what = part, what
+        for name in mapping or ():
+            known = [spec.name for spec in inputs]
+            require_known(name, known, f"The model has no input '{name}'.", "map")
+        self._keys = [(mapping or {}).get(spec.name, spec.name) for spec in inputs]
         self._opened: Iterator[Any] | None = None
         self._data, self._inputs = data, list(inputs)
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
@@ -81,24 +85,15 @@ class IterableSource:
         first = list(itertools.islice(items, 1))
         self._opened = itertools.chain(first, items)
         for item in first:
-            batch = self._batch(item, f"{self._what}: batch 0")
-            for name, array in batch.items():
-                row = None
-                if array.dtype.kind == "f":
-                    row = first_row(array, lambda piece: ~np.isfinite(piece))
-                if row is not None:
-                    raise UsageError(
-                        f"The array '{name}' has NaN or infinite values.",
-                        where=f"{self._what}: batch 0, row {row}",
-                        fix="Clean the data: drop or fill these rows.",
-                    )
+            self._own_part(self._batch(item, f"{self._what}: batch 0", finite=True))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; the first ``start`` are consumed and dropped."""
         items, self._opened = self._opened, None
         for index, item in enumerate(self._items(epoch) if items is None else items):
             if index >= start:
-                yield self._batch(item, f"{self._what}: epoch {epoch}, batch {index}")
+                where = f"{self._what}: epoch {epoch}, batch {index}"
+                yield self._own_part(self._batch(item, where))
 
     def _items(self, epoch: int) -> Iterable[Any]:
         """The iterable of an epoch."""
@@ -125,11 +120,12 @@ class IterableSource:
         """The number of batches and the input names; the contents are not checked."""
         return {"iterable": self.steps_per_epoch, "inputs": [spec.name for spec in self._inputs]}
 
-    def _batch(self, item: Any, where: str) -> Batch:
+    def _batch(self, item: Any, where: str, *, finite: bool = False) -> Batch:
         if isinstance(item, Mapping):
-            missing = [spec.name for spec in self._inputs if spec.name not in item]
+            named = list(zip(self._inputs, self._keys, strict=True))
+            missing = [spec.name for spec, key in named if key not in item]
             found = f"keys {', '.join(map(str, item))}"
-            parts = [item.get(spec.name) for spec in self._inputs]
+            parts = [item.get(key) for key in self._keys]
         elif isinstance(item, tuple | list):
             missing = [spec.name for spec in self._inputs[len(item) :]]
             found = f"{len(item)} arrays"
@@ -143,7 +139,7 @@ class IterableSource:
                 )
         else:
             raise UsageError(
-                f"A batch is a {type(item).__name__}, not a dict or tuple of arrays.",
+                f"A batch has the type {type(item).__name__}, not a dict or tuple of arrays.",
                 where=where,
                 fix="Yield {'input name': array} or (array, labels).",
             )
@@ -153,19 +149,28 @@ class IterableSource:
                 where=f"{where}: {found}",
                 fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
             )
-        batch = {
-            spec.name: convert(as_array(part, f"{where}: '{spec.name}'"), spec.dtype)
-            for spec, part in zip(self._inputs, parts, strict=True)
-        }
-        for spec in self._inputs:
-            stray = invalid_label(spec, batch[spec.name])
-            if stray is not None:
-                raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
-        length = batch_length(batch, where, axes=self._axes)
-        if self._part[1] > 1:
-            rows = part_rows(length, *self._part)
-            own = {name: rows_of(array, rows, self._axes[name]) for name, array in batch.items()}
-            batch, length = Part(own, length), rows.stop - rows.start
-        if self._fixed is not None and length > self._fixed:
-            check_batch_size(self._inputs, length, of=self._part[1])
+        batch: Batch = {}
+        for spec, part in zip(self._inputs, parts, strict=True):
+            array = as_array(part, f"{where}: '{spec.name}'")
+            fault = value_fault(spec, spec.name, array, finite=finite)
+            if fault is not None:
+                raise UsageError(fault[0], where=f"{where}: {fault[1]}", fix=fault[2])
+            batch[spec.name] = convert(array, spec.dtype)
+        batch_length(batch, where, axes=self._axes)  # refuses what is not a batch
         return batch
+
+    def _own_part(self, batch: Batch) -> Batch:
+        """This process's part of a batch, checked against a fixed batch size."""
+        length = batch_length(batch, axes=self._axes)
+        rows = part_rows(length, *self._part)
+        if self._part[1] > 1:
+            batch = Part(self._rows(batch, rows), length)
+        self._check_size(rows.stop - rows.start)
+        return batch
+
+    def _rows(self, batch: Batch, rows: slice) -> Batch:
+        return {name: rows_of(array, rows, self._axes[name]) for name, array in batch.items()}
+
+    def _check_size(self, samples: int) -> None:
+        if self._fixed is not None and samples > self._fixed:
+            check_batch_size(self._inputs, samples, of=self._part[1])

@@ -80,11 +80,12 @@ def load_arrays(
     table = find_table(source, split)
     if table is not None:
         return table.arrays()
-    if source.suffix == ".npz":
+    suffix = source.suffix.lower()
+    if suffix == ".npz":
         return load_npz(source)
-    if source.suffix == ".npy":
+    if suffix == ".npy":
         return {source.stem: load_npy(source)}
-    if source.suffix == ".bin":
+    if suffix == ".bin":
         return load_cifar(source)
     if "idx" in source.name or is_idx(source):
         return load_idx_pair(source)

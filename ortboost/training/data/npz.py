@@ -15,6 +15,7 @@ The size of a mapped member is checked, but not its CRC, for which all of it wou
 
 from __future__ import annotations
 
+import lzma
 import math
 import os
 import struct
@@ -101,6 +102,8 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
     except (
         ValueError,
         EOFError,
+        OSError,
+        lzma.LZMAError,
         zlib.error,
         zipfile.BadZipFile,
         NotImplementedError,

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data.bind import bind_arrays
+from ortboost.training.data.bind import bind_arrays, label_keys
 from ortboost.training.data.given import given_arrays
 from ortboost.training.data.hub import (
     DatasetTable,
@@ -78,12 +78,32 @@ def open_source(
         )
     elif is_dataset(data):
         arrays = DatasetTable(data, images, augment).arrays(inputs, mapping)
-    elif is_stream(data):
-        data = StreamBatches(data, batch_size, inputs, mapping, drop_last=drop_last)
+    elif (arrays := given_arrays(data, inputs, mapping)) is None:
+        if images is not None or augment is not None:  # refuses, or warns
+            as_images({}, (), images or ImageConfig(), augment, what)
+        return _batch_source(data, inputs, batch_size, mapping, order, what)
+    names: dict[str, Any] = {"split": split, "mapping": mapping, "path": path, "what": what}
+    if images is not None or augment is not None:
+        labels = label_keys(arrays, inputs, **names)
+        arrays = as_images(arrays, labels, images or ImageConfig(), augment, path or what)
+    bound = bind_arrays(arrays, inputs, **names)
+    return ArraySource(bound, batch_size, inputs=inputs, augment=augment is not None, **order)
+
+
+def _batch_source(
+    data: Any,
+    inputs: Sequence[InputLike],
+    batch_size: int,
+    mapping: Mapping[str, str] | None,
+    order: dict[str, Any],
+    what: str,
+) -> Source:
+    """A source of data that are not arrays: a stream, a source, samples, or batches."""
+    part = order["part"]
+    if is_stream(data):
+        data = StreamBatches(data, batch_size, inputs, mapping, drop_last=order["drop_last"])
         return IterableSource(data, inputs, part, what=what)
-    elif (arrays := given_arrays(data, inputs, mapping)) is not None:
-        pass
-    elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
+    if hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
         if part[1] > 1:
             raise UsageError(
                 "A custom source cannot be divided among processes.",
@@ -92,11 +112,6 @@ def open_source(
             )
         source: Source = data
         return source
-    elif gives_samples(data):
-        return SampleSource(data, inputs, batch_size, what=what, **order)
-    else:
-        return IterableSource(data, inputs, part, what=what)
-    if images is not None or augment is not None:
-        arrays = as_images(arrays, images or ImageConfig(), augment, path or what)
-    bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path, what=what)
-    return ArraySource(bound, batch_size, inputs=inputs, augment=augment is not None, **order)
+    if gives_samples(data):
+        return SampleSource(data, inputs, batch_size, mapping=mapping, what=what, **order)
+    return IterableSource(data, inputs, part, mapping=mapping, what=what)

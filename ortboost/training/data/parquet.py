@@ -99,12 +99,6 @@ class ParquetTable(Table):
         self._paths, self._schema = paths, self._files[0].schema_arrow
         where = str(paths[0] if len(paths) == 1 else paths[0].parent)
         super().__init__([n for n in self._schema.names if not _INDEX.fullmatch(n)], where)
-        if len(set(self.columns)) < len(self.columns):
-            raise FileError(
-                "Two columns have the same name.",
-                where=f"{where}: {', '.join(self.columns)[:200]}",
-                fix="Give each column a unique name.",
-            )
         self._starts = np.cumsum(lengths)
         if not self._starts[-1]:
             raise FileError(

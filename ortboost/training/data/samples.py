@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import ArgumentTypeError
+from ortboost.core.errors import ArgumentTypeError, UsageError
+from ortboost.training.data.batches import Part
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.sources import ArraySource
 from ortboost.training.protocols import Array, Batch, InputLike
@@ -38,7 +39,8 @@ class SampleSource(IterableSource):
         shuffle: Shuffle each epoch, in the order of :class:`ArraySource`.
         seed: Seed of the order.
         drop_last: Drop the last batch if it is incomplete.
-        part: Rank and number of processes.
+        mapping: Input name to its key in the dicts, where they differ.
+        part: Rank and number of processes; each reads only its own samples.
         what: Description of the data, for error messages.
 
     Resuming reads only the remaining samples. It is bit-exact if a sample is the same each time
@@ -57,11 +59,12 @@ class SampleSource(IterableSource):
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        mapping: Mapping[str, str] | None = None,
         part: tuple[int, int] = (0, 1),
         what: str = "data",
     ) -> None:
         # The order is that of an array of indices: shuffled, divided and resumed as arrays are.
-        super().__init__([], inputs, part, what=what)
+        super().__init__([], inputs, part, mapping=mapping, what=what)
         self._samples = data
         self._order = ArraySource(
             {"row": np.arange(len(data))},
@@ -69,6 +72,7 @@ class SampleSource(IterableSource):
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
+            part=part,
         )
 
     threads = 1  # the user's data set may not be thread-safe; more on request
@@ -87,7 +91,7 @@ class SampleSource(IterableSource):
         """Functions that read the batches of an epoch from ``start`` on."""
         for index, batch in enumerate(self._order.epoch(epoch, start), start):
             where = f"{self._what}: epoch {epoch}, batch {index}"
-            yield functools.partial(self._read, batch["row"].tolist(), where)
+            yield functools.partial(self._read, batch, where)
 
     def fingerprint(self) -> dict[str, Any]:
         """Number and order of the samples; their contents are not checked."""
@@ -97,20 +101,41 @@ class SampleSource(IterableSource):
         for batch in self._order.epoch(epoch):
             yield self._collated(batch["row"].tolist(), f"{self._what}: epoch {epoch}")
 
-    def _read(self, rows: Sequence[int], where: str) -> Batch:
-        return self._batch(self._collated(rows, where), where)
+    def _read(self, chosen: Batch, where: str) -> Batch:
+        rows = chosen["row"].tolist()
+        # A process without a sample of its own needs one for the shapes.
+        batch = self._batch(self._collated(rows or [0], where), where)
+        self._check_size(len(rows))
+        if isinstance(chosen, Part):
+            return Part(self._rows(batch, slice(len(rows))), chosen.samples)
+        return batch
 
     def _collated(self, rows: Sequence[int], where: str) -> Any:
         samples = [self._samples[row] for row in rows]
+        forms = {_form(sample, self._keys) for sample in samples}
+        if len(forms) > 1:
+            raise UsageError(
+                "The samples of a batch differ in form.",
+                where=f"{where}: {' and '.join(sorted(forms)[:2])}",
+                fix="Return the same keys, or the same number of arrays, for each sample.",
+            )
         if isinstance(samples[0], Mapping):
             return {
                 key: _stacked([sample[key] for sample in samples], f"{where}: '{key}'")
-                for key in samples[0]
+                for key in self._keys
+                if key in samples[0]
             }
         if isinstance(samples[0], tuple | list):
             parts = zip(*samples, strict=True)
             return tuple(_stacked(part, f"{where}: part {i}") for i, part in enumerate(parts))
         return (_stacked(samples, where),)
+
+
+def _form(sample: Any, keys: Sequence[str]) -> str:
+    """The keys that are inputs, or the number of parts, for error messages."""
+    if isinstance(sample, Mapping):
+        return f"keys {', '.join(key for key in keys if key in sample)}"
+    return f"{len(sample)} parts" if isinstance(sample, tuple | list) else "one array"
 
 
 def _stacked(values: Sequence[Any], where: str) -> Array:

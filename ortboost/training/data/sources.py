@@ -25,10 +25,10 @@ from ortboost.training.data.batches import (
     part_rows,
     rows_of,
 )
-from ortboost.training.data.bind import convert
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import ImageConfig
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
+from ortboost.training.data.values import convert
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = [
@@ -381,5 +381,5 @@ def _content(array: Array) -> int:
     for start in range(0, length, step):
         rows = slice(start, start + step)
         part = array[rows] if chosen is None else array[chosen[rows]]
-        found = zlib.crc32(np.ascontiguousarray(part).data.cast("B"), found)
+        found = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, found)
     return found

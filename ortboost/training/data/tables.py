@@ -21,6 +21,7 @@ from ortboost.training.protocols import Array, InputLike
 __all__ = ["FrameTable", "MemoryTable", "Table"]
 
 _FEATURES = "x"
+_EXACT = 1 << 24  # float32 holds all whole numbers up to this one
 
 
 class Table(abc.ABC):
@@ -29,12 +30,21 @@ class Table(abc.ABC):
     Args:
         columns: Their names, in order.
         where: Description of the table, for error messages.
+
+    Raises:
+        OrtBoostError: Two columns have the same name.
     """
 
     kind: ClassVar[type[OrtBoostError]] = FileError
 
     def __init__(self, columns: Sequence[str], where: str) -> None:
         self.columns, self.where = list(columns), where
+        if len(set(self.columns)) < len(self.columns):
+            raise self.kind(
+                "Two columns have the same name.",
+                where=f"{where}: {', '.join(self.columns)[:200]}",
+                fix="Give each column a unique name.",
+            )
 
     @abc.abstractmethod
     def column(self, name: str) -> Array:
@@ -79,6 +89,7 @@ class Table(abc.ABC):
             usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()
             wanted = [(mapping or {}).get(spec.name, spec.name), *usual]
             found = next((name for name in wanted if name in self.columns), None)
+            found = found or next((name for name in self.columns if name.lower() in usual), None)
             if found is not None:
                 own[spec.name] = found
             elif usual:
@@ -119,23 +130,26 @@ class MemoryTable(Table):
         return self._columns[name]
 
     def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in float32; a single column of arrays is returned unchanged."""
+        """Columns side by side; a single column of arrays is returned unchanged.
+
+        In float32, or in float64 if there are numbers above 2^24: float32 would round class indices
+        and tokens.
+        """
         wide = next((name for name in names if self._columns[name].ndim > 1), None)
         if wide is not None and len(names) > 1:
             raise self.not_alone(wide)
         if wide is not None:
             return self._columns[wide]
-        found = np.empty((len(self._columns[names[0]]), len(names)), np.float32)
-        for place, name in enumerate(names):
-            found[:, place] = self._columns[name]
-        return found
+        columns = [self._columns[name] for name in names]
+        large = any((np.abs(column) > _EXACT).any() for column in columns)
+        return np.stack(columns, axis=1, dtype=np.float64 if large else np.float32)
 
 
 class FrameTable(Table):
     """A table in memory with the interface of a pandas DataFrame.
 
     Args:
-        frame: The table, with ``columns``, and indexed by a name or a list of names.
+        frame: The table, with ``columns``, and indexed by a name.
     """
 
     kind = UsageError
@@ -150,7 +164,5 @@ class FrameTable(Table):
 
     def features(self, names: Sequence[str]) -> Array:
         """Columns side by side in their common type."""
-        for name in names:  # one by one, so that an error names the column
-            self.column(name)
-        chosen = self._frame[[self._names[name] for name in names]]
-        return as_array(chosen, f"columns {names[0]} to {names[-1]}")
+        # One by one: an error names the column, and a table of mixed types may hold objects.
+        return np.stack([self.column(name) for name in names], axis=1)

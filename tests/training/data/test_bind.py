@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind, bind_arrays, convert
+from ortboost.training.data import bind_arrays
 from ortboost.training.protocols import InputSpec
 
 F32, I64 = np.dtype("float32"), np.dtype("int64")
@@ -88,21 +88,6 @@ def test_a_label_that_is_no_class_is_found_before_the_first_step():
     assert caught.value.where == "d.npz: 'y', first in row 2"
 
 
-def test_all_rows_are_looked_at_piece_by_piece(monkeypatch):
-    """Labels of any size: those above 64 MiB were not checked, and failed during a run."""
-    monkeypatch.setattr(bind, "_PIECE_BYTES", 256)
-    spec = TensorSpec("labels", I64, ("N",), classes=3)
-    x, y = np.zeros((1000, 4), np.float32), np.zeros(1000, np.int64)
-    y[987] = 3
-    with pytest.raises(UsageError, match="The label 3") as caught:
-        bind_arrays({"x": x, "y": y}, [X, spec], what="validation data")
-    assert caught.value.where == "validation data: 'y', first in row 987"
-    x[555, 2] = np.inf
-    with pytest.raises(UsageError, match="NaN or infinite") as caught:
-        bind_arrays({"x": x, "y": y % 3}, [X, spec])
-    assert caught.value.where == "data: 'x', first in row 555"
-
-
 @pytest.mark.parametrize(
     ("have", "want", "fix"),
     [
@@ -114,13 +99,6 @@ def test_class_numbers_and_rows_of_them(have, want, fix):
     with pytest.raises(UsageError, match="does not have the shape") as caught:
         bind_arrays({"x": DATA, "y": np.zeros(have, int)}, [X, InputSpec("labels", I64, want)])
     assert fix in caught.value.fix
-
-
-def test_fractions_for_whole_numbers_that_are_no_labels():
-    tokens = InputSpec("tokens", I64, ("N", 4))
-    with pytest.raises(UsageError, match="fractions") as caught:
-        bind_arrays({"tokens": DATA + 0.5}, [tokens])
-    assert "label" not in caught.value.fix.lower()
 
 
 def test_an_ambiguous_choice_is_refused():
@@ -173,55 +151,3 @@ def test_shapes_that_do_not_fit(have, want, fix):
     with pytest.raises(UsageError, match="does not have the shape") as caught:
         bind_arrays({"x": np.zeros(have, np.float32)}, [InputSpec("x", F32, want)])
     assert fix in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("labels", "what"),
-    [
-        (np.array([0.0, np.nan, 1.0]), "NaN or infinite"),
-        (np.array([0.5, 1.0, 2.0]), "fractions"),
-        (np.array(["a", "b", "c"]), "cannot feed"),
-        (np.array([0, 1, 2], complex), "cannot feed"),
-        (np.array([0, 1, 2**64 - 1], np.uint64), "do not fit into int64"),
-        (np.array([1.0, 2.0, 1e300]), "do not fit into int64"),
-        (np.array([0, 1]), "different numbers of samples"),
-        (np.zeros(0, int), "no samples"),
-        (np.array(1), "no samples"),
-    ],
-)
-def test_bad_labels(labels, what):
-    with pytest.raises(FileError, match=what) as caught:
-        bind_arrays({"x": DATA, "labels": labels}, [X, LABELS], path="d.npz")
-    assert "d.npz" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 3
-
-
-def test_the_row_of_a_nan_is_named():
-    data = DATA.copy()
-    data[2, 1] = np.inf
-    with pytest.raises(UsageError) as caught:
-        bind_arrays({"x": data}, [X])
-    assert "first in row 2" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["uint8", "int8", "int32", "uint64", "float32", "float64", "bool"]
-)
-def test_labels_of_any_whole_dtype_fit(dtype):
-    labels = np.array([0, 1, 1]).astype(dtype)
-    bound = bind_arrays({"x": DATA, "y": labels}, [X, LABELS])["labels"]
-    converted = convert(bound, LABELS.dtype)
-    assert converted.dtype == I64
-    assert converted.tolist() == [0, 1, 1]
-
-
-def test_convert():
-    pixels = convert(np.arange(256, dtype=np.uint8), F32)
-    np.testing.assert_array_equal(pixels, np.arange(256, dtype=np.float32) / np.float32(255))
-    assert convert(np.ones(2), F32).dtype == F32
-    assert convert(np.array([3], np.int8), F32).tolist() == [3.0]
-    assert convert(np.array([200], np.uint8), I64).tolist() == [200]
-    assert convert(np.arange(4).reshape(2, 2).T, I64).flags.c_contiguous
-    same = np.ones(3, np.float32)
-    assert convert(same, F32) is same
-    assert convert(np.array(1.0), F32).shape == ()

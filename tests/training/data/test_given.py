@@ -56,8 +56,6 @@ class Table:
         self.shape = (len(next(iter(self._columns.values()))), len(columns))
 
     def __getitem__(self, name):
-        if isinstance(name, list):
-            return Table(**{key: self._columns[key] for key in name})
         return self._columns[name]
 
     def __array__(self, dtype=None, copy=None):
@@ -125,3 +123,39 @@ def test_what_is_not_certain_is_refused(data, kind, what):
     with pytest.raises(kind, match=what) as info:
         given_arrays(data, INPUTS)
     assert_three_lines(info.value)
+
+
+def test_columns_of_mixed_types_are_numbers():
+    """A DataFrame of numbers and booleans is an array of objects."""
+
+    class Mixed(Table):
+        def __array__(self, dtype=None, copy=None):
+            return super().__array__().astype(object)
+
+    frame = Mixed(a=X[:, 0], b=X[:, 1] > 4, c=X[:, 2])
+    for data in ((frame, Y), {"x": frame, "y": Y}):
+        batch = next(open_source(data, INPUTS, "train", 4, None).epoch(0))
+        assert batch["x"].tolist() == np.stack([X[:, 0], X[:, 1] > 4, X[:, 2]], axis=1).tolist()
+
+
+def test_columns_with_the_same_name():
+    frame = Table(a=X[:, 0], y=Y)
+    frame.columns = ["a", "a", "y"]
+    with pytest.raises(UsageError, match="Two columns have the same name") as caught:
+        open_source(frame, INPUTS, "train", 4, None)
+    assert_three_lines(caught.value)
+
+
+def test_masked_values_are_refused():
+    """The numbers under the mask were used."""
+    x = np.ma.masked_equal(np.where(X == 4, -999, X), -999)
+    with pytest.raises(ArgumentTypeError, match="masked values") as caught:
+        open_source({"x": x, "y": Y}, INPUTS, "train", 4, None)
+    assert_three_lines(caught.value)
+    open_source({"x": np.ma.array(X), "y": Y}, INPUTS, "train", 4, None)  # nothing is masked
+
+
+def test_keys_that_are_no_text():
+    with pytest.raises(UsageError, match="No array feeds the input 'x'") as caught:
+        open_source({0: X, 1: Y}, INPUTS, "train", 4, None)
+    assert_three_lines(caught.value)

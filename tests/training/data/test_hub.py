@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image as Pillow
 
@@ -44,6 +45,14 @@ class Image:
     pass
 
 
+class ArrowFormat:
+    def __init__(self, columns):
+        self._columns = columns
+
+    def __getitem__(self, rows):
+        return pa.table({n: [values[i] for i in rows] for n, values in self._columns.items()})
+
+
 class FakeDataset:
     """What is used of ``datasets.Dataset``, as version 5.2.0 does it."""
 
@@ -59,6 +68,8 @@ class FakeDataset:
         return FakeDataset(chosen, {n: self.features[n] for n in names})
 
     def with_format(self, kind, **how):
+        if kind == "arrow":
+            return ArrowFormat(self._columns)
         return FakeDataset(self._columns, self.features, how if kind else None)
 
     def __len__(self):
@@ -234,6 +245,29 @@ def test_splits_are_chosen_by_name(make):
     assert found["x"][:, 0].tolist() == list(range(N))
     with pytest.raises(UsageError, match="no split 'train'") as caught:
         open_source({"test": make("vector", "label")}, VECTOR, "train", N, None)
+    assert_three_lines(caught.value)
+
+
+@both
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_integer_without_a_value_is_told(make, nested):
+    """``datasets`` made an arbitrary integer of it."""
+    cells = columns()["label"]
+    cells[7] = None
+    if nested:
+        cells = [[cell] for cell in cells]
+    data = make("vector", "label")
+    if make is fake:
+        data._columns["label"] = cells
+        data.features["label"] = List(Value("int64")) if nested else Value("int64")
+    else:
+        import datasets as hf
+
+        kind = hf.List(hf.Value("int64")) if nested else hf.Value("int64")
+        data = data.remove_columns("label").add_column("label", cells, feature=kind)
+    with pytest.raises(UsageError, match="without a value") as caught:
+        joined(source(data).epoch(0))
+    assert "column 'label'" in caught.value.where
     assert_three_lines(caught.value)
 
 

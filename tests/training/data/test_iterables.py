@@ -76,6 +76,9 @@ def test_a_generator_lasts_one_epoch():
         ((np.zeros((2, 2)), np.array(1)), "scalar"),
         ((np.zeros((2, 2)), np.zeros(3)), "different lengths"),
         ((np.zeros((0, 2)), np.zeros(0)), "no samples"),
+        ((np.zeros((2, 2)), np.array([0.0, 0.7])), "has fractions"),
+        ((np.zeros((2, 2)), np.array([0.0, np.nan])), "has NaN"),
+        ((np.zeros((2, 2)), np.array([0, 2**63], np.uint64)), "do not fit into int64"),
     ],
 )
 def test_bad_batches(item, what):
@@ -118,12 +121,12 @@ def test_looking_at_a_stream_takes_nothing_from_it():
 def test_a_label_that_is_no_class_is_told_with_batch_and_row():
     with pytest.raises(UsageError, match="The label 7 is not a class: the model has 3") as caught:
         labelled([(0, 7)]).look()
-    assert caught.value.where == "validation data: batch 0, row 1"
+    assert caught.value.where == "validation data: batch 0: 'labels', first in row 1"
     source = labelled([(0, 1), (-1, 2)])
     source.look()
     with pytest.raises(UsageError, match="The label -1") as caught:
         list(source.epoch(0))
-    assert caught.value.where == "validation data: epoch 0, batch 1, row 0"
+    assert caught.value.where == "validation data: epoch 0, batch 1: 'labels', first in row 0"
 
 
 def test_a_first_batch_with_nan_is_refused():
@@ -131,4 +134,4 @@ def test_a_first_batch_with_nan_is_refused():
     x[1] = np.nan
     with pytest.raises(UsageError, match="'x' has NaN") as caught:
         IterableSource([(x, np.zeros(2))], SPECS, what="validation data").look()
-    assert caught.value.where == "validation data: batch 0, row 1"
+    assert caught.value.where == "validation data: batch 0: 'x', first in row 1"

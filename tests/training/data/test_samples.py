@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import OrtBoostError
-from ortboost.training.data import open_source
+from ortboost.training.data import batch_length, open_source
+from ortboost.training.data.images import AugmentConfig, ImageConfig
 from ortboost.training.data.prefetch import work_ahead
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_same_bits, assert_three_lines
@@ -61,9 +62,57 @@ def test_what_was_seen_is_not_read_again():
 
 
 def test_processes_share_a_batch():
-    parts = [list(source(Samples(), part=(rank, 2)).epoch(0)) for rank in range(2)]
-    first = [part[0]["labels"].tolist() for part in parts]
-    assert first == [[0, 1], [2, 3]]
+    data = [Samples() for _ in range(4)]
+    parts = [list(source(data[rank], part=(rank, 4)).epoch(0)) for rank in range(4)]
+    assert [[batch["labels"].tolist() for batch in part] for part in parts] == [
+        [[0], [0], []],
+        [[1], [1], [0]],
+        [[2], [2], [1]],
+        [[3], [3], [2]],
+    ]
+    assert [batch_length(batch) for batch in parts[0]] == [4, 4, 3]
+    assert parts[0][2]["x"].shape == (0, 3)
+    assert data[3].asked == [3, 7, 10], "a process reads only its own samples"
+
+
+def test_keys_with_other_names_are_mapped():
+    mapping = {"x": "image", "labels": "digit"}
+    samples = Samples(lambda i: {"image": X[i], "digit": i % 4, "x": 0})
+    batches = [{"image": X[i : i + 4], "digit": np.arange(i, min(i + 4, N)) % 4} for i in (0, 4, 8)]
+    for data in (samples, batches):
+        found = open_source(data, SPECS, "train", 4, mapping)
+        for batch, wanted in zip(
+            found.epoch(0), source((X, np.arange(N) % 4)).epoch(0), strict=True
+        ):
+            assert_same_bits(batch, wanted)
+        with pytest.raises(OrtBoostError, match="no input 'z'"):
+            open_source(data, SPECS, "train", 4, {"z": "image"})
+
+
+@pytest.mark.parametrize("data", [Samples(), [(X, np.arange(N) % 4)]])
+def test_image_settings_of_batches_are_not_ignored_without_a_word(data, caplog):
+    with pytest.raises(OrtBoostError, match="no images to augment") as caught:
+        source(data, augment=AugmentConfig(flip=0.5))
+    assert_three_lines(caught.value)
+    source(data, images=ImageConfig())
+    assert "no images: the image settings" in caplog.text
+
+
+def test_only_the_keys_of_inputs_are_read():
+    data = Samples(lambda i: {"x": X[i], "labels": 1, "file": f"{i}.png"})
+    assert sorted(next(source(data).epoch(0))) == ["labels", "x"]
+
+
+@pytest.mark.parametrize(
+    "other", [lambda i: {"x": X[i]}, lambda i: (X[i],), lambda i: (X[i], 0, 0), lambda i: None]
+)
+def test_samples_of_other_forms_are_told(other):
+    for usual in (lambda i: (X[i], 0), lambda i: {"x": X[i], "labels": 0}):
+        data = Samples(lambda i, usual=usual: (other if i == 2 else usual)(i))
+        with pytest.raises(OrtBoostError, match="differ in form") as caught:
+            next(source(data).epoch(0))
+        assert "data: epoch 0, batch 0: " in caught.value.where
+        assert_three_lines(caught.value)
 
 
 def test_samples_of_other_shapes_are_told():

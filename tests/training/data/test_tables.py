@@ -7,7 +7,8 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind_arrays, load_arrays, load_csv, load_npy
+from ortboost.training.data import bind_arrays, load_arrays, load_csv, load_npy, open_source
+from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
 
 INPUTS = [
@@ -57,6 +58,7 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
     ("text", "what", "where"),
     [
         ("a,b,label\n1,2,0\n3,,1\n", "not a table", "line 3, column 'b': '' is not a number"),
+        ("a,b,label\n\n1,2,0\n\n3,x,1\n", "not a table", "line 5, column 'b': 'x' is not a number"),
         ("a,label\n1,setosa\n", "not a table", "line 2, column 'label': 'setosa' is not a number"),
         ("a,b,label\n1,2,0\n3,1\n", "not a table", "line 3 has 2 cells, earlier ones have 3"),
         ("a,label\n1,2,0\n", "2 column names and rows of 3 cells", ""),
@@ -64,9 +66,8 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
         ("1,2,3\n4,5,6\n", "numbers instead of column names", "1, 2, 3"),
         ("a,a,label\n1,2,0\n", "or with a duplicate one", "a, a, label"),
         ("a,,label\n1,2,0\n", "without a name", ""),
-        ("a,b,species\n1,2,0\n", "no column of labels", "a, b, species"),
-        ("a;b;label\n1;2;0\n", "no column of labels", "a;b;label"),
-        ("\n1,2,0\n", "no column of labels", "empty first row"),
+        ("a;b;label\n1;2;0\n", "not separated by commas", "a;b;label"),
+        ("\n1,2,0\n", "no column names", "empty first row"),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_told_with_its_line(tmp_path, text, what, where):
@@ -76,6 +77,27 @@ def test_what_is_no_table_is_told_with_its_line(tmp_path, text, what, where):
     assert str(path) in caught.value.where
     assert where in caught.value.where
     assert_three_lines(caught.value)
+
+
+def test_labels_of_any_name_and_tables_without_labels(tmp_path):
+    path = write(tmp_path, "a,species,b\n1,2,3\n")
+    with pytest.raises(FileError, match="No array feeds the input 'labels'") as caught:
+        open_source(path, INPUTS, "train", 1, None)
+    assert "--map labels=COLUMN" in caught.value.fix
+    batch = next(open_source(path, INPUTS, "train", 1, {"labels": "species"}).epoch(0))
+    assert {name: array.tolist() for name, array in batch.items()} == {"labels": [2], "x": [[1, 3]]}
+    wide = InputSpec("x", np.dtype("float32"), ("N", 3))
+    assert next(open_source(path, [wide], "train", 1, None).epoch(0))["x"].tolist() == [[1, 2, 3]]
+    path = write(tmp_path, "a,Label,b\n1,2,3\n")
+    assert next(open_source(path, INPUTS, "train", 1, None).epoch(0))["labels"].tolist() == [2]
+
+
+def test_large_whole_numbers_stay_exact(tmp_path):
+    """Tokens above 2^24 were rounded to float32."""
+    path = write(tmp_path, "a,b\n16777217,3\n")
+    tokens = InputSpec("tokens", np.dtype("int64"), ("N", 2))
+    batch = next(open_source(path, [tokens], "train", 1, None).epoch(0))
+    assert batch["tokens"].tolist() == [[16777217, 3]]
 
 
 def test_bytes_that_are_no_text(tmp_path):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -215,6 +215,7 @@ class ImageArray(LazyArray):
 
 def as_images(
     arrays: Mapping[str, Array],
+    labels: Collection[str],
     config: ImageConfig,
     augment: AugmentConfig | None,
     where: str,
@@ -223,16 +224,29 @@ def as_images(
 
     Args:
         arrays: Name to array; image files are already :class:`ImageArray`.
+        labels: The arrays that are labels, which are never images: resizing would mix classes.
         config: Preprocessing of images.
         augment: Random augmentation of training images.
         where: Description of the arrays, for error messages.
 
     Raises:
-        UsageError: ``augment`` is set, but there are no images.
+        UsageError: ``augment`` is set, but there are no images, or it would move their pixels but
+            not the labels of these pixels.
     """
     found = dict(arrays)
     for name, array in arrays.items():
-        if not isinstance(lazy_of(array), ImageArray) and ArrayImages.suits(array):
+        if isinstance(lazy_of(array), ImageArray):
+            continue
+        if name in labels:
+            moves = augment is not None and augment.moves
+            if moves and array.ndim > 2:
+                raise UsageError(
+                    "Images cannot be cropped or flipped at random without their labels.",
+                    where=f"{where}: '{name}', {list(array.shape)}",
+                    fix="Keep only brightness, contrast and saturation in --augment; or vary "
+                    "images and labels in a data set of your own.",
+                )
+        elif ArrayImages.suits(array):
             found[name] = as_array_like(ImageArray(ArrayImages(array, name), config, augment))
     if not any(isinstance(lazy_of(array), ImageArray) for array in found.values()):
         if augment is not None:

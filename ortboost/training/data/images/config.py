@@ -106,6 +106,11 @@ class AugmentConfig:
     contrast: _Spread = 0.0
     saturation: _Spread = 0.0
 
+    @property
+    def moves(self) -> bool:
+        """Whether it moves pixels, so that labels of pixels would have to move with them."""
+        return self.resized_crop is not None or self.crop is not None or self.flip > 0
+
     def __post_init__(self) -> None:
         check_kinds(self, "augment")
         if self.resized_crop is not None and self.crop is not None:

@@ -99,8 +99,13 @@ def _read(
         name, _, value = part.partition("=")
         where = f"{what} '{text}'"
         require_known(name, known, f"Unknown setting '{name}'.", where, ConfigError)
+        field = name.replace("-", "_")
+        if field in found:
+            raise ConfigError(
+                f"'{name}' is given twice.", where=where, fix="Give each setting once."
+            )
         try:
-            found[name.replace("-", "_")] = known[name](value)
+            found[field] = known[name](value)
         except ValueError:
             raise ConfigError(
                 f"'{name}' has no valid value ('{value}').", where=where, fix=f"Write it as {form}."

@@ -238,6 +238,28 @@ def test_images_that_are_to_vary_must_be_there():
         open_source(data, inputs(3, 10, 12), "train", 2, None, augment=AUGMENT)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_labels_of_pixels_are_not_images(dtype):
+    """Byte labels were resized, brightened and normalised; others did not move with the image."""
+    labels = np.arange(6 * 120).reshape(6, 10, 12).astype(np.uint8).astype(dtype)
+    specs = [inputs(3, 10, 12)[0], InputSpec("labels", LONG, ("N", 10, 12))]
+
+    def opened(text, augment=None):
+        data = {"x": pixels(), "y": labels}
+        settings = {"images": parse_images(text), "augment": augment}
+        return open_source(data, specs, "train", 6, None, **settings)
+
+    for source in (
+        opened("resize=14,normalize=0.5/0.5"),
+        opened("", AugmentConfig(brightness=0.9, contrast=0.5, saturation=0.5)),
+    ):
+        np.testing.assert_array_equal(next(source.epoch(0))["labels"], labels)
+    for augment in (AUGMENT, AugmentConfig(flip=0.1), AugmentConfig(resized_crop=0.5)):
+        with pytest.raises(UsageError, match="without their labels") as caught:
+            opened("", augment)
+        assert_three_lines(caught.value)
+
+
 def test_settings_that_numbers_ignore_are_told(caplog):
     data = {"x": np.zeros((4, 3, 10, 12), np.float32), "y": np.zeros(4)}
     open_source(data, inputs(3, 10, 12), "train", 2, None, images=ImageConfig())
