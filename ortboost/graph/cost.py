@@ -234,7 +234,10 @@ def _einsum(node: ir.Node) -> int | None:
             return None
         letters, dots, rest = term.partition("...")
         extra = [f".{k}" for k in range(len(shape) - len(letters + rest), 0, -1)] if dots else []
-        for letter, length in zip([*letters, *extra, *rest], shape, strict=True):
+        indices = [*letters, *extra, *rest]
+        if len(indices) != len(shape):  # the node is invalid
+            return None
+        for letter, length in zip(indices, shape, strict=True):
             lengths[letter] = max(lengths.get(letter, 1), length)  # length 1 is broadcast
     return math.prod(lengths.values())
 

@@ -188,3 +188,8 @@ def test_lengths_that_do_not_fit(dims):
     with pytest.raises(UsageError) as caught:
         count_cost(model, dims)
     assert_three_lines(caught.value)
+
+
+def test_an_einsum_whose_equation_does_not_fit_is_not_counted():
+    model = net('y = Einsum<equation = "ij,jk->ik">(x, w)', "(float[2,3,4] x, float[3,4] w) => (y)")
+    assert list(count_cost(model).uncounted) == ["y"]
