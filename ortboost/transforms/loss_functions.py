@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.errors import ConfigError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, known_shape
 from ortboost.transforms.loss_config import LossConfig
 
 __all__ = [
@@ -103,7 +104,11 @@ def fixed_shape(builder: Builder, labels: ir.Value, x: ir.Value, config: LossCon
 def elementwise_losses(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
 ) -> ir.Value:
-    """The loss of each element: ``mse``, ``l1`` or ``bce-with-logits``, in the shape of ``x``."""
+    """The loss of each element: ``mse``, ``l1`` or ``bce-with-logits``, in the shape of ``x``.
+
+    Raises:
+        ConfigError: A weight does not broadcast to ``x``.
+    """
     if config.name == "mse":
         difference = builder.op("Sub", x, labels)
         return builder.op("Mul", difference, difference)
@@ -111,13 +116,28 @@ def elementwise_losses(
         return builder.op("Abs", builder.op("Sub", x, labels))
     one = builder.const(1.0)
     positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
-    if config.pos_weight is not None:
-        positive = builder.op("Mul", positive, builder.const(config.pos_weight))
+    positive = _weighted(builder, positive, x, "pos_weight", config.pos_weight)
     negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
     losses = builder.op("Add", positive, negative)
-    return (
-        losses if config.weight is None else builder.op("Mul", losses, builder.const(config.weight))
-    )
+    return _weighted(builder, losses, x, "weight", config.weight)
+
+
+def _weighted(builder: Builder, losses: ir.Value, x: ir.Value, key: str, weight: Any) -> ir.Value:
+    """The losses times a weight, if there is one, in the shape of the predictions ``x``."""
+    if weight is None:
+        return losses
+    lengths, shape = np.shape(weight), known_shape(x)
+    last = () if shape is None else shape[len(shape) - len(lengths) :]
+    if shape is not None and (
+        len(lengths) > len(shape)
+        or any(n not in (1, d) and isinstance(d, int) for n, d in zip(lengths, last, strict=True))
+    ):
+        raise ConfigError(
+            f"'{key}' of shape {format_shape(lengths)} does not broadcast to the predictions.",
+            where=f"loss, {key}; predictions {format_shape(shape)}",
+            fix="Give a number, or an array with one weight for each output.",
+        )
+    return builder.op("Mul", losses, builder.const(weight))
 
 
 def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
