@@ -69,9 +69,9 @@ class Site:
         """An optional input; ``None`` if it is omitted."""
         return input_at(self.node, index)
 
-    def array(self, index: int, *, limit: int | None = None) -> NDArray[Any] | None:
-        """The array of an input, if it is given, constant and has at most ``limit`` elements."""
-        return constant(self.optional(index), limit=limit)
+    def array(self, index: int) -> NDArray[Any] | None:
+        """The array of an input, if it is given and constant."""
+        return constant(self.optional(index))
 
     @property
     def dtype(self) -> ir.DataType:

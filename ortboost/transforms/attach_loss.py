@@ -50,8 +50,7 @@ from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
-    elementwise_losses,
-    fixed_shape,
+    dense_losses,
     reduce_losses,
     shifted_labels,
     sparse_cross_entropy,
@@ -155,15 +154,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         if config.shift_labels:
             target = shifted_labels(builder, labels, config.ignore_index or 0)
         loss, objective = sparse_cross_entropy(builder, scores, target, config, axis)
-    elif config.name == "softmax-cross-entropy":
-        log_softmax = builder.op("LogSoftmax", scores, axis=-1 if axis is None else axis)
-        product = builder.op("Mul", log_softmax, fixed_shape(builder, labels, scores, config))
-        over = builder.ints(-1 if axis is None else axis)
-        losses = builder.op("Neg", builder.op("ReduceSum", product, over, keepdims=0))
-        loss, objective = reduce_losses(builder, losses, config.reduction)
     else:
-        same = fixed_shape(builder, labels, scores, config)
-        losses = elementwise_losses(builder, scores, same, config)
+        losses = dense_losses(builder, scores, labels, config, axis)
         loss, objective = reduce_losses(builder, losses, config.reduction)
     builder.flush()
     _rename_to_loss(graph, loss)
@@ -209,8 +201,9 @@ def _from_file(
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
+    attached = AttachedLoss(report, name, "loss", "loss", labels.name)
     if picking is None:
-        return AttachedLoss(report, name, "loss", "loss", labels.name)
+        return attached
     scores = None if picking.inputs[0] is None else known_shape(picking.inputs[0])
     count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
     if not isinstance(count, int):
@@ -219,17 +212,8 @@ def _from_file(
             where=f"{config.name}: node '{picking.name}', scores {format_shape(scores)}",
             fix="Fix the number of classes, in the loss or in the output of the network.",
         )
-    ignored = picking.attributes.get("ignore_index")
-    return AttachedLoss(
-        report,
-        name,
-        "loss",
-        "loss",
-        labels.name,
-        count,
-        class_axis=1,
-        ignored=None if ignored is None else ignored.as_int(),
-    )
+    ignored = picking.attributes.get_int("ignore_index", None)
+    return dataclasses.replace(attached, classes=count, class_axis=1, ignored=ignored)
 
 
 def _require_free(model: ir.Model, labels: str) -> None:

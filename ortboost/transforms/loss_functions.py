@@ -13,8 +13,7 @@ from ortboost.graph.query import format_shape, known_shape
 from ortboost.transforms.loss_config import LossConfig
 
 __all__ = [
-    "elementwise_losses",
-    "fixed_shape",
+    "dense_losses",
     "reduce_losses",
     "shifted_labels",
     "sparse_cross_entropy",
@@ -88,27 +87,30 @@ def _fused_cross_entropy(
     return loss
 
 
-def fixed_shape(builder: Builder, labels: ir.Value, x: ir.Value, config: LossConfig) -> ir.Value:
-    """Reshape the labels to the shape of the predictions, so that a single row is not broadcast.
-
-    The runtime checks static shapes itself, so no node is added for these.
-    """
-    shape = known_shape(x)
-    free = config.broadcast or config.label_shape is not None
-    if free or shape is None or all(isinstance(d, int) for d in shape):
-        return labels
-    size = builder.op("Shape", x, dtype=ir.DataType.INT64)
-    return builder.op("Reshape", labels, size, shape=shape)
-
-
-def elementwise_losses(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
+def dense_losses(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> ir.Value:
-    """The loss of each element: ``mse``, ``l1`` or ``bce-with-logits``, in the shape of ``x``.
+    """The losses for labels in the shape of the predictions.
+
+    Args:
+        builder: Receives the nodes.
+        x: Predictions, ``[batch, ...]``.
+        labels: Probabilities or targets, in the same shape.
+        config: The loss.
+        axis: The class axis of cross entropy; ``None`` for the last.
+
+    Returns:
+        The loss of each element, or for cross entropy of each position, without the class axis.
 
     Raises:
         ConfigError: A weight does not broadcast to ``x``.
     """
+    if config.name == "softmax-cross-entropy":
+        over = -1 if axis is None else axis
+        log_softmax = builder.op("LogSoftmax", x, axis=over)
+        product = builder.op("Mul", log_softmax, _in_shape_of(x, labels, config, builder))
+        return builder.op("Neg", builder.op("ReduceSum", product, builder.ints(over), keepdims=0))
+    labels = _in_shape_of(x, labels, config, builder)
     if config.name == "mse":
         difference = builder.op("Sub", x, labels)
         return builder.op("Mul", difference, difference)
@@ -120,6 +122,18 @@ def elementwise_losses(
     negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
     losses = builder.op("Add", positive, negative)
     return _weighted(builder, losses, x, "weight", config.weight)
+
+
+def _in_shape_of(x: ir.Value, labels: ir.Value, config: LossConfig, b: Builder) -> ir.Value:
+    """Reshape the labels to the shape of the predictions, so that a single row is not broadcast.
+
+    The runtime checks static shapes itself, so no node is added for these.
+    """
+    shape = known_shape(x)
+    free = config.broadcast or config.label_shape is not None
+    if free or shape is None or all(isinstance(d, int) for d in shape):
+        return labels
+    return b.op("Reshape", labels, b.op("Shape", x, dtype=ir.DataType.INT64), shape=shape)
 
 
 def _weighted(builder: Builder, losses: ir.Value, x: ir.Value, key: str, weight: Any) -> ir.Value:
