@@ -72,7 +72,7 @@ class Cost:
 
     @property
     def known(self) -> int | None:
-        """The same, but ``None`` where there is work and none of it could be counted."""
+        """The total; ``None`` if there is work, but none of it could be counted."""
         return None if self.uncounted and not self.total else self.total
 
     @property

@@ -93,7 +93,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
 class _Index:
     """Tensors by their first elements, so that not every pair has to be compared.
 
-    Without those of few different values, which may be equal by chance.
+    Tensors of few different values are left out: they may be equal by chance.
     """
 
     def __init__(self) -> None:
