@@ -73,29 +73,29 @@ def find_batch_axes(
         >>> find_batch_axes(shapes, "batch")
         {'x': 0, 'state': 1, 'sr': None}
     """
-    given = dict(given or {})
-    for name, axis in given.items():
-        require_input(name, shapes, f"--batch-axis {name}")
-        rank = len(shapes[name])
-        if axis is not None and not -rank <= axis < rank:
-            raise UsageError(
-                f"The input '{name}' has no axis {axis}.",
-                where=f"--batch-axis {name}={axis}: {format_shape(shapes[name])}",
-                fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
-            )
+    settled = {name: _given_axis(name, axis, shapes) for name, axis in (given or {}).items()}
     if first not in {dim for shape in shapes.values() for dim in shape}:
         # Exporters may name the batch differently in the outputs.
         heads = {shape[0] for shape in shapes.values() if shape}
         named = [head for head in heads if isinstance(head, str)]
         first = named[0] if len(named) == 1 else None
-    found: dict[str, BatchAxis] = {}
-    for name, shape in shapes.items():
-        if name in given:
-            axis = given[name]
-            found[name] = axis if axis is None else axis % len(shape)
-        else:
-            found[name] = None if whole else _axis(shape, first, shapes)
-    return found
+    inferred = {name: None if whole else _axis(s, first, shapes) for name, s in shapes.items()}
+    return {**inferred, **settled}
+
+
+def _given_axis(name: str, axis: int | None, shapes: Mapping[str, Dims]) -> int | None:
+    """An axis that the user gave, counted from the front."""
+    require_input(name, shapes, f"--batch-axis {name}")
+    rank = len(shapes[name])
+    if axis is None:
+        return None
+    if not -rank <= axis < rank:
+        raise UsageError(
+            f"The input '{name}' has no axis {axis}.",
+            where=f"--batch-axis {name}={axis}: {format_shape(shapes[name])}",
+            fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
+        )
+    return axis % rank
 
 
 def _axis(shape: Dims, first: int | str | None, shapes: Mapping[str, Dims]) -> BatchAxis:
@@ -152,7 +152,9 @@ def model_batch_axes(
     whole = row_picker(model, set(shapes)) is not None
     given, own = dict(given or {}), dict[str, BatchAxis]()
     if labels is not None and labels in inputs:
-        own[labels] = given.pop(labels, None if whole else 0)
+        own[labels] = None if whole else 0
+        if labels in given:
+            own[labels] = _given_axis(labels, given.pop(labels), inputs)
     found = find_batch_axes(shapes, shape[0] if shape else None, given, whole=whole)
     return {**found, **own}
 

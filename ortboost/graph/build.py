@@ -225,8 +225,8 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
         raise ModelError(
             f"The model has a tensor '{name}', a name that ortboost uses itself.",
             where=f"tensor '{name}'",
-            fix="Rename the input, weight or output before the export. If it is the model's own "
-            "loss, use --loss output --output NAME.",
+            fix="Rename the input, weight or output before the export, or name the labels with "
+            "--labels. If it is the model's own loss, use --loss output --output NAME.",
         )
     builder: Builder | None = None
     for node in graph.all_nodes():

@@ -5,7 +5,8 @@ Counted, in multiply-accumulates (MAC; a MAC is two floating-point operations):
 ===================  ==============================================================================
 operator             MACs
 ===================  ==============================================================================
-Conv                 elements of the output * (channels in / groups) * elements of the kernel
+Attention            keys * (elements of the queries + elements of the output)
+Conv, DeformConv     elements of the output * (channels in / groups) * elements of the kernel
 ConvTranspose        elements of the input * (channels out / groups) * elements of the kernel
 Gemm, MatMul         elements of the output * length of the dimension that is summed over
 Einsum               product of the lengths of all its indices
@@ -71,7 +72,7 @@ class Cost:
 
     @property
     def known(self) -> int | None:
-        """The same, but ``None`` where there is work and none of it could be counted."""
+        """The total; ``None`` if there is work, but none of it could be counted."""
         return None if self.uncounted and not self.total else self.total
 
     @property
@@ -187,9 +188,11 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
     return macs
 
 
-def _shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
+def _shape(node: ir.Node, index: int, rank: int | None = None) -> tuple[int, ...] | None:
+    """The static shape of an input, if it is known and has this rank: a node may be invalid."""
     value = input_at(node, index)
-    return None if value is None else static_shape(value)
+    shape = None if value is None else static_shape(value)
+    return shape if shape is None or rank in (None, len(shape)) else None
 
 
 def _convolution(position: int) -> Callable[[ir.Node], int | None]:
@@ -208,7 +211,7 @@ def _transposed(node: ir.Node) -> int | None:
 
 
 def _gemm(node: ir.Node) -> int | None:
-    a, out = _shape(node, 0), static_shape(node.outputs[0])
+    a, out = _shape(node, 0, 2), static_shape(node.outputs[0])
     if a is None or out is None:
         return None
     return math.prod(out) * a[0 if node.attributes.get_int("transA", 0) else 1]
@@ -234,13 +237,16 @@ def _einsum(node: ir.Node) -> int | None:
             return None
         letters, dots, rest = term.partition("...")
         extra = [f".{k}" for k in range(len(shape) - len(letters + rest), 0, -1)] if dots else []
-        for letter, length in zip([*letters, *extra, *rest], shape, strict=True):
+        indices = [*letters, *extra, *rest]
+        if len(indices) != len(shape):  # the node is invalid
+            return None
+        for letter, length in zip(indices, shape, strict=True):
             lengths[letter] = max(lengths.get(letter, 1), length)  # length 1 is broadcast
     return math.prod(lengths.values())
 
 
 def _recurrent(node: ir.Node) -> int | None:
-    x, w = _shape(node, 0), _shape(node, 1)
+    x, w = _shape(node, 0, 3), _shape(node, 1, 3)
     if x is None or w is None:
         return None
     # x is [sequence, batch, inputs] (or batch first), w is [directions, gates * hidden, inputs].
@@ -248,8 +254,18 @@ def _recurrent(node: ir.Node) -> int | None:
     return x[0] * x[1] * w[0] * w[1] * (w[2] + hidden)
 
 
+def _attention(node: ir.Node) -> int | None:
+    queries, keys, out = _shape(node, 0), _shape(node, 1), static_shape(node.outputs[0])
+    cached = input_at(node, 4) is not None
+    if not queries or not keys or out is None or cached or not is_standard(node):
+        return None
+    # [batch, heads, sequence, size] or [batch, sequence, heads * size]
+    return keys[-2] * (math.prod(queries) + math.prod(out))
+
+
 _RULES: Mapping[str, Callable[[ir.Node], int | None]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "FusedConv"), _convolution(1)),
+    "Attention": _attention,
+    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv", "FusedConv"), _convolution(1)),
     "QLinearConv": _convolution(3),
     "ConvTranspose": _transposed,
     **dict.fromkeys(("Gemm", "FusedGemm"), _gemm),

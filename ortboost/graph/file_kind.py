@@ -1,4 +1,4 @@
-"""What a file is that was given where an ONNX model is needed, by its first bytes."""
+"""The kind of a file that is not an ONNX model, by its first bytes."""
 
 from __future__ import annotations
 

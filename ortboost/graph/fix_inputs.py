@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.graph.input_config import Dims, InputConfig, fit_dims, require_input
-from ortboost.graph.query import ROLE_MARK, format_shape, known_shape
+from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, format_shape, known_shape
 from ortboost.graph.source import source_name
 
 __all__ = ["fit_inputs", "fix_inputs"]
@@ -96,7 +96,7 @@ def fit_inputs(
     }
     lengths = dict(config.dims)
     for name, array in arrays.items():
-        for axis, length in enumerate(array.shape):
+        for axis, length in enumerate(array.shape if name in shapes else ()):
             lengths.setdefault(f"{name}:{axis}", length)
     return arrays, fit_dims(shapes, lengths)
 
@@ -119,18 +119,22 @@ def constant_array(
     expected = array.dtype if dtype is None else np.dtype(dtype.numpy())
     if shape is not None and array.size == 1 and array.ndim < len(shape):
         array = array.reshape((1,) * len(shape))  # a number for an input of shape [1]
-    cast = array.astype(expected)
-    # A float may be rounded to float16, but 1.5 is no value for an integer input.
-    exact = expected.kind == "f" or np.array_equal(cast, array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(expected)
+    if dtype is None or dtype in FLOAT_TYPES:  # rounding is allowed
+        exact = np.array_equal(np.isfinite(cast), np.isfinite(array))
+    else:
+        exact = np.array_equal(cast, array) and dtype != ir.DataType.STRING
     fits = shape is None or (
         array.ndim == len(shape)
         and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape, strict=True))
     )
     if not exact or not fits or not array.size:
+        kind = "strings" if dtype == ir.DataType.STRING else expected
         raise UsageError(
             f"The value of the input '{name}' does not fit: it is "
             f"{array.dtype}{list(array.shape)}.",
-            where=f"--input {name}: the model expects {expected} {format_shape(shape)}",
+            where=f"--input {name}: the model expects {kind} {format_shape(shape)}",
             fix="Give a value of that type and shape; read an array from a file with --input "
             f"{name}=values.npy.",
         )

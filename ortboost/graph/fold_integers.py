@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
-from ortboost.graph.query import constant, is_standard, known_shape
+from ortboost.graph.query import constant, is_standard, known_shape, static_shape
 
 __all__ = ["fold_integers"]
 
@@ -43,7 +43,7 @@ def fold_integers(model: ir.Model) -> Report:
         if not is_standard(node, *_OPERATORS):
             continue
         (output,) = node.outputs
-        if id(output) in outputs:
+        if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
             continue
         kinds = "biuf" if _is_setting(output) else "biu"
         found = _result(node, model.opset_imports.get("", 18), kinds)

@@ -123,10 +123,12 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
 
 
 def _finished(model: ir.Model) -> ir.Model:
-    """Drop dimension names that mean "unknown", as equal names imply equal lengths.
+    """Unify the two names of the standard domain, and drop dimension names that mean "unknown".
 
-    Then the lengths that the nodes compute can be checked.
+    Equal names imply equal lengths. Then the lengths that the nodes compute can be checked.
     """
+    if "ai.onnx" in model.opset_imports:
+        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     for graph in model.graphs():
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
@@ -177,7 +179,7 @@ def save_model(
     try:
         with temporary_folder(target.parent) as scratch:
             # `ir.save` lets the caller's tensors refer to the new file: put its own back.
-            kept = {value.name: value.const_value for value, _ in all_tensors(model)}
+            kept = list(all_tensors(model))
             try:
                 if proto is None or external:
                     ir.save(model, scratch / target.name, external_data=data if external else None)
@@ -185,8 +187,8 @@ def save_model(
                     onnx.save(proto, scratch / target.name)
                 _write_map_types(model, scratch / target.name)
             finally:
-                for value, _ in all_tensors(model):
-                    value.const_value = kept[value.name]
+                for value, tensor in kept:
+                    value.const_value = tensor
             old = _data_files(target)  # read before the model that names them is replaced
             for name in (data, target.name) if external else (target.name,):
                 put_in_place(scratch / name, target.with_name(name))

@@ -29,6 +29,7 @@ __all__ = [
     "known_shape",
     "label",
     "match_names",
+    "matches_name",
     "producer_of",
     "scalar",
     "sole_consumer",
@@ -94,8 +95,13 @@ def format_shape(shape: Iterable[int | str | None] | None) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
+def matches_name(name: str, pattern: str) -> bool:
+    """Whether a name matches a shell-style pattern or equals it, as ``blocks[0].w`` does."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
 def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Match names against shell-style patterns.
+    """Match names against shell-style patterns, see :func:`matches_name`.
 
     Returns:
         The matched names, and the patterns that matched nothing (usually typos).
@@ -108,7 +114,7 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
     matched: set[str] = set()
     unmatched: list[str] = []
     for pattern in patterns:
-        hits = fnmatch.filter(known, pattern)
+        hits = [name for name in known if matches_name(name, pattern)]
         matched.update(hits)
         if not hits:
             unmatched.append(pattern)

@@ -99,16 +99,7 @@ def dropped_detaches(graph: ir.Graph) -> set[str]:
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
     """The value of the main graph with this name, if there is one."""
-    for value in graph.inputs:
-        if value.name == name:
-            return value
-    if name in graph.initializers:
-        return graph.initializers[name]
-    for node in graph:
-        for output in node.outputs:
-            if output.name == name:
-                return output
-    return None
+    return values_by_name(graph).get(name)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -69,9 +69,9 @@ class Site:
         """An optional input; ``None`` if it is omitted."""
         return input_at(self.node, index)
 
-    def array(self, index: int, *, limit: int | None = None) -> NDArray[Any] | None:
-        """The array of an input, if it is given, constant and has at most ``limit`` elements."""
-        return constant(self.optional(index), limit=limit)
+    def array(self, index: int) -> NDArray[Any] | None:
+        """The array of an input, if it is given and constant."""
+        return constant(self.optional(index))
 
     @property
     def dtype(self) -> ir.DataType:
@@ -94,9 +94,11 @@ class Site:
         return known_shape(self.input(index)) or ()
 
     def axis(self, name: str = "axis", default: int = -1) -> int:
-        """An axis attribute, counted from the front."""
+        """An axis attribute, counted from the front; raises :class:`Refusal` if it is too low."""
         value = self.node.attributes.get_int(name, default)
-        return value % self.rank() if value < 0 else value
+        if value < 0 and value + self.rank() < 0:
+            raise Refusal(f"its input of rank {self.rank()} has no axis {value}")
+        return value + self.rank() if value < 0 else value
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""

@@ -81,7 +81,8 @@ def infer_missing(model: ir.Model) -> None:
 def check_lengths(model: ir.Model) -> None:
     """Reject a model in which a dimension is negative.
 
-    These lengths may exclude a branch of an If, so only what a Slice reads counts there.
+    In the branches of an If, some of which these lengths may exclude, only the inputs of Slices are
+    checked.
 
     Args:
         model: The model, with its shapes inferred.
@@ -228,7 +229,7 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
 def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:
     """Infer each Slice once the lengths of its input are known, or never will be.
 
-    Those of functions are inferred if no length is negative once the functions are inlined.
+    Slices in functions are inferred if no length is negative once the functions are inlined.
     """
     infer = functools.partial(
         onnx.shape_inference.infer_shapes, check_type=check_type, strict_mode=False, data_prop=True
@@ -272,8 +273,8 @@ def _is_slice(node: onnx.NodeProto) -> bool:
 def _lengths(graph: onnx.GraphProto, outer: _Lengths | None = None) -> Iterator[_Reader]:
     """All nodes, each with the dimensions of the tensors that it may read or write by name.
 
-    Those with names count as 0; of an unknown shape there are none. A name may stand for several
-    tensors: in both branches of an If, and in a subgraph for another than around it.
+    A dimension with a name counts as 0; an unknown shape is ``None``. A name may stand for several
+    tensors: one in each branch of an If, and another one around it.
     """
     lengths = ChainMap({}) if outer is None else outer.new_child()
     lengths.update((name, None) for node in graph.node for name in node.output)

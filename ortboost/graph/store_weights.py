@@ -9,6 +9,8 @@ training program needs each of them as a tensor of the main graph:
   trains ``g`` and ``v``.
 - Running statistics are never trained by gradients, so they are precomputed from any stored tensor.
 - Float tensors of branches and loop bodies move to the main graph.
+- Running statistics get tensors of their own: exporters that store equal tensors once let those of
+  a new BatchNormalization share the tensors of its scale and bias, which are trained.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from onnx_ir.passes import common
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
+from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import Origin, origin_of, stamp_origin
-from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
+from ortboost.graph.query import FLOAT_TYPES, is_standard, source_before, static_shape
+from ortboost.graph.weight_uses import weight_uses
 
 __all__ = ["COMPUTED", "store_weights"]
 
@@ -47,7 +51,7 @@ def store_weights(model: ir.Model) -> Report:
         model: A model whose constants are initializers, its shapes inferred.
 
     Returns:
-        A report of the tensors computed or moved, and of those too large. Idempotent.
+        A report of the tensors computed, moved or copied, and of those too large. Idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -60,6 +64,7 @@ def store_weights(model: ir.Model) -> Report:
     """
     report = Report("store_weights")
     _leave_branches(model, report)
+    _own_statistics(model, report)
     statistics = _made_statistics(model)
     total, made = 0, dict[str, str]()
     outputs = {id(value) for value in model.graph.outputs}
@@ -205,3 +210,31 @@ def _leave_branches(model: ir.Model, report: Report) -> None:
             graph.initializers.pop(name)
             model.graph.register_initializer(value)
             report.changed[name] = "moved out of a branch or loop body to the main graph"
+
+
+def _own_statistics(model: ir.Model, report: Report) -> None:
+    """Copy running statistics that other inputs of nodes read, too."""
+    made: dict[tuple[ir.Value | None, ...], ir.Value] = {}
+    builder: Builder | None = None
+    for norm in model.graph:
+        if not is_standard(norm, "BatchNormalization"):
+            continue
+        for index, role in ((3, "running_mean"), (4, "running_var")):
+            given = norm.inputs[index]
+            stored = source_before(given, "Identity")
+            if given is None or stored is None or stored.const_value is None:
+                continue
+            # A module that is applied twice has the same scale and bias, too.
+            module = (*norm.inputs[1:3], given)
+            if module not in made:
+                if all(use.role.startswith("running_") for use in weight_uses(stored)):
+                    continue  # shared with other statistics: to_training separates them
+                builder = builder or Builder(model.graph, "ortboost/statistics")
+                name = given.name or ""  # that of torch, if the exporter wrote an Identity
+                if given is not stored and not given.is_graph_output():
+                    given.name = builder.unique(f"{name}/shared")
+                else:
+                    name = builder.unique(f"{name}/{role}")
+                made[module] = add_initializer(model.graph, name, stored.const_value.numpy())
+                report.changed[name] = f"apart from '{stored.name}', which is stored once for both"
+            norm.replace_input_with(index, made[module])

@@ -60,6 +60,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     stored = list(_stored(model.graph))
     builder = Builder(model.graph, "tied")
     named, earlier = _Index(), _Index()
+    tied: dict[ir.Value, ir.Value] = {}
     for value in stored:
         if origin_of(value).kind in _NAMED:
             named.add(value)
@@ -78,7 +79,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
                 "may have copied one of them; export without constant folding to tie them"
             )
         elif sources:
-            _tie(copy, sources[0], builder)
+            tied[copy] = _tie(copy, sources[0], tied.get(sources[0], sources[0]), builder)
             report.changed[copy.name or ""] = f"computed from '{sources[0].name}'"
             what = "the transposition" if kind == "unknown" else "a copy, made by the exporter,"
             report.notes.append(
@@ -92,7 +93,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
 class _Index:
     """Tensors by their first elements, so that not every pair has to be compared.
 
-    Without those of few different values, which may be equal by chance.
+    Tensors of few different values are left out: they may be equal by chance.
     """
 
     def __init__(self) -> None:
@@ -117,18 +118,19 @@ def _key(array: NDArray[np.generic]) -> _Key | None:
     return array.dtype.str, array.size, first.tobytes()
 
 
-def _tie(copy: ir.Value, source: ir.Value, builder: Builder) -> None:
-    """Replace a copy by a Transpose or a Reshape of its source, which keeps the name."""
+def _tie(copy: ir.Value, source: ir.Value, read: ir.Value, builder: Builder) -> ir.Value:
+    """Compute a copy, under its name, from its source; ``read`` is that, or its own replacement."""
     name = copy.name or ""
     if not _in_order(copy, source):
-        result = builder.op("Transpose", source, shape=copy.shape, perm=[1, 0])
+        result = builder.op("Transpose", read, shape=copy.shape, perm=[1, 0])
     elif _array(copy).shape == _array(source).shape:
-        result = builder.op("Identity", source, shape=copy.shape)
+        result = builder.op("Identity", read, shape=copy.shape)
     else:
-        result = builder.op("Reshape", source, builder.ints(*_array(copy).shape), shape=copy.shape)
+        result = builder.op("Reshape", read, builder.ints(*_array(copy).shape), shape=copy.shape)
     copy.replace_all_uses_with(result)
     builder.graph.initializers.pop(name)
     result.name = name
+    return result
 
 
 def _stored(graph: ir.Graph) -> Iterable[ir.Value]:

@@ -245,15 +245,22 @@ def _is_layer(node: ir.Node, index: int) -> bool:
 
 def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
     """Whether a value is an initializer or computed from initializers alone."""
-    if id(value) not in known:
-        node = value.producer()
-        if node is None:
-            known[id(value)] = value.is_initializer()
+    pending, seen, stored = [value], set[int](), True
+    while pending and stored:  # not recursive: networks are deep
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if id(current) in known:
+            stored = known[id(current)]
+        elif node is None:
+            stored = current.is_initializer()
         else:
-            known[id(value)] = bool(node.inputs) and all(
-                _is_stored(v, known) for v in node.inputs if v is not None
-            )
-    return known[id(value)]
+            stored = bool(node.inputs)
+            pending += [v for v in node.inputs if v is not None]
+    known.update(dict.fromkeys(seen, True) if stored else {id(value): False})
+    return stored
 
 
 def _makes_waves(node: ir.Node, index: int) -> bool:

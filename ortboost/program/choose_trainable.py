@@ -21,6 +21,7 @@ from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 from ortboost.graph.reach import reach
 from ortboost.graph.source import source_name
+from ortboost.graph.weight_uses import weight_uses
 from ortboost.program.config import ProgramConfig
 
 __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
@@ -284,9 +285,9 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     tied = []
     for parameter in trained:
         value = model.graph.initializers[parameter.name]
-        nodes = {usage.node.name for usage in value.uses()}
-        operators = {usage.node.op_type for usage in value.uses()}
-        if len(nodes) > 1 and len(operators) == 1 and value.const_value is not None:
+        uses = weight_uses(value)  # also through the Identities of the TorchScript exporter
+        operators = {use.op for use in uses}
+        if len(uses) > 1 and len(operators) == 1 and value.const_value is not None:
             numbers = value.const_value.numpy()
             if (numbers == numbers.flat[0]).all():
                 tied.append(parameter.name)

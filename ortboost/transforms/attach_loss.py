@@ -14,7 +14,8 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 ``mean`` divides by the number of losses (positions whose label is not ignored for cross entropy,
 elements otherwise), ``sum`` adds them, ``none`` returns all of them and differentiates their sum,
 as MindSpore does. If all labels of a batch are ignored, the mean and its gradient are 0; PyTorch
-returns NaN, which would cause the step to be skipped.
+returns NaN, which would cause the step to be skipped. The loss of an output of another float type
+is computed in float32.
 
 ``shift_labels`` is the loss of a causal language model: position `t` is compared with the label of
 `t + 1`, and the last position is ignored. The labels are then the token IDs themselves.
@@ -49,8 +50,7 @@ from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
-    elementwise_losses,
-    fixed_shape,
+    dense_losses,
     reduce_losses,
     shifted_labels,
     sparse_cross_entropy,
@@ -96,7 +96,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         config: The loss.
 
     Raises:
-        ConfigError: Dense labels for another loss than cross entropy.
+        ConfigError: Dense labels for another loss than cross entropy, or weights that do not
+            broadcast to the output.
         UsageError: The output to train on does not exist, or is not given and there are several.
         ModelError: The shape or type of the output does not fit the loss.
     """
@@ -146,21 +147,15 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
     labels = _label_input(model, config, prediction, axis)
+    scores = builder.cast(prediction, ir.DataType.FLOAT)
     # `loss` is shown to users, `objective` is differentiated: they differ for reduction none.
     if config.name == "softmax-cross-entropy" and config.sparse:
         target = labels
         if config.shift_labels:
             target = shifted_labels(builder, labels, config.ignore_index or 0)
-        loss, objective = sparse_cross_entropy(builder, prediction, target, config, axis)
-    elif config.name == "softmax-cross-entropy":
-        log_softmax = builder.op("LogSoftmax", prediction, axis=-1 if axis is None else axis)
-        product = builder.op("Mul", log_softmax, fixed_shape(builder, labels, prediction, config))
-        over = builder.ints(-1 if axis is None else axis)
-        losses = builder.op("Neg", builder.op("ReduceSum", product, over, keepdims=0))
-        loss, objective = reduce_losses(builder, losses, config.reduction)
+        loss, objective = sparse_cross_entropy(builder, scores, target, config, axis)
     else:
-        same = fixed_shape(builder, labels, prediction, config)
-        losses = elementwise_losses(builder, prediction, same, config)
+        losses = dense_losses(builder, scores, labels, config, axis)
         loss, objective = reduce_losses(builder, losses, config.reduction)
     builder.flush()
     _rename_to_loss(graph, loss)
@@ -206,8 +201,9 @@ def _from_file(
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
+    attached = AttachedLoss(report, name, "loss", "loss", labels.name)
     if picking is None:
-        return AttachedLoss(report, name, "loss", "loss", labels.name)
+        return attached
     scores = None if picking.inputs[0] is None else known_shape(picking.inputs[0])
     count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
     if not isinstance(count, int):
@@ -216,17 +212,8 @@ def _from_file(
             where=f"{config.name}: node '{picking.name}', scores {format_shape(scores)}",
             fix="Fix the number of classes, in the loss or in the output of the network.",
         )
-    ignored = picking.attributes.get("ignore_index")
-    return AttachedLoss(
-        report,
-        name,
-        "loss",
-        "loss",
-        labels.name,
-        count,
-        class_axis=1,
-        ignored=None if ignored is None else ignored.as_int(),
-    )
+    ignored = picking.attributes.get_int("ignore_index", None)
+    return dataclasses.replace(attached, classes=count, class_axis=1, ignored=ignored)
 
 
 def _require_free(model: ir.Model, labels: str) -> None:
@@ -277,7 +264,8 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
             fix="Choose a loss with --loss, or name the output that holds the loss.",
         )
     # A new value, so that the step's `loss` is always the unscaled scalar of shape [].
-    scalar = builder.op("Reshape", output, builder.ints(), shape=())
+    scores = builder.cast(output, ir.DataType.FLOAT)
+    scalar = builder.op("Reshape", scores, builder.ints(), shape=())
     builder.flush()
     if output.name == "loss":
         output.name = builder.unique("loss/model")

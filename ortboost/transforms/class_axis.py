@@ -41,8 +41,8 @@ _AS_THE_FIRST = frozenset(
 _AS_ALL = frozenset(("Add", "Concat", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum", "Where"))
 """Operators whose output has the same axes as every operand of the same rank."""
 
-_Known = dict[int, int | None]
-"""ID of a value to its axis: many paths of a residual network lead to one value."""
+_Known = dict[ir.Value | None, int | None]
+"""The feature axis of each value, as far as the operators that compute it tell."""
 
 
 def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = None) -> int:
@@ -79,7 +79,10 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return axis
     if rank == 2:
         return 1
-    by_operator, by_lengths = _by_operator(prediction, {}), _by_lengths(model, shape)
+    known: _Known = {}
+    for node in model.graph:  # in graph order, each after what it reads
+        known.update((output, _of_node(output, known)) for output in node.outputs)
+    by_operator, by_lengths = known.get(prediction), _by_lengths(model, shape)
     if by_operator and by_lengths in (None, by_operator):
         return by_operator
     if by_operator is None and by_lengths is not None:
@@ -93,14 +96,8 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     )
 
 
-def _by_operator(value: ir.Value, known: _Known) -> int | None:
-    """The feature axis of ``value`` according to the operators that compute it, if certain."""
-    if id(value) not in known:
-        known[id(value)] = _of_node(value, known)
-    return known[id(value)]
-
-
 def _of_node(value: ir.Value, known: _Known) -> int | None:
+    """The feature axis of ``value`` according to the node that computes it, if certain."""
     node, shape = value.producer(), known_shape(value)
     if node is None or shape is None or not is_standard(node):
         return None
@@ -108,16 +105,17 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
     if op in _CHANNELS_FIRST:
         return 1
     if op in ("Softmax", "LogSoftmax"):  # the default axis depends on the opset
-        return node.attributes.get_int("axis") % rank if "axis" in node.attributes else None
+        given = node.attributes.get_int("axis", None)
+        return None if given is None or not rank else given % rank
     if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
         return rank - 1
     if op in _AS_THE_FIRST:
         source = node.inputs[0]
         same = source is not None and _rank(source) == rank
-        return _by_operator(source, known) if source is not None and same else None
+        return known.get(source) if same else None
     if op in _AS_ALL:
         found = {
-            _by_operator(operand, known)
+            known.get(operand)
             for operand in node.inputs
             if operand is not None and not _constant(operand) and _rank(operand) == rank
         }
@@ -133,7 +131,7 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     before, after = (None if source is None else known_shape(source)), known_shape(value)
     if source is None or before is None or after is None:
         return None
-    axis = _by_operator(source, known)
+    axis = known.get(source)
     if axis is None:
         return None
     if node.op_type == "Transpose":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds
 
 __all__ = ["IGNORED", "LOSSES", "LossConfig"]
 
@@ -63,7 +63,7 @@ class LossConfig:
     sparse: bool = True
     output: str | None = None
     labels: str = "labels"
-    label_shape: tuple[int | str | None, ...] | None = None
+    label_shape: tuple[Annotated[int, Range(1)] | str | None, ...] | None = None
     ignore_index: int | None = None
     class_axis: int | None = None
     shift_labels: bool = False
@@ -84,6 +84,12 @@ class LossConfig:
                 "A loss from a file returns a scalar.",
                 where=f"loss '{self.name}', reduction 'none'",
                 fix="Set it to 'mean' or 'sum', whichever the loss computes over the samples.",
+            )
+        if not self.labels:
+            raise ConfigError(
+                "The input for the labels has no name.",
+                where="loss, labels",
+                fix="Give it one, or omit it: 'labels'.",
             )
         this = self.name
         if this == "softmax-cross-entropy":
@@ -113,6 +119,7 @@ class LossConfig:
 
 def _is_finite(value: object) -> bool:
     try:
-        return bool(np.isfinite(np.asarray(value, np.float32)).all())
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.asarray(value, np.float32)).all())
     except (TypeError, ValueError, OverflowError):
         return False

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.errors import ConfigError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, known_shape
 from ortboost.transforms.loss_config import LossConfig
 
 __all__ = [
-    "elementwise_losses",
-    "fixed_shape",
+    "dense_losses",
     "reduce_losses",
     "shifted_labels",
     "sparse_cross_entropy",
@@ -87,7 +87,44 @@ def _fused_cross_entropy(
     return loss
 
 
-def fixed_shape(builder: Builder, labels: ir.Value, x: ir.Value, config: LossConfig) -> ir.Value:
+def dense_losses(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
+) -> ir.Value:
+    """The losses for labels in the shape of the predictions.
+
+    Args:
+        builder: Receives the nodes.
+        x: Predictions, ``[batch, ...]``.
+        labels: Probabilities or targets, in the same shape.
+        config: The loss.
+        axis: The class axis of cross entropy; ``None`` for the last.
+
+    Returns:
+        The loss of each element, or for cross entropy of each position, without the class axis.
+
+    Raises:
+        ConfigError: A weight does not broadcast to ``x``.
+    """
+    if config.name == "softmax-cross-entropy":
+        over = -1 if axis is None else axis
+        log_softmax = builder.op("LogSoftmax", x, axis=over)
+        product = builder.op("Mul", log_softmax, _in_shape_of(x, labels, config, builder))
+        return builder.op("Neg", builder.op("ReduceSum", product, builder.ints(over), keepdims=0))
+    labels = _in_shape_of(x, labels, config, builder)
+    if config.name == "mse":
+        difference = builder.op("Sub", x, labels)
+        return builder.op("Mul", difference, difference)
+    if config.name == "l1":
+        return builder.op("Abs", builder.op("Sub", x, labels))
+    one = builder.const(1.0)
+    positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
+    positive = _weighted(builder, positive, x, "pos_weight", config.pos_weight)
+    negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
+    losses = builder.op("Add", positive, negative)
+    return _weighted(builder, losses, x, "weight", config.weight)
+
+
+def _in_shape_of(x: ir.Value, labels: ir.Value, config: LossConfig, b: Builder) -> ir.Value:
     """Reshape the labels to the shape of the predictions, so that a single row is not broadcast.
 
     The runtime checks static shapes itself, so no node is added for these.
@@ -96,28 +133,25 @@ def fixed_shape(builder: Builder, labels: ir.Value, x: ir.Value, config: LossCon
     free = config.broadcast or config.label_shape is not None
     if free or shape is None or all(isinstance(d, int) for d in shape):
         return labels
-    size = builder.op("Shape", x, dtype=ir.DataType.INT64)
-    return builder.op("Reshape", labels, size, shape=shape)
+    return b.op("Reshape", labels, b.op("Shape", x, dtype=ir.DataType.INT64), shape=shape)
 
 
-def elementwise_losses(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
-) -> ir.Value:
-    """The loss of each element: ``mse``, ``l1`` or ``bce-with-logits``, in the shape of ``x``."""
-    if config.name == "mse":
-        difference = builder.op("Sub", x, labels)
-        return builder.op("Mul", difference, difference)
-    if config.name == "l1":
-        return builder.op("Abs", builder.op("Sub", x, labels))
-    one = builder.const(1.0)
-    positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
-    if config.pos_weight is not None:
-        positive = builder.op("Mul", positive, builder.const(config.pos_weight))
-    negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
-    losses = builder.op("Add", positive, negative)
-    return (
-        losses if config.weight is None else builder.op("Mul", losses, builder.const(config.weight))
-    )
+def _weighted(builder: Builder, losses: ir.Value, x: ir.Value, key: str, weight: Any) -> ir.Value:
+    """The losses times a weight, if there is one, in the shape of the predictions ``x``."""
+    if weight is None:
+        return losses
+    lengths, shape = np.shape(weight), known_shape(x)
+    last = () if shape is None else shape[len(shape) - len(lengths) :]
+    if shape is not None and (
+        len(lengths) > len(shape)
+        or any(n not in (1, d) and isinstance(d, int) for n, d in zip(lengths, last, strict=True))
+    ):
+        raise ConfigError(
+            f"'{key}' of shape {format_shape(lengths)} does not broadcast to the predictions.",
+            where=f"loss, {key}; predictions {format_shape(shape)}",
+            fix="Give a number, or an array with one weight for each output.",
+        )
+    return builder.op("Mul", losses, builder.const(weight))
 
 
 def _softplus(builder: Builder, x: ir.Value) -> ir.Value:

@@ -14,7 +14,14 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
-from ortboost.graph.query import input_at, known_shape, producer_of, static_shape
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    is_standard,
+    known_shape,
+    producer_of,
+    static_shape,
+)
 from ortboost.graph.reach import descendants
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
@@ -60,11 +67,13 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             fix=f"Outputs: {', '.join(v.name or '' for v in model.graph.outputs)}.",
         )
     value: ir.Value | None = outputs[0]
-    bias: ir.Value | None = None  # of a MatMul: the stored operand of an Add after it
+    bias: ir.Value | None = None  # the stored operand of an Add after the product
     while (node := producer_of(value)) is not None:
         if node.op_type == "Gemm" and (weight := _matrix(node.inputs[1])):
             out_axis = 0 if node.attributes.get_int("transB", 0) else 1
-            return DenseLayer(node, weight, _initializer(input_at(node, 2)), out_axis)
+            own = input_at(node, 2)
+            if own is None or (own.is_initializer() and bias is None):
+                return DenseLayer(node, weight, own or bias, out_axis)
         if node.op_type == "MatMul":
             if weight := _matrix(node.inputs[1]):
                 return DenseLayer(node, weight, bias, 1)
@@ -76,6 +85,8 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             if not stored:
                 break
             bias, value = node.inputs[stored[0]], node.inputs[1 - stored[0]]
+            if bias is not None and static_shape(bias) == ():
+                bias = None  # a number that is added to all outputs
             continue
         if node.op_type not in _PASS_THROUGH:
             break
@@ -98,7 +109,8 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
 
     Raises:
         UsageError: ``size`` is not positive, or the output does not exist.
-        ModelError: No such layer was found, or its weight is shared with another node.
+        ModelError: No such layer was found, its weight is shared with another node, or a Reshape
+            after it has a fixed number of outputs.
     """
     if size < 1:
         raise UsageError(
@@ -114,6 +126,14 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             where=f"{source_name(model)}: node '{head.node.name}'",
             fix="Untie the weights before the export.",
         )
+    for node in descendants(head.node.outputs):
+        sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
+        if sizes is not None and sizes.size and sizes[-1] not in (-1, 0, size):
+            raise ModelError(
+                f"The head cannot be replaced: a Reshape after it is to {sizes.tolist()}.",
+                where=f"{source_name(model)}: node '{node.name}'",
+                fix="Export the model without it, or with -1 for the number of outputs.",
+            )
     fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
     new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
     generator = np.random.default_rng(seed)

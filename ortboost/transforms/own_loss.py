@@ -90,6 +90,7 @@ def splice_loss(
     nodes = list(graph)
     graph.remove(nodes)  # a node belongs to one graph
     builder.nodes.extend(nodes)
+    result = builder.cast(result, ir.DataType.FLOAT)
     return target, builder.op("Reshape", result, builder.ints(), shape=()), picking
 
 

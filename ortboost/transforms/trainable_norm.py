@@ -163,38 +163,33 @@ def to_training(
     builder = Builder(model.graph, OWN_PREFIX.rstrip("/"))
     _separate(model, nodes, builder, state.report)
     factors: dict[Hashable, ir.Value] = {}
-    latest: dict[str, ir.Value] = {}  # buffer to its newest value: a module may be applied twice
-    last_buffer: dict[str, ir.Value] = {}
+    latest: dict[ir.Value, ir.Value] = {}  # buffer to newest value: a module may be applied twice
     for node in nodes:
         statistics = running_statistics(node)
         if statistics is None:  # excluded above
             continue
         was_training = is_training(node)
-        chained = statistics[0].name in latest
-        for index, value in zip((3, 4), statistics, strict=True):
-            node.replace_input_with(index, latest.get(value.name or "", value))
+        chained = statistics[0] in latest
+        for index, buffer in zip((3, 4), statistics, strict=True):
+            node.replace_input_with(index, latest.get(buffer, buffer))
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-        new_mean, new_var = _add_statistics(model, node, builder, running_variance, factors)
-        for buffer, new in zip(statistics, (new_mean, new_var), strict=True):
-            latest[buffer.name or ""] = new
-            last_buffer[buffer.name or ""] = buffer
+        following = _add_statistics(model, node, builder, running_variance, factors)
+        latest.update(zip(statistics, following, strict=True))
         state.report.changed[label(node)] = (
             ("outputs its running statistics" if was_training else "put in training mode")
             + (", continues the statistics of the node before it" if chained else "")
             + f" (running variance: {running_variance})"
         )
-    for buffer_name, new in latest.items():
-        buffer = last_buffer[buffer_name]
+    for buffer, new in latest.items():
         if new.is_graph_output():  # keep its name, and add another value
             same = builder.op("Identity", new)
             producer = new.producer()
             model.graph.insert_after(producer, builder.take()) if producer else builder.flush()
             new = same
-        new.name = builder.unique(next_name(buffer_name))
+        new.name = builder.unique(next_name(buffer.name or ""))
         new.type, new.shape = buffer.type, buffer.shape
-    for output in (output for node in model.graph for output in node.outputs):
-        if (output.name or "").startswith(NEXT):
-            state.next_of[(output.name or "")[len(NEXT) :]] = output.name or ""
+    names = [output.name or "" for node in model.graph for output in node.outputs]
+    state.next_of.update((n.removeprefix(NEXT), n) for n in names if n.startswith(NEXT))
     return state
 
 

@@ -105,3 +105,10 @@ def test_labels_say_nothing_of_the_inputs():
     model.graph.outputs[0].shape = ir.Shape(("out", 4))
     assert model_batch_axes(model, labels="labels") == {"x": 0, "labels": 0}
     assert model_batch_axes(model, {"labels": None}, labels="labels") == {"x": 0, "labels": None}
+
+
+def test_the_axis_of_the_labels_is_checked_as_others_are():
+    model = graph("float[batch,4] x, int64[batch,2] labels", "y = Relu(x)")
+    assert model_batch_axes(model, {"labels": -1}, labels="labels") == {"x": 0, "labels": 1}
+    with pytest.raises(UsageError, match="'labels' has no axis 2"):
+        model_batch_axes(model, {"labels": 2}, labels="labels")

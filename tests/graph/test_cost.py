@@ -188,3 +188,33 @@ def test_lengths_that_do_not_fit(dims):
     with pytest.raises(UsageError) as caught:
         count_cost(model, dims)
     assert_three_lines(caught.value)
+
+
+def test_an_einsum_whose_equation_does_not_fit_is_not_counted():
+    model = net('y = Einsum<equation = "ij,jk->ik">(x, w)', "(float[2,3,4] x, float[3,4] w) => (y)")
+    assert list(count_cost(model).uncounted) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [("LSTM<hidden_size = 2>", ("2,2", "2,2")), ("Gemm", ("2", "2,2")), ("Attention", ("2", "2"))],
+)
+def test_ranks_that_do_not_fit_are_not_counted(op, shapes):
+    x, w = shapes
+    model = net(f"y = {op}(x, w, w)", f"(float[{x}] x, float[{w}] w) => (float[2,2] y)", 23)
+    assert list(count_cost(model).uncounted) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "query", "key"),
+    [("", "2,4,5,8", "2,4,7,8"), ("<q_num_heads = 4, kv_num_heads = 4>", "2,5,32", "2,7,32")],
+)
+def test_attention(attributes, query, key):
+    """Of 4 heads of size 8, with 5 queries and 7 keys."""
+    model = net(
+        f"y = Attention{attributes}(q, k, k)",
+        f"(float[{query}] q, float[{key}] k) => (float y)",
+        23,
+    )
+    model.graph.outputs[0].shape = None
+    assert count_cost(model).total == 2 * 2 * 4 * 5 * 7 * 8

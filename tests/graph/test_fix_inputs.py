@@ -93,3 +93,38 @@ def test_placeholders_of_paddle_tie_nothing_together(tmp_path):
         assert known_shape(model.graph.inputs[0]) == (None, 3, None, None)
         assert known_shape(model.graph.outputs[0]) == (None, 3, None, None)
     assert onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+
+
+def fixed(kind: str, value: object) -> np.ndarray:
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n] x, {kind} r) => (float[n] y, {kind} q) {{ y = Relu(x) q = Identity(r) }}"""
+    )
+    fix_inputs(model, InputConfig(values={"r": value}))
+    return model.graph.initializers["r"].const_value.numpy()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("float16", 0.1), ("bfloat16", 0.1), ("float", 2**24 + 1), ("float", np.inf), ("bool", 1)],
+)
+def test_values_are_rounded_to_the_type_of_the_input(kind, value):
+    np.testing.assert_allclose(fixed(kind, value).astype(float), value, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("float16", 1e6), ("float", 1e39), ("int32", np.nan), ("uint8", -1), ("string", 3)],
+)
+def test_values_outside_the_type_of_the_input_are_refused(kind, value):
+    with pytest.raises(UsageError, match="does not fit") as info:
+        fixed(kind, value)
+    assert_three_lines(info.value)
+
+
+def test_an_input_of_unknown_rank_takes_any_array():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+    net (float[n] x, float r) => (float[n] y) { y = Add(x, r) }""")
+    model.graph.inputs[1].shape = None
+    fix_inputs(model, InputConfig(values={"r": [1.0, 2.0]}))
+    assert known_shape(model.graph.initializers["r"]) == (2,)

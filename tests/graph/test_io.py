@@ -10,6 +10,7 @@ import pytest
 from ortboost.core.errors import FileError
 from ortboost.graph import io
 from ortboost.graph.io import load_model, save_model
+from ortboost.graph.query import all_tensors
 from ortboost.graph.source import source_name
 from tests.support import assert_three_lines, model_path, run, small_mlp, weights
 
@@ -284,3 +285,20 @@ def test_models_in_memory_read_no_files_from_elsewhere(kind, tmp_path, monkeypat
     model = onnx.load(path, load_external_data=False) if kind == "proto" else ir.load(path)
     with pytest.raises(FileError, match="outside"):
         load_model(model)
+
+
+def test_weights_of_one_name_in_two_branches_stay_what_they_are(tmp_path):
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+    net (bool c, float[1] x) => (float[1] y) {
+      y = If (c) <
+        then_branch = yes () => (float[1] t) <float[1] k = {1.0}> { t = Add(x, k) },
+        else_branch = no () => (float[1] e) <float[1] k = {2.0}> { e = Add(x, k) }> }""")
+    save_model(model, tmp_path / "net.onnx", external_data_threshold=0)
+    for found in (model, load_model(tmp_path / "net.onnx")):
+        assert [tensor.numpy()[0] for _, tensor in all_tensors(found)] == [1, 2]
+
+
+def test_the_standard_domain_has_two_names():
+    proto = ir.to_proto(small_mlp())
+    proto.opset_import[0].domain = "ai.onnx"
+    assert load_model(proto).opset_imports == {"": 18}

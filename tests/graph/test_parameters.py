@@ -575,3 +575,14 @@ def test_a_single_variable_of_tensorflow_is_trained_and_doubtful():
         model.graph.register_initializer(value)
     assert told(model, "attention/Mul/ReadVariableOp:0") == (True, True)
     assert told(model, "attention/Mul/y:0") == (False, False)
+
+
+def test_a_network_may_be_deep():
+    depth = 1500  # more than Python's recursion limit
+    body = " ".join(f"h{i + 1} = Relu(h{i})" for i in range(depth))
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] h0, float[4] w) => (float[N,4] y) {{ {body} y = Mul(h{depth}, w) }}""",
+        w=V4,
+    )
+    assert find_parameters(model)["w"].trainable

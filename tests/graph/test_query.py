@@ -78,3 +78,7 @@ def test_shapes():
     assert known_shape(ir.Value(name="u")) is None
     assert static_shape(ir.Value(name="u")) is None
     assert static_shape(ir.Value(name="w", shape=ir.Shape([2, 3]))) == (2, 3)
+
+
+def test_a_name_with_brackets_matches_itself():
+    assert match_names(["w['a'][0]", "w['a'][1]"], ["w['a'][0]"]) == ({"w['a'][0]"}, [])

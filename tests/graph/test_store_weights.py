@@ -136,3 +136,47 @@ def test_a_number_stays_a_number():
     assert store_weights(model).changed == {"p": "computed by Pow from constants"}
     assert model.graph.initializers["p"].const_value.numpy().shape == ()
     np.testing.assert_array_equal(run(model, {"x": weights(1, 4)})["y"], [4])
+
+
+NORM = "BatchNormalization"
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (f"y = {NORM}(x, s, b, b, s)", ["b/running_mean", "s/running_var"]),
+        (f"m = Identity(b) v = Identity(s) y = {NORM}(x, s, b, m, v)", ["m", "v"]),
+        (f"m = Identity(b) v = Identity(s) y = {NORM}(x, v, m, b, s)", None),
+    ],
+)
+def test_statistics_that_are_stored_with_scale_and_bias_get_their_own_tensors(body, names):
+    """A new BatchNormalization, from an exporter that stores equal tensors once."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3] s, float[3] b) => (float[N,3] y) {{ {body} }}""",
+        s=np.ones(3, np.float32),
+        b=np.zeros(3, np.float32),
+    )
+    infer_shapes(model)
+    changed = store_weights(model).changed
+    assert list(changed) == (names or ["b/running_mean", "s/running_var"])
+    roles = {name: parameter.role for name, parameter in find_parameters(model).items()}
+    mean, var = changed
+    assert roles == {"s": "norm_scale", "b": "norm_shift", mean: "running_mean", var: "running_var"}
+    x = weights(2, 3)
+    np.testing.assert_allclose(run(model, {"x": x})["y"], x, rtol=1e-4)
+    assert not store_weights(model).modified
+
+
+def test_a_module_that_is_applied_twice_keeps_one_pair_of_statistics():
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3] s, float[3] b) => (float[N,3] y) {{
+          h = {NORM}(x, s, b, b, s) y = {NORM}(h, s, b, b, s) }}""",
+        s=np.ones(3, np.float32),
+        b=np.zeros(3, np.float32),
+    )
+    store_weights(model)
+    first, second = model.graph
+    assert first.inputs[3:5] == second.inputs[3:5]
+    assert [value.name for value in first.inputs[3:5]] == ["b/running_mean", "s/running_var"]

@@ -113,3 +113,13 @@ def test_a_tied_output_layer_is_one_parameter():
     assert list(apart) == ["emb", "val_1"]
     assert list(tied) == ["emb"]
     np.testing.assert_allclose(tied["emb"], apart["emb"] + apart["val_1"].T, atol=1e-6)
+
+
+def test_a_copy_of_a_copy_is_tied_through_it():
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N,3] x, float[3,4] w, float[4,3] t, float[3,4] d) => (float[N,4] y) {
+      g = MatMul(x, w) h = MatMul(g, t) y = MatMul(h, d) }"""
+    found = text_model(text, w=weights(3, 4), t=weights(3, 4).T, d=weights(3, 4))
+    assert tie_copies(found).changed == {"t": "computed from 'w'", "d": "computed from 't'"}
+    read = [value for node in found.graph for value in node.inputs]
+    assert all(value.producer() or value.graph is found.graph for value in read)

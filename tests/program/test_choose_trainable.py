@@ -137,9 +137,12 @@ net (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
   h = MatMul(x, w)  i = Add(h, b)  j = MatMul(i, w)  y = Add(j, b) }"""
 
 
+@pytest.mark.parametrize(
+    "text", [TIED, TIED.replace("y = Add(j, b)", "c = Identity(b) y = Add(j, c)")]
+)
 @pytest.mark.parametrize(("bias", "noted"), [(np.zeros(3), True), (np.arange(3.0), False)])
-def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted):
-    model = text_model(TIED, w=weights(3, 3), b=bias.astype(np.float32))
+def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted, text):
+    model = text_model(text, w=weights(3, 3), b=bias.astype(np.float32))
     notes = [note for note in chosen(model)[1] if "trained as one" in note]
     assert len(notes) == noted
     assert all("1 tensor with the same value everywhere, 'b'" in note for note in notes)

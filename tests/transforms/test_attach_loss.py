@@ -520,3 +520,53 @@ def test_dimensions_of_labels_have_the_names_of_equal_ones_of_the_inputs(loss, l
     made = next(value for value in model.graph.inputs if value.name == "labels")
     assert list(made.shape) == labels
     assert model.graph.outputs[0].shape[0] == "out0"
+
+
+@pytest.mark.parametrize("kind", [("double", 11), ("float16", 10), ("bfloat16", 16)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        LossConfig(),
+        LossConfig(sparse=False, reduction="none"),
+        LossConfig("mse"),
+        LossConfig("bce-with-logits", weight=2.0),
+        LossConfig("output"),
+    ],
+)
+def test_the_loss_of_an_output_of_another_float_type_is_float32(kind, config):
+    dtype, code = kind
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N, 3] x) => ({dtype}{"" if config.name == "output" else "[N, 3]"} y) {{
+          s = {"ReduceSum<keepdims = 0>" if config.name == "output" else "Relu"}(x)
+          y = Cast<to = {code}>(s)
+        }}"""
+    )
+    found = attach_loss(model, config)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    loss = next(value for value in model.graph.outputs if value.name == found.loss)
+    assert loss.dtype == ir.DataType.FLOAT
+
+
+@pytest.mark.parametrize("key", ["weight", "pos_weight"])
+@pytest.mark.parametrize("shape", [(7, 1, 4), (3,), (2, 3)])
+def test_weights_that_do_not_broadcast_to_the_output_are_refused(key, shape):
+    with pytest.raises(ConfigError, match=f"'{key}' of shape") as info:
+        attached(LossConfig("bce-with-logits", **{key: np.ones(shape)}))
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 4), (5, 1)])
+def test_weights_broadcast_to_the_output(shape):
+    model, found = attached(LossConfig("bce-with-logits", "none", weight=np.ones(shape)))
+    losses = next(value for value in model.graph.outputs if value.name == found.loss)
+    assert len(losses.shape) == 2
+
+
+@pytest.mark.parametrize(
+    "fields", [{"labels": ""}, {"label_shape": (0,)}, {"label_shape": ("batch", -1)}]
+)
+def test_labels_need_a_name_and_a_shape(fields):
+    with pytest.raises(ConfigError) as info:
+        LossConfig(**fields)
+    assert_three_lines(info.value)

@@ -105,6 +105,12 @@ def test_an_axis_that_cannot_be_is_refused(given):
     assert_three_lines(info.value)
 
 
+def test_the_product_may_be_far_from_the_output():
+    steps = " ".join(f"h{i} = Relu(h{i - 1})" for i in range(1, 1500))
+    model = net("n,6,6", f"h0 = MatMul(x, w) {steps} y = Relu(h1499)", w=W)
+    assert find_class_axis(model, model.graph.outputs[0]) == 2
+
+
 def test_many_paths_to_one_value_are_searched_once():
     steps = " ".join(f"h{i} = Add(h{i - 1}, h{i - 1})" for i in range(1, 80))
     model = net("n,6,6", f"h0 = MatMul(x, w) {steps} y = Relu(h79)", w=W)  # 2^79 paths

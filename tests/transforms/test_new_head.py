@@ -215,3 +215,51 @@ def test_a_stack_of_matrices_is_no_head():
     with pytest.raises(ModelError, match="No fully connected layer") as info:
         new_head(model, 5)
     assert_three_lines(info.value)
+
+
+def test_a_bias_that_is_added_after_a_gemm_is_replaced_too():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w, float[3] b)'
+        " => (float[batch,3] logits) { h = Gemm(x, w) logits = Add(h, b) }",
+        w=weights(4, 3),
+        b=weights(3),
+    )
+    assert set(new_head(model, 5).changed) == {"w", "b"}
+    assert run(model, {"x": weights(2, 4)})["logits"].shape == (2, 5)
+
+
+def test_a_number_that_is_added_to_all_outputs_stays():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w, float[3] b,'
+        " float half) => (float[batch,3] y) { h = MatMul(x, w) i = Add(h, b) y = Add(i, half) }",
+        w=weights(4, 3),
+        b=weights(3),
+        half=np.float32(0.5),
+    )
+    assert set(new_head(model, 5).changed) == {"w", "b"}
+    assert run(model, {"x": weights(2, 4)})["y"].shape == (2, 5)
+
+
+def test_a_gemm_with_two_biases_is_refused():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w, float[3] b,'
+        " float[3] c) => (float[batch,3] y) { h = Gemm(x, w, b) y = Add(h, c) }",
+        w=weights(4, 3),
+        b=weights(3),
+        c=weights(3, seed=1),
+    )
+    refused(ModelError, model, 5)
+
+
+@pytest.mark.parametrize(("target", "size", "fits"), [("-1, 3", 6, False), ("0, -1", 6, True)])
+def test_a_reshape_after_the_head(target, size, fits):
+    """To a fixed number of classes, it would put the scores of one sample into several rows."""
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    net (float[batch,4] x, float[4,3] w) => (float[batch,3] y) <int64[2] to = {{{target}}}> {{
+      h = MatMul(x, w) y = Reshape(h, to) }}"""
+    model = text_model(text, w=weights(4, 3))
+    if fits:
+        new_head(model, size)
+        assert run(model, {"x": weights(2, 4)})["y"].shape == (2, size)
+    else:
+        assert "[-1, 3]" in refused(ModelError, model, size).what

@@ -196,3 +196,12 @@ def test_names_of_the_network_and_the_loss_may_be_the_same(write):
     own = stepper(program).step(batch_for(program, 5), RATE).loss
     plain = build_program(model, ProgramConfig())
     assert own == stepper(plain).step(batch_for(program, 5), RATE).loss
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_that_is_computed_in_float64(write, engine):
+    double = "d = Cast<to = 11>(scores) e = Cast<to = 11>(target) f = Sub(d, e) g = Abs(f) "
+    path = dense(write, double + "l = ReduceMean<keepdims = 0>(g)", answer="double l")
+    _, _, losses = trained(LossConfig(path), engine)
+    _, _, expected = trained(LossConfig("l1"), engine)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)

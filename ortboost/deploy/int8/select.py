@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from typing import Final
 
@@ -60,7 +59,7 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
-    pattern = next((p for p in config.skip if fnmatch.filter(_names(node), p)), None)
+    pattern = next((p for p in config.skip if match_names(_names(node), [p])[0]), None)
     if pattern is not None:
         return f"skipped by the pattern '{pattern}'"
     if node.graph is not model.graph:

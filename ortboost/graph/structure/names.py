@@ -59,7 +59,6 @@ def check_names(proto: onnx.ModelProto, where: str) -> bool:
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> bool:
     given = {value.name for value in graph.input} | {t.name for t in graph.initializer}
-    given |= {sparse.values.name for sparse in graph.sparse_initializer}
     stored = frozenset(t.name for t in graph.initializer)
     in_order = _check_nodes(graph.node, outer | given, where, stored)
     known = outer | given | {name for node in graph.node for name in node.output}

@@ -58,6 +58,9 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
                 array = np.asarray(value.const_value.numpy()).astype(np.float32)
                 value.const_value = ir.tensor(array, name=value.name)
                 value.type = ir.TensorType(_FLOAT)
+        for value in graph.inputs if graph is not model.graph else ():
+            if value.dtype == low:  # of a loop body: what it is given is float32 now
+                value.type = ir.TensorType(_FLOAT)
     # Record types before any change: the inputs of a node change before the node itself.
     low_values = {
         id(value)

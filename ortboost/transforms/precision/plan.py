@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import constant
+from ortboost.graph.query import constant, matches_name
 from ortboost.graph.source import source_name
 from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
@@ -250,7 +249,7 @@ def _labels(node: ir.Node) -> list[str]:
 
 def _matcher(pattern: str, where: str) -> Callable[[str], bool]:
     if not pattern.startswith("re:"):
-        return lambda name: fnmatch.fnmatchcase(name, pattern)
+        return lambda name: matches_name(name, pattern)
     try:
         compiled = re.compile(pattern[3:])
     except re.error as error:

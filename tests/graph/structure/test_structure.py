@@ -301,3 +301,14 @@ def test_a_function_is_of_its_own_opset():
     old = helper.make_function("own", "F", ["a", "axes"], ["b"], inner, opsets)
     call = node("F", ["x", "i"], ["t"], domain="own")
     refused(model(call, LAST, stored=(W, ints("i", 1)), functions=(old,)), "A Squeeze has 2 inputs")
+
+
+def test_sparse_tensors_are_refused():
+    values, at = helper.make_tensor("w", TensorProto.FLOAT, [1], [2.0]), ints("at", 0)
+    sparse = helper.make_sparse_tensor(values, at, [4, 4])
+    last = node("MatMul", ["x", "w"], ["y"])
+    listed = model(last, stored=())
+    listed.graph.sparse_initializer.append(sparse)
+    refused(listed, "tensor 'w'", "sparse")
+    constant = node("Constant", [], ["w"], sparse_value=sparse)
+    refused(model(constant, last, stored=()), "tensor 'w'", "sparse")

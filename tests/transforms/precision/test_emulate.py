@@ -253,3 +253,19 @@ def test_rounding_of_weights():
     )
     eye = np.eye(4, dtype=np.float32)
     assert_bits(run(model, {"x": eye})["y"], rounded(w, np.float16))
+
+
+def test_the_inputs_of_a_loop_body_are_float32_too():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float16[3,2] x, float16[2] h) => (float16[2] y) {
+          y, s = Scan<num_scan_inputs = 1, body = b (float16[2] i, float16[2] e)
+            => (float16[2] o, float16[2] p) { o = Add(i, e) p = Identity(o) }>(h, x)
+        }"""
+    )
+    feeds = {"x": weights(3, 2).astype(np.float16), "h": weights(2, seed=1).astype(np.float16)}
+    expected = run(model, feeds)["y"]
+    assert emulate_precision(model, ir.DataType.FLOAT16).modified
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    np.testing.assert_array_equal(run(model, feeds)["y"], expected)
+    assert not emulate_precision(model, ir.DataType.FLOAT16).modified

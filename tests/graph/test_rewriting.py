@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+
+
+def net(shape: str) -> ir.Model:
+    return ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float{shape} x) => (float{shape} y) {{ y = Softmax(x) }}"""
+    )
+
+
+def written_out(site: Site) -> list[ir.Value | None]:
+    axes, exponential = site.ints(site.axis()), site.op("Exp", site.input(0))
+    return [site.op("Div", exponential, site.op("ReduceSum", exponential, axes, keepdims=1))]
+
+
+def test_a_replaced_node_keeps_the_name_of_its_output():
+    model = net("[2,3]")
+    report = rewrite_nodes(model, "softmax", {"Softmax": written_out}, "written out")
+    assert report.changed == {"y": "Softmax: written out"}
+    assert [node.op_type for node in model.graph] == ["Exp", "ReduceSum", "Div"]
+    assert [output.name for output in model.graph.outputs] == ["y"]
+    assert not rewrite_nodes(model, "softmax", {"Softmax": written_out}).modified
+
+
+@pytest.mark.parametrize(("shape", "axis"), [("[2,3]", 1), ("[n]", 0)])
+def test_axes_are_counted_from_the_front(shape, axis):
+    found = []
+    rewrite_nodes(net(shape), "look", {"Softmax": lambda site: found.append(site.axis())})
+    assert found == [axis]
+
+
+def test_a_scalar_has_no_axis():
+    model = net("")
+    report = rewrite_nodes(model, "softmax", {"Softmax": written_out})
+    assert report.kept == {"y": "its input of rank 0 has no axis -1"}
+    assert [node.op_type for node in model.graph] == ["Softmax"]
+
+
+def test_a_refusal_leaves_no_nodes_behind():
+    def rule(site: Site) -> None:
+        site.op("Exp", site.input(0))
+        raise Refusal("of a kind")
+
+    model = net("[2,3]")
+    assert rewrite_nodes(model, "softmax", {"Softmax": rule}).kept == {"y": "of a kind"}
+    assert [node.op_type for node in model.graph] == ["Softmax"]
