@@ -3,10 +3,10 @@
 onnxruntime's optimizer (``Pad_Fusion``) moves a Pad with zeros into the pool that reads it. But a
 MaxPool pads with -inf, not 0, and an AveragePool may exclude padding from the mean. Outputs are
 wrong in onnxruntime 1.19 (AveragePool with padding of its own, MaxPool with padding) and 1.31
-(MaxPool), also when users run a model without ortboost. A Pad with an explicit ``axes`` input is
-equivalent and is not fused.
+(MaxPool), also when users run a model without ortboost; 1.32 is right. A Pad with an explicit
+``axes`` input is equivalent and is not fused.
 
-Source: https://github.com/microsoft/onnxruntime, pull request 23190; tested with both versions.
+Source: https://github.com/microsoft/onnxruntime, pull request 23190; tested with all three.
 """
 
 from __future__ import annotations
