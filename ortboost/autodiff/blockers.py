@@ -79,7 +79,14 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
                 "Export the model in float32; a mixed-precision step keeps float32 parameters too.",
             )
     for value in model.graph.inputs:
-        if value.dtype == ir.DataType.STRING:
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            yield Blocker(
+                value.name or "",
+                "input",
+                "sequences, optional values and sparse tensors cannot be inputs of a training step",
+                "Export the model with one tensor for each of them.",
+            )
+        elif value.dtype == ir.DataType.STRING:
             yield Blocker(
                 value.name or "",
                 "tensor",

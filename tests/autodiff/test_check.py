@@ -22,6 +22,18 @@ def check(model, wrt, loss=None):
     return check_trainable(model, wrt=wrt, loss=loss, engine=ENGINE)
 
 
+@pytest.mark.parametrize("kind", ["seq(float[2])", "optional(float[2])"])
+def test_inputs_are_tensors(kind):
+    read = "SequenceAt(s, i)" if kind.startswith("seq") else "OptionalGetElement(s)"
+    model = graph(f"""g ({kind} s, int64 i, float[2] w) => (float[2] y) {{
+        x = {read}
+        y = Mul(x, w)
+    }}""")
+    (found,) = check(model, ["w"], "y").blockers
+    assert found.node == "s"
+    assert "sequences, optional values" in found.reason
+
+
 def test_all_blockers_at_once_with_reason_and_fix():
     model = graph("""g (float[N,4,H,W] x, float[4,4,3,3] w, float[4] p, double[4] d, int64[4] k,
         string[N] names) => (float[N,4,H,W] y) {
