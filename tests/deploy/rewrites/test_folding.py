@@ -60,7 +60,7 @@ def test_bn_before_conv(attributes, weight, bias):
 @pytest.mark.parametrize("bias", [False, True])
 def test_bn_before_gemm(transposed, bias):
     body = f"""[bn] n = BatchNormalization(x, s, b, m, v)
-    y = Gemm<transB = {transposed}, alpha = 0.5>(n, w{", k" if bias else ""})"""
+    y = Gemm<transB = {transposed}, alpha = 0.5, beta = 2.0>(n, w{", k" if bias else ""})"""
     stored = {"w": weights(3, 4) if transposed else weights(4, 3), **NORM}
     types = f"float[n,4] x, {NORM_TYPES}, float[{'3,4' if transposed else '4,3'}] w"
     if bias:
@@ -126,10 +126,23 @@ def test_affine_after_conv(op, operand, bias):
     assert ops(model) == {"Conv": 1}
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_affine_after_transposed_conv(groups):
+    body = f"h = ConvTranspose<group = {groups}>(x, w) [m] g = Mul(h, c) y = Relu(g)"
+    width = 4 // groups
+    model = model_of(
+        body, f"float[n,4,6,6] x, float[4,{width},3,3] w, float[4,1,1] c", "float[n,4,8,8] y",
+        w=weights(4, width, 3, 3), c=SCALE[0],
+    )  # fmt: skip
+    check(fold_affine, model, IMAGE, **CLOSE)
+    assert ops(model) == {"ConvTranspose": 1, "Relu": 1}
+    assert model.graph[0].outputs[0].name == "g"
+
+
 @pytest.mark.parametrize("op", ["Add(h, c)", "Mul(c, h)"])
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_affine_after_gemm(op, transposed):
-    body = f"h = Gemm<transB = {transposed}, alpha = 2.0>(x, w, k) y = {op}"
+    body = f"h = Gemm<transB = {transposed}, alpha = 2.0, beta = 0.5>(x, w, k) y = {op}"
     types = f"float[n,4] x, float[{'3,4' if transposed else '4,3'}] w, float[3] k, float[3] c"
     model = model_of(
         body, types, "float[n,3] y",
