@@ -15,7 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import Key, as_reshape, dimensions, elements, remainder
+from ortboost.deploy.rewrites.dimensions import (
+    REST,
+    Key,
+    as_reshape,
+    dimensions,
+    elements,
+    remainder,
+)
 from ortboost.graph.build import Builder
 from ortboost.graph.query import constant, input_at, is_standard, label
 
@@ -58,7 +65,6 @@ def static_shapes(model: ir.Model) -> Report:
             node.attributes.pop("allowzero", None)  # its zeros copy a dimension
             node.replace_input_with(place, builder.ints(*shape))
             report.changed[label(node)] = f"shape {shape}"
-            _correct_rank(node.outputs[0], shape, report)
             continue
         pieces = _pieces(model.graph, node, keys)
         if pieces is None or _nodes(pieces, parts) >= _cone(value):
@@ -71,15 +77,6 @@ def static_shapes(model: ir.Model) -> Report:
         node.replace_input_with(place, made[0])
         report.changed[label(node)] = "shape computed with fewer nodes"
     return report
-
-
-def _correct_rank(value: ir.Value, shape: list[int], report: Report) -> None:
-    """Correct the declared rank of a model output, which checkers can now verify."""
-    if value.is_graph_output() and value.shape is not None and len(value.shape) != len(shape):
-        report.notes.append(
-            f"'{value.name}' was declared as {value.shape}, and has {len(shape)} axes"
-        )
-        value.shape = ir.Shape([length if length > 0 else None for length in shape])
 
 
 def _name_lengths(model: ir.Model) -> None:
@@ -159,7 +156,7 @@ def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
         if key == 0 and copies and place < len(source):
             wanted.append(source[place])
         elif key == -1:
-            wanted.append(("rest",))  # equals no dimension, so it becomes a -1 again
+            wanted.append(REST)
         elif isinstance(key, int) and key <= 0:
             return None
         else:
