@@ -402,6 +402,15 @@ def test_casts(middle, last, left):
     assert bool(report.kept) == (left == 2)
 
 
+def test_casts_to_text():
+    """A float is written as 0.1, the same number in double as 0.10000000149011612."""
+    body = "a = Cast<to = 11>(x) [c] y = Cast<to = 8>(a)"
+    model = net(body, outputs="string[n,3,4] y")
+    report = check(merge_casts, model)
+    assert not report.changed
+    assert "written differently" in report.kept["c"]
+
+
 # ---- views ---------------------------------------------------------------------------------------
 
 
