@@ -21,6 +21,7 @@ __all__ = [
     "as_reshape",
     "dimensions",
     "elements",
+    "is_flat",
     "remainder",
     "same_shape",
     "same_view",
@@ -112,6 +113,11 @@ def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None
     elif 0 in shape and wanted[shape.index(-1)] != REST:
         return None
     return shape if shape.count(-1) <= 1 else None
+
+
+def is_flat(wanted: Sequence[Key], source: Sequence[Key]) -> bool:
+    """Whether a view is ``Flatten(axis=1)`` of ``source``; that is defined for empty tensors."""
+    return len(wanted) == 2 and len(source) > 1 and wanted[0] == source[0]
 
 
 def remainder(source: Sequence[Key], others: Sequence[Key]) -> Key | None:

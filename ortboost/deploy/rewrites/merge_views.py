@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import REST, as_reshape, dimensions, same_view
+from ortboost.deploy.rewrites.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 from ortboost.graph.query import constant, is_standard, label, producer_of
 from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrite_nodes
 
@@ -46,9 +46,11 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
     shape = None if have is None or want is None else as_reshape(want, have)
     if shape is None and target is not None and np.all(target != 0):
         shape = [int(length) for length in target]  # any input with as many elements will do
+    site.note = f"merged with '{label(first)}'"
+    if shape is None and have is not None and want is not None and is_flat(want, have):
+        return [site.op("Flatten", source, dtype=out.dtype, shape=out.shape, axis=1)]
     if shape is None:
         raise Refusal("constants cannot express the shape")
-    site.note = f"merged with '{label(first)}'"
     return [site.op("Reshape", source, site.ints(*shape), dtype=out.dtype, shape=out.shape)]
 
 

@@ -21,9 +21,10 @@ from ortboost.deploy.rewrites.dimensions import (
     as_reshape,
     dimensions,
     elements,
+    is_flat,
     remainder,
 )
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_standard, label
 
 __all__ = ["static_shapes"]
@@ -65,6 +66,16 @@ def static_shapes(model: ir.Model) -> Report:
             node.attributes.pop("allowzero", None)  # its zeros copy a dimension
             node.replace_input_with(place, builder.ints(*shape))
             report.changed[label(node)] = f"shape {shape}"
+            continue
+        source = node.inputs[0]
+        if node.op_type == "Reshape" and source is not None and _is_flat(source, keys):
+            out = node.outputs[0]
+            dims = out.shape
+            if dims is not None and source.shape is not None:
+                dims = ir.Shape([source.shape[0], dims[1]])
+            flat = builder.op("Flatten", source, dtype=out.dtype, shape=dims, axis=1)
+            report.changed[label(node)] = "it flattens"
+            replace_node(node, [flat], builder)
             continue
         pieces = _pieces(model.graph, node, keys)
         if pieces is None or _nodes(pieces, parts) >= _cone(value):
@@ -162,6 +173,11 @@ def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
         else:
             wanted.append(key)
     return as_reshape(wanted, source)  # None for more than one -1
+
+
+def _is_flat(source: ir.Value, keys: list[Key]) -> bool:
+    have = dimensions(source)
+    return have is not None and not isinstance(keys[-1], int) and is_flat(keys, have)
 
 
 Piece = tuple[ir.Value, int, int] | list[int]
