@@ -18,7 +18,6 @@ WRONG = {
     "names": ("y = Reshape(r, t)", "n,6", [3, 8]),
     "expanded": ("u = Slice(r, zero, one, zero) y = Expand(u, t)", "n,6", [5, 6]),
     "squeezed": ("h = Reshape(r, t) y = Squeeze(h)", "n,6", [1, 8, 3]),
-    "numbers of one batch": ("h = Reshape(r, three) y = Reshape(h, triples)", "2,3", []),
 }
 STORED = {
     "three": np.array([2, -1, 3]),
