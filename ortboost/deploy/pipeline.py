@@ -22,6 +22,11 @@ from ortboost.deploy.fold_bn import fold_bn
 from ortboost.deploy.fold_full_norm import fold_full_norm
 from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
 from ortboost.deploy.rewrites.dead_code import dead_code
+from ortboost.deploy.rewrites.declared_shapes import (
+    declared_shapes,
+    forget_declared,
+    restore_declared,
+)
 from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
@@ -154,9 +159,11 @@ def optimize(
             reports[name] = Report(name, kept={"model": "the opset was given"})
             return False
         rewrite = REWRITES[name]
-        step = Step(name, lambda changed: _applied(rewrite, changed, target))
+        return take(Step(name, lambda changed: _applied(rewrite, changed, target)))
+
+    def take(step: Step) -> bool:
         report = step.apply(model)
-        _add(reports.setdefault(name, Report(name)), report)
+        _add(reports.setdefault(step.name, Report(step.name)), report)
         steps.append(step)  # also if it reports no change: that may be the bug
         return report.modified
 
@@ -169,7 +176,8 @@ def optimize(
                 return done > 0
         return True
 
-    infer_shapes(model)
+    declared = declared_shapes(model)
+    take(Step("declared_shapes", forget_declared))
     for number in range(_FUSING):
         stage(number)
     for again in range(_TIMES):
@@ -178,6 +186,7 @@ def optimize(
         stage(_CLEANING)
     for number in range(_CLEANING + 1, len(STAGES)):
         stage(number)
+    take(Step("declared_shapes", lambda changed: restore_declared(changed, declared)))
     return list(reports.values()), steps
 
 

@@ -14,7 +14,7 @@ SQNR: Final = 15.0
 """Minimum signal-to-quantization-noise ratio of an int8 output in dB: 18 % noise (rms)."""
 
 AGREEMENT: Final = 0.95
-"""Minimum share of equal elements of an integer or string output (class numbers) in int8."""
+"""Minimum share of equal elements of an output that is not float (class numbers) below 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Tolerance:
         rtols: Output name to its own relative tolerance.
         atols: Output name to its own absolute tolerance, which is never scaled.
         sqnr: Replaces both: the minimum signal-to-noise ratio of a float output over all batches,
-            in dB; of other outputs a share of :data:`AGREEMENT` must be equal. Outputs with their
-            own tolerance are exempt.
+            in dB. Outputs with their own tolerance are exempt.
+        agreement: Replaces them for integers, booleans and strings, which are class numbers and
+            indices: the share of elements that must be equal. ``None``: ``rtol`` and ``atol``.
 
     Example:
         >>> Tolerance(1e-3, 1e-4, atols={"boxes": 0.5}).of("boxes", 100.0)
@@ -43,10 +44,15 @@ class Tolerance:
     rtols: Mapping[str, float] = field(default_factory=dict)
     atols: Mapping[str, float] = field(default_factory=dict)
     sqnr: float | None = None
+    agreement: float | None = 1.0
 
     def by_noise(self, output: str) -> bool:
-        """Whether an output is judged by its noise, not by its largest difference."""
+        """Whether a float output is judged by its noise, not by its largest difference."""
         return self.sqnr is not None and output not in self.rtols and output not in self.atols
+
+    def share(self, output: str) -> float | None:
+        """The share of equal elements that an output needs if it is not float."""
+        return None if output in self.rtols or output in self.atols else self.agreement
 
     def of(self, output: str, scale: float) -> tuple[float, float]:
         """``(rtol, atol)`` of an output with the largest expected value ``scale``."""
@@ -76,9 +82,9 @@ class Tolerance:
 
 _BY_PRECISION = {
     "fp32": Tolerance(),
-    "fp16": Tolerance(1e-2, 1e-2, scaled=True),
-    "bf16": Tolerance(4e-2, 4e-2, scaled=True),
-    "int8": Tolerance(1e-1, 1.5e-1, scaled=True, sqnr=SQNR),
+    "fp16": Tolerance(1e-2, 1e-2, scaled=True, agreement=AGREEMENT),
+    "bf16": Tolerance(4e-2, 4e-2, scaled=True, agreement=AGREEMENT),
+    "int8": Tolerance(1e-1, 1.5e-1, scaled=True, sqnr=SQNR, agreement=AGREEMENT),
 }
 
 
@@ -97,8 +103,8 @@ def tolerance_for(
         precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. In 16 bits the absolute tolerance is
             relative to the largest expected value of an output: 1 % for fp16, 4 % for bf16. In int8
             the signal-to-noise ratio decides (:data:`SQNR`), unless ``rtol`` or ``atol`` are given.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance, not scaled.
+        rtol: Relative tolerance, for integers too.
+        atol: Absolute tolerance, not scaled, for integers too.
         rtols: Relative tolerances by output.
         atols: Absolute tolerances by output.
         sqnr: Minimum signal-to-noise ratio, in dB.
@@ -112,4 +118,5 @@ def tolerance_for(
         dict(rtols or {}),
         dict(atols or {}),
         least,
+        base.agreement if least is not None or rtol is atol is None else None,
     )

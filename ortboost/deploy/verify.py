@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ParityError
-from ortboost.deploy.tolerance import AGREEMENT, Tolerance
+from ortboost.deploy.tolerance import Tolerance
 
 __all__ = ["Difference", "Parity", "compare"]
 
@@ -124,7 +124,7 @@ class Parity:
         because = f" The cause is {cause}." if cause else ""
         if self.tolerance.by_noise(bad.output):
             raise ParityError(
-                f"{what} gives different outputs: {self._noise(bad)}.{because}",
+                f"{what} gives different outputs: {self._difference(bad)}.{because}",
                 where=f"{where}: output '{bad.output}', {self.samples} samples",
                 fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
                 "for the affected layers, --verify data with labels, or a lower --min-sqnr.",
@@ -136,17 +136,20 @@ class Parity:
                 "'ortboost compare --bisect' finds the first intermediate tensor that differs."
             )
         raise ParityError(
-            f"{what} gives different outputs: off by {bad.max_abs:.3g} "
-            f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}.{because}",
+            f"{what} gives different outputs: {self._difference(bad)}.{because}",
             where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
             fix=f"Nothing was written. {fix}",
         )
 
-    def _noise(self, bad: Difference) -> str:
-        if bad.sqnr is None:
-            return f"fewer than {AGREEMENT:.0%} of its elements are equal"
-        ratio, least = f"{bad.sqnr:.1f} dB", f"{self.tolerance.sqnr:g} dB"
-        return f"its signal-to-quantization-noise ratio is {ratio}, below {least}"
+    def _difference(self, bad: Difference) -> str:
+        share = self.tolerance.share(bad.output)
+        if bad.sqnr is None and share is not None:
+            missed = "not all" if share == 1 else f"fewer than {share:.0%}"
+            return f"{missed} of its elements are equal, off by up to {bad.max_abs:.3g}"
+        if bad.sqnr is not None and self.tolerance.by_noise(bad.output):
+            ratio, least = f"{bad.sqnr:.1f} dB", f"{self.tolerance.sqnr:g} dB"
+            return f"its signal-to-quantization-noise ratio is {ratio}, below {least}"
+        return f"off by {bad.max_abs:.3g} (relative {bad.max_rel:.3g}), beyond {self.tolerance}"
 
 
 def compare(
@@ -158,10 +161,10 @@ def compare(
 ) -> Parity:
     """Compare two sequences of batches of outputs.
 
-    NaN equals NaN and infinities equal themselves; all other values must satisfy
-    ``|a - e| <= atol + rtol |e|``. Strings are equal or infinitely far apart; sequences and maps
-    are compared element by element. If the tolerance is a signal-to-noise ratio, that decides
-    instead.
+    NaN equals NaN and infinities equal themselves; all other floats must satisfy
+    ``|a - e| <= atol + rtol |e|``, or the output a signal-to-noise ratio. Integers, booleans and
+    strings must be equal, or as many of them as the tolerance says. Sequences and maps are compared
+    element by element.
 
     Args:
         expected: Batches of the reference.
@@ -175,7 +178,8 @@ def compare(
     for want, have in zip(expected, actual, strict=True):
         for name in outputs:
             seen[name].add(name, want[name], have[name], samples, tolerance)
-        samples += _length(want[outputs[0]])
+        lengths = [_length(want[name]) for name in outputs]
+        samples += lengths[0] or max(lengths)  # the first may be empty: nothing was detected
     found = tuple(seen[name].difference(name, tolerance) for name in outputs)
     return Parity(found, samples, tolerance)
 
@@ -193,12 +197,13 @@ class _Seen:
     equal: int = 0
     count: int = 0
     floats: bool = True
+    fits: bool = True
 
     def add(self, name: str, want: Any, have: Any, samples: int, tolerance: Tolerance) -> None:
         """Add one batch; ``samples`` is the number of samples before it."""
         pieces = _pieces(want, have)
-        if pieces is None:  # another structure or shape
-            self.within, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
+        if pieces is None:  # another structure, shape or kind
+            self.fits, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
             return
         finite = (np.abs(e[np.isfinite(e)]) for e, _ in pieces)
         largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
@@ -219,15 +224,22 @@ class _Seen:
 
     def difference(self, name: str, tolerance: Tolerance) -> Difference:
         """The result for this output."""
-        by_noise = tolerance.by_noise(name)
         return Difference(
             name,
             self.max_abs,
             self.max_abs / (self.scale or 1.0),
-            self._is_quiet(tolerance.sqnr or 0.0) if by_noise else self.within,
+            self.fits and self._is_within(name, tolerance),
             self.sample,
             self._sqnr if self.floats else None,
         )
+
+    def _is_within(self, name: str, tolerance: Tolerance) -> bool:
+        share = tolerance.share(name)
+        if not self.floats and share is not None:
+            return self.equal >= share * self.count
+        if self.floats and tolerance.by_noise(name):
+            return self._sqnr >= (tolerance.sqnr or 0.0)
+        return self.within
 
     @property
     def _sqnr(self) -> float:
@@ -236,12 +248,6 @@ class _Seen:
             return math.inf
         share = self.signal / self.error
         return 10 * math.log10(share) if share > 0 else -math.inf
-
-    def _is_quiet(self, least: float) -> bool:
-        """Whether the signal-to-noise ratio is at least ``least`` dB."""
-        if self.floats:
-            return self._sqnr >= least
-        return self.error == 0 or self.equal >= AGREEMENT * self.count
 
 
 def _within(
@@ -265,11 +271,16 @@ def _is_float(answer: Any) -> bool:
     """Whether all values of an output are floats."""
     if isinstance(answer, (dict, list)):
         return all(map(_is_float, answer.values() if isinstance(answer, dict) else answer))
-    return np.asarray(answer).dtype.kind not in "iubOUS"
+    return _kind(np.asarray(answer)) == "float"
+
+
+def _kind(array: NDArray[Any]) -> str:
+    kinds = {"i": "int", "u": "int", "b": "bool", "O": "text", "U": "text", "S": "text"}
+    return kinds.get(array.dtype.kind, "float")
 
 
 def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]] | None:
-    """Pair the arrays of two outputs; ``None`` if their structures or shapes differ."""
+    """Pair the arrays of two outputs; ``None`` if their structures, shapes or kinds differ."""
     if isinstance(want, dict) and isinstance(have, dict):
         if list(want) != list(have):
             return None
@@ -280,8 +291,10 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
         found = [_pieces(e, a) for e, a in zip(want, have, strict=True)]
         return None if None in found else [pair for pairs in found if pairs for pair in pairs]
     e, a = np.asarray(want), np.asarray(have)
-    if e.shape != a.shape:
+    if e.shape != a.shape or _kind(e) != _kind(a):
         return None
-    if {"O", "U"} & {e.dtype.kind, a.dtype.kind}:  # strings
+    if _kind(e) == "text":
         return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
-    return [(e.astype(np.float64), a.astype(np.float64))]
+    one, other = e.astype(np.float64), a.astype(np.float64)
+    # Integers beyond 2^53 may be equal in float64 only.
+    return [(one, np.where((one == other) & (e != a), np.inf, other))]

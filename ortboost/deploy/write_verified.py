@@ -75,7 +75,8 @@ def write_verified(
             fix="Create it, or give another path.",
         )
     tolerance = tolerance or Tolerance()
-    outputs = [value.name or "" for value in exported.model.graph.outputs]
+    original = exported.base or exported.model  # a rewrite must not lose an output
+    outputs = [value.name or "" for value in original.graph.outputs]
     tolerance.check(outputs)
     with temporary_folder(target.parent) as scratch:
         # The CPU computes 16-bit operators in float32 and does not round in between: an overflow

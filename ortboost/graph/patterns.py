@@ -24,7 +24,8 @@ Found: TypeAlias = Mapping[str, ir.Value]
 """Variable, or name of an :class:`Op`, to the value that it stands for."""
 
 _COMMUTATIVE: Final = ("Add", "Mul")
-_CLOSE: Final = 1e-5
+_CLOSE: Final = 1e-6  # a number written with the digits of float32
+_CLOSE_DOUBLE: Final = 1e-12
 
 
 @dataclass(frozen=True, init=False)
@@ -111,4 +112,5 @@ def _is_number(value: ir.Value, expected: float) -> bool:
     number = scalar(value)
     if number is None or value.shape is None or len(value.shape) > 1:
         return False
-    return math.isclose(number, expected, rel_tol=_CLOSE)
+    close = _CLOSE_DOUBLE if value.dtype == ir.DataType.DOUBLE else _CLOSE
+    return math.isclose(number, expected, rel_tol=close)

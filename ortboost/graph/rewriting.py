@@ -152,6 +152,16 @@ class Site:
         """A one-dimensional int64 constant."""
         return self.builder.ints(*values)
 
+    def computed_by(self, node: ir.Node) -> list[ir.Value]:
+        """Replace the node by an earlier one, changed so that it computes the same.
+
+        Its output takes over the name: under its own name it was another tensor.
+        """
+        made, out = node.outputs[0], self.node.outputs[0]
+        if not out.is_graph_output():  # else it takes over the name when it replaces the output
+            made.name, out.name = out.name, made.name
+        return [made]
+
     def shape_of(self, value: ir.Value, start: int = 0, end: int | None = None) -> ir.Value:
         """Dimensions of a value at run time, as an int64 vector; has no gradient."""
         bounds = {"start": start} if end is None else {"start": start, "end": end}

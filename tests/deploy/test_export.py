@@ -210,6 +210,24 @@ def test_a_wrong_rewrite_writes_nothing(existing, tmp_path, monkeypatch):
         assert path.read_bytes() == before
 
 
+def test_a_rewrite_that_loses_an_output_is_caught(tmp_path, monkeypatch):
+    model = small_convnet()
+    model.graph.outputs.append(next(n for n in model.graph if n.op_type == "Relu").outputs[0])
+    program = build_program(model, ProgramConfig(loss=LossConfig(output="logits")))
+    state, feeds, expected = trained(program)
+
+    def losing(model, target):
+        del model.graph.outputs[1:]
+        return real_fold_bn(model, target)
+
+    monkeypatch.setitem(REWRITES, "fold_bn", losing)
+    with pytest.raises(ParityError, match="the rewrite 'fold_bn'"):
+        write_verified(
+            export_model(program, state), tmp_path / "o.onnx", expected=expected, feeds=feeds
+        )
+    assert not os.listdir(tmp_path)
+
+
 def test_without_data_nothing_is_written(tmp_path):
     program = build_program(small_mlp(), ProgramConfig())
     with pytest.raises(ParityError) as info:

@@ -95,7 +95,7 @@ def test_folded(case):
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_gemm(transposed, bias):
     model = net(
-        f"[c] h = Gemm<transB = {transposed}>(x, w{', k' if bias else ''})"
+        f"[c] h = Gemm<transB = {transposed}, alpha = 0.5, beta = 2.0>(x, w{', k' if bias else ''})"
         f" [bn] y = {BN}(h, s, b, m, v)",
         "float[4,4] w" + (", float[4] k" if bias else ""),
         outputs="float[batch,4] y",
@@ -162,6 +162,67 @@ def test_one_that_cannot_be_folded_does_not_ride_along(case):
     report = check(model, IMAGE)
     assert report.changed == {"bn2": "folded into e"}
     assert reason in report.kept["bn"]
+
+
+def test_a_weight_that_is_an_output_of_the_model():
+    model = net(
+        f"[c] h = Conv(x, w) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,4,3,3] w",
+        w=weights(4, 4, 3, 3),
+    )
+    model.graph.outputs.append(model.graph.initializers["w"])
+    assert "shared" in check(model, IMAGE).kept["bn"]
+
+
+def test_the_new_bias_does_not_take_the_name_of_another_tensor():
+    model = net(
+        f"[c] h = Conv(x, w) [bn] g = {BN}(h, s, b, m, v) y = Add(g, w_bias)",
+        "float[4,4,3,3] w, float[4,1,1] w_bias",
+        w=weights(4, 4, 3, 3),
+        w_bias=weights(4, 1, 1, seed=6),
+    )
+    assert check(model, IMAGE).changed == {"bn": "folded into c"}
+    assert {"w", "w_bias"} <= set(model.graph.initializers)
+
+
+def half(weight: float, **norm: np.ndarray) -> tuple[ir.Model, np.ndarray]:
+    """A float16 convolution with weights of this size, and a normalization."""
+    kinds = {np.dtype(np.float16): "float16", np.dtype(np.float32): "float"}
+    types = ", ".join(f"{kinds[array.dtype]}[4] {name}" for name, array in norm.items())
+    model = text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float16[n,4,6,6] x, float16[4,4,3,3] w, '
+        f"{types}) => (float16[n,4,4,4] y) {{ [c] h = Conv(x, w) [bn] y = {BN}(h, s, b, m, v) }}",
+        w=weights(4, 4, 3, 3, scale=weight).astype(np.float16),
+        **norm,
+    )
+    return model, IMAGE.astype(np.float16)
+
+
+def test_half_precision_with_parameters_in_float():
+    """As automatic mixed precision leaves them; allowed from opset 15 on."""
+    model, x = half(1.0, **NORM)
+    before = run(model, {"x": x})["y"]
+    assert fold_bn(model).changed == {"bn": "folded into c"}
+    after = run(model, {"x": x})["y"]
+    assert after.dtype == np.float16
+    np.testing.assert_allclose(after, before, rtol=1e-2, atol=1e-2)
+
+
+def test_weights_that_would_overflow_are_kept():
+    norm = {name: np.full(4, {"s": 1e3, "v": 1e-3}.get(name, 0), np.float16) for name in NORM}
+    model, _ = half(100.0, **norm)
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    assert "finite" in fold_bn(model).kept["bn"]
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_the_layer_keeps_its_names_and_takes_that_of_the_result():
+    """A comparison tensor by tensor would otherwise call the layer wrong."""
+    body = f"[c] h = Conv(x, w, k) [bn] g = {BN}(h, s, b, m, v) y = Relu(g)"
+    model = net(body, "float[4,4,3,3] w, float[4] k", w=weights(4, 4, 3, 3), k=weights(4))
+    check(model, IMAGE)
+    conv = model.graph[0]
+    assert [value.name for value in (*conv.inputs, *conv.outputs)] == ["x", "w", "k", "g"]
 
 
 def test_one_weight_for_two_norms():

@@ -104,7 +104,7 @@ def test_the_tolerance_of_short_formats_is_in_proportion():
     assert not compare(want, have, ["y"], tolerance=tolerance_for("fp16", atol=0.1)).ok
     assert not compare(want, batches([100.0, 3.0]), ["y"], tolerance=tolerance_for("fp16")).ok
     assert compare(want, batches([100.0, 3.0]), ["y"], tolerance=tolerance_for("bf16")).ok
-    assert tolerance_for("fp32", rtol=0.5) == Tolerance(0.5, 1e-4)
+    assert tolerance_for("fp32", rtol=0.5) == Tolerance(0.5, 1e-4, agreement=None)
 
 
 def test_the_worst_sample_is_counted_over_batches():
@@ -136,6 +136,46 @@ def test_the_ratio_of_signal_to_noise_is_that_of_all_batches():
     assert not lost.ok
     with pytest.raises(ParityError, match="below 15 dB"):
         lost.require("net.onnx")
+
+
+INTEGERS = {
+    "token": ([10000], [10005]),
+    "beyond float64": ([2**60], [2**60 + 1]),
+    "boolean": ([True, False], [True, True]),
+    "kind": ([True, False], [1, 0]),
+    "kind of number": ([1, 2], [1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("case", INTEGERS)
+def test_integers_and_booleans_must_be_equal(case):
+    """Class numbers and indices: 10005 is no approximation of 10000."""
+    want, have = ([{"y": np.array(values)}] for values in INTEGERS[case])
+    assert compare(want, want, ["y"]).ok
+    parity = compare(want, have, ["y"])
+    assert not parity.ok
+    with pytest.raises(ParityError) as info:
+        parity.require("net.onnx")
+    assert_three_lines(info.value)
+    if case == "token":
+        assert "not all of its elements are equal, off by up to 5" in info.value.what
+        assert compare(want, have, ["y"], tolerance=Tolerance(atols={"y": 5})).ok
+        assert compare(want, have, ["y"], tolerance=tolerance_for(atol=5)).ok
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+def test_most_class_numbers_are_equal_below_32_bits(precision):
+    want, near = [{"y": np.arange(40)}], [{"y": np.r_[7, np.arange(1, 40)]}]
+    tolerance = tolerance_for(precision)
+    assert compare(want, near, ["y"], tolerance=tolerance).ok
+    assert not compare(want, [{"y": np.arange(40) + 1}], ["y"], tolerance=tolerance).ok
+    # Another shape is wrong whatever the share of the batches before.
+    assert not compare(want * 2, [*want, {"y": np.arange(39)}], ["y"], tolerance=tolerance).ok
+
+
+def test_samples_are_counted_although_nothing_was_detected():
+    batch = [{"boxes": np.zeros((0, 4)), "scores": np.zeros((3, 9))}]
+    assert compare(batch, batch, ["boxes", "scores"]).samples == 3
 
 
 def test_class_numbers_in_int8_are_counted():

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.query import constant, is_standard
 
-__all__ = ["Key", "as_reshape", "dimensions", "elements", "remainder", "same_shape", "same_view"]
+__all__ = [
+    "REST",
+    "Key",
+    "as_reshape",
+    "dimensions",
+    "elements",
+    "is_flat",
+    "remainder",
+    "same_shape",
+    "same_view",
+]
 
 Key: TypeAlias = Hashable
+REST: Final = ("rest",)
+"""The dimension for which the model has a -1 in the shape of a Reshape."""
 _LARGEST = 64  # elements of a tensor that could be a shape
 _DEPTH = 24  # nodes between a shape and what it is computed from
 
@@ -45,42 +57,30 @@ def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
     return left is not None and left == right
 
 
-def same_view(
-    have: Sequence[Key] | None, want: Sequence[Key] | None, *, claimed: bool = False
-) -> bool:
+def same_view(have: Sequence[Key] | None, want: Sequence[Key] | None) -> bool:
     """Whether a view, which keeps the number of elements, also keeps the shape.
 
     If all dimensions but one are equal, so is the last one, because the products are equal. Two
     different numbers there mean that a name is wrong.
-
-    Args:
-        have: Shape before.
-        want: Shape after.
-        claimed: The names in ``want`` are those of an output of the model. A user gave them, and
-            many name the first dimension of every tensor ``batch``: they prove nothing.
     """
     if have is None or want is None or len(have) != len(want):
         return False
     pairs = [pair for pair in zip(have, want, strict=True) if pair[0] != pair[1]]
-    if claimed and pairs and not all(isinstance(key, int) for key in want if key in have):
-        return False
     return not pairs or (
         len(pairs) == 1 and not all(isinstance(length, int) for length in pairs[0])
     )
 
 
-def as_reshape(
-    wanted: Sequence[Key], source: Sequence[Key], *, claimed: bool = False
-) -> list[int] | None:
+def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None:
     """A constant shape for a Reshape with ``allowzero=0`` that turns ``source`` into ``wanted``.
 
     A number stands for itself, 0 copies the dimension at the same index, -1 (once) is the
-    remainder.
+    remainder. The remainder of an empty tensor is not defined, so a -1 stands beside a copied
+    dimension, which may be 0, only where the model itself has it (:data:`REST`).
 
     Args:
         wanted: The new shape.
         source: The old shape.
-        claimed: See :func:`same_view`.
 
     Returns:
         The shape, or ``None`` if constants cannot express it. If copied dimensions and numbers
@@ -110,9 +110,14 @@ def as_reshape(
             if shape.count(0) != 1:
                 return None
             shape[shape.index(0)] = -1  # the remainder, whatever its name
-    elif claimed and 0 in shape:  # the -1 would hide a wrong name
+    elif 0 in shape and wanted[shape.index(-1)] != REST:
         return None
     return shape if shape.count(-1) <= 1 else None
+
+
+def is_flat(wanted: Sequence[Key], source: Sequence[Key]) -> bool:
+    """Whether a view is ``Flatten(axis=1)`` of ``source``; that is defined for empty tensors."""
+    return len(wanted) == 2 and len(source) > 1 and wanted[0] == source[0]
 
 
 def remainder(source: Sequence[Key], others: Sequence[Key]) -> Key | None:

@@ -81,8 +81,7 @@ def _same(node: ir.Node) -> bool:
 
 
 def _view(node: ir.Node) -> bool:
-    out = node.outputs[0]
-    return same_view(dimensions(node.inputs[0]), dimensions(out), claimed=out.is_graph_output())
+    return same_view(dimensions(node.inputs[0]), dimensions(node.outputs[0]))
 
 
 def _slice(node: ir.Node) -> bool:

@@ -10,14 +10,13 @@ tensors stored and not shared.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.core.report import Report
-from ortboost.graph.query import constant, input_at, is_standard, label, sole_consumer
+from ortboost.deploy.fold_bn import read_norm
+from ortboost.deploy.rewrites.layer_weights import Array, read_weights, store_weights
+from ortboost.graph.query import is_standard, label, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["fold_bn_forward"]
@@ -29,47 +28,22 @@ def fold_bn_forward(model: ir.Model) -> Report:
     return rewrite_nodes(model, "fold_bn_forward", rules, bypass=True)
 
 
-def _fold(site: Site) -> list[ir.Value | None] | None:
+def _fold(site: Site) -> list[ir.Value] | None:
     node, layer = site.node, sole_consumer(site.node.outputs[0])
     if layer is None or not is_standard(layer, "Conv", "Gemm"):
         return None
-    _check(node, layer)
-    gamma, beta, mean, var = (_array(value) for value in node.inputs[1:])
-    scale = gamma / np.sqrt(var + site.number("epsilon", 1e-5))
-    shift = beta - mean * scale
-    weight, bias = _array(layer.inputs[1]), input_at(layer, 2)
+    if layer.inputs[0] is not node.outputs[0] or layer.graph is not node.graph:
+        raise Refusal(f"'{label(layer)}' reads it as a weight")
+    scale, shift = read_norm(node)
+    weight, bias = read_weights(layer)
     fold = _into_conv if is_standard(layer, "Conv") else _into_gemm
-    new_weight, new_bias = fold(layer, weight, scale, shift)
-    # With beta = 0 a Gemm ignores its bias.
-    if bias is not None and layer.attributes.get_float("beta", 1.0) != 0.0:
-        new_bias = new_bias + _array(bias)
-    dtype = layer.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
-    layer.replace_input_with(1, site.const(new_weight, dtype))
-    layer.resize_inputs(3)
-    layer.replace_input_with(2, site.const(new_bias, dtype))
-    layer.attributes.pop("beta", None)
+    folded, gained = fold(layer, weight, scale, shift)
+    store_weights(site, layer, folded, bias + gained)
     site.note = f"folded into {label(layer)}, which follows it"
     return [site.input(0)]
 
 
-def _check(node: ir.Node, layer: ir.Node) -> None:
-    """Raise a refusal unless the fold is exact."""
-    if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
-        raise Refusal("it is in training mode")
-    if layer.inputs[0] is not node.outputs[0] or layer.graph is not node.graph:
-        raise Refusal(f"'{label(layer)}' reads it as a weight")
-    for value in (*node.inputs[1:], *layer.inputs[1:]):
-        if value is None:
-            continue
-        if constant(value) is None:
-            raise Refusal(f"'{value.name}' is computed, not stored")
-        if value in layer.inputs[1:] and (len(value.uses()) > 1 or value.is_graph_output()):
-            raise Refusal(f"'{value.name}' is shared with another node")
-
-
-def _into_conv(
-    layer: ir.Node, weight: NDArray[Any], scale: NDArray[Any], shift: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def _into_conv(layer: ir.Node, weight: Array, scale: Array, shift: Array) -> tuple[Array, Array]:
     """The new weight ``[M, C/G, k...]``, and the addition to the bias ``[M]``."""
     pads = layer.attributes.get_ints("pads", ())
     automatic = layer.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
@@ -83,21 +57,11 @@ def _into_conv(
     return (by_group * factors).reshape(weight.shape), gained
 
 
-def _into_gemm(
-    layer: ir.Node, weight: NDArray[Any], scale: NDArray[Any], shift: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def _into_gemm(layer: ir.Node, weight: Array, scale: Array, shift: Array) -> tuple[Array, Array]:
     """The new weight, in its layout, and the addition to the bias."""
     if layer.attributes.get_int("transA", 0):
         raise Refusal(f"'{label(layer)}' transposes its input")
-    if layer.attributes.get_float("beta", 1.0) not in (0.0, 1.0):
-        raise Refusal(f"'{label(layer)}' scales its bias")
     transposed = layer.attributes.get_int("transB", 0)
     gained = weight @ shift if transposed else shift @ weight
     folded = weight * (scale[None, :] if transposed else scale[:, None])
     return folded, layer.attributes.get_float("alpha", 1.0) * gained
-
-
-def _array(value: ir.Value | None) -> NDArray[Any]:
-    found = constant(value)
-    assert found is not None
-    return found.astype(np.float64)

@@ -60,6 +60,8 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
         if found is None:
             return None
         x = found["x"]
+        if not x.shape:  # with constants of shape [1] a scalar gets a dimension
+            return None
         if site.opset >= _OPSET:
             site.note = "one Gelu"
             return [site.op("Gelu", x, shape=x.shape, approximate="none")]

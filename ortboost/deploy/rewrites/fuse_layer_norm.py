@@ -3,6 +3,7 @@
     d = x - mean(x);  y = d / sqrt(mean(d^2) + eps) * scale + shift
 
 over the last dimension; the square as Mul or Pow, the quotient as Div or as Mul with a Reciprocal.
+Only in float32, in which the operator computes whatever the type of its input.
 """
 
 from __future__ import annotations
@@ -17,11 +18,6 @@ from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 __all__ = ["fuse_layer_norm"]
 
 _OPSET = 17
-_FLOATS = (
-    ir.DataType.FLOAT,
-    ir.DataType.DOUBLE,
-)  # in 16 bits it computes in float32
-
 _DEVIATION = Op("Sub", "x", Op("ReduceMean", "x", name="mean"), name="d")
 _SQUARE = (Op("Mul", "d", "d"), Op("Pow", "d", 2.0))
 _ROOT = Op("Sqrt", Op("Add", Op("ReduceMean", _SQUARE, name="variance"), "epsilon"), alone=True)
@@ -82,8 +78,9 @@ def _found(value: ir.Value, pattern: Pattern) -> Found | None:
         x, means = found["x"], [found[name].producer() for name in ("mean", "variance")]
         weights = [found[name] for name in ("scale", "shift") if name in found]
         if (
-            x.dtype in _FLOATS
+            x.dtype == ir.DataType.FLOAT
             and scalar(found["epsilon"]) is not None
+            and len(found["epsilon"].shape or ()) <= 1  # more could add dimensions
             and all(node is not None and _over_last(node) for node in means)
             and all(_is_weight(weight, x) for weight in weights)
         ):

@@ -38,6 +38,8 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
     if first is None or source is None or source.dtype is None:
         return None
     middle, wanted = (ir.DataType(n.attributes.get_int("to", 0)) for n in (first, site.node))
+    if wanted == _T.STRING:
+        raise Refusal(f"{middle.name} and {source.dtype.name} are written differently")
     if middle not in _HOLDS.get(source.dtype, set()):
         raise Refusal(f"{middle.name} cannot represent every {source.dtype.name} value")
     if source.dtype == wanted:

@@ -125,7 +125,7 @@ def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
         return None
     first.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
     first.outputs[0].shape = out.shape
-    return [first.outputs[0]]
+    return [*site.computed_by(first)]
 
 
 def _reduced(node: ir.Node) -> list[int] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
+from ortboost.deploy.rewrites.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 from ortboost.graph.query import constant, is_standard, label, producer_of
 from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrite_nodes
 
@@ -34,18 +34,23 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
     source = first.inputs[0]
     if source is None or (node.op_type == first.op_type == "Transpose"):
         return None
-    have, want, claimed = dimensions(source), dimensions(out), out.is_graph_output()
-    if same_view(have, want, claimed=claimed) and can_replace(out, source):
+    have, want = dimensions(source), dimensions(out)
+    if same_view(have, want) and can_replace(out, source):
         site.note = f"undoes '{label(first)}'"
         return [source]
     if middle.is_graph_output() or not all(_is_view(use.node) for use in middle.uses()):
         return None  # the first view stays, so nothing would be saved
-    shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
-    if shape is None:
-        shape = _target(node)
+    target = constant(node.inputs[1]) if is_standard(node, "Reshape") else None
+    if want is not None and target is not None and len(want) == len(target):
+        want = tuple(REST if t == -1 else key for t, key in zip(target, want, strict=True))
+    shape = None if have is None or want is None else as_reshape(want, have)
+    if shape is None and target is not None and np.all(target != 0):
+        shape = [int(length) for length in target]  # any input with as many elements will do
+    site.note = f"merged with '{label(first)}'"
+    if shape is None and have is not None and want is not None and is_flat(want, have):
+        return [site.op("Flatten", source, dtype=out.dtype, shape=out.shape, axis=1)]
     if shape is None:
         raise Refusal("constants cannot express the shape")
-    site.note = f"merged with '{label(first)}'"
     return [site.op("Reshape", source, site.ints(*shape), dtype=out.dtype, shape=out.shape)]
 
 
@@ -61,13 +66,3 @@ def _moves_ones(node: ir.Node) -> bool:
         return False
     kept = [axis for axis in perm if value.shape[axis] != 1]
     return kept == sorted(kept)
-
-
-def _target(node: ir.Node) -> list[int] | None:
-    """The target of a Reshape, if it means the same for any input with as many elements."""
-    if node.op_type != "Reshape" or len(node.inputs) < 2:
-        return None
-    shape = constant(node.inputs[1])
-    if shape is None or bool(np.any(shape == 0)):  # 0 copies a dimension of the first view's result
-        return None
-    return [int(length) for length in shape]

@@ -15,8 +15,16 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import Key, as_reshape, dimensions, elements, remainder
-from ortboost.graph.build import Builder
+from ortboost.deploy.rewrites.dimensions import (
+    REST,
+    Key,
+    as_reshape,
+    dimensions,
+    elements,
+    is_flat,
+    remainder,
+)
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_standard, label
 
 __all__ = ["static_shapes"]
@@ -58,7 +66,16 @@ def static_shapes(model: ir.Model) -> Report:
             node.attributes.pop("allowzero", None)  # its zeros copy a dimension
             node.replace_input_with(place, builder.ints(*shape))
             report.changed[label(node)] = f"shape {shape}"
-            _correct_rank(node.outputs[0], shape, report)
+            continue
+        source = node.inputs[0]
+        if node.op_type == "Reshape" and source is not None and _is_flat(source, keys):
+            out = node.outputs[0]
+            dims = out.shape
+            if dims is not None and source.shape is not None:
+                dims = ir.Shape([source.shape[0], dims[1]])
+            flat = builder.op("Flatten", source, dtype=out.dtype, shape=dims, axis=1)
+            report.changed[label(node)] = "it flattens"
+            replace_node(node, [flat], builder)
             continue
         pieces = _pieces(model.graph, node, keys)
         if pieces is None or _nodes(pieces, parts) >= _cone(value):
@@ -71,15 +88,6 @@ def static_shapes(model: ir.Model) -> Report:
         node.replace_input_with(place, made[0])
         report.changed[label(node)] = "shape computed with fewer nodes"
     return report
-
-
-def _correct_rank(value: ir.Value, shape: list[int], report: Report) -> None:
-    """Correct the declared rank of a model output, which checkers can now verify."""
-    if value.is_graph_output() and value.shape is not None and len(value.shape) != len(shape):
-        report.notes.append(
-            f"'{value.name}' was declared as {value.shape}, and has {len(shape)} axes"
-        )
-        value.shape = ir.Shape([length if length > 0 else None for length in shape])
 
 
 def _name_lengths(model: ir.Model) -> None:
@@ -159,12 +167,17 @@ def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
         if key == 0 and copies and place < len(source):
             wanted.append(source[place])
         elif key == -1:
-            wanted.append(("rest",))  # equals no dimension, so it becomes a -1 again
+            wanted.append(REST)
         elif isinstance(key, int) and key <= 0:
             return None
         else:
             wanted.append(key)
     return as_reshape(wanted, source)  # None for more than one -1
+
+
+def _is_flat(source: ir.Value, keys: list[Key]) -> bool:
+    have = dimensions(source)
+    return have is not None and not isinstance(keys[-1], int) and is_flat(keys, have)
 
 
 Piece = tuple[ir.Value, int, int] | list[int]

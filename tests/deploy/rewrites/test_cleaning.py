@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 
@@ -209,12 +208,37 @@ def test_rows_are_followed_through_reshape_and_gemm():
     assert ops(model) == {"Reshape": 2, "Gemm": 1}
 
 
-def test_an_output_that_is_declared_with_another_rank_gets_its_own():
-    model = lifted(model_of(HEADS, "float[n,s,8] x", "float[a,b] y"))
-    report = static_shapes(model)
-    assert "4 axes" in report.notes[0]
-    onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    assert run(model, {"x": weights(2, 3, 8)})["y"].shape == (2, 3, 2, 4)
+EMPTY = {"x": np.zeros((0, 3, 4), np.float32)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Shape<end = 1>(x) t = Shape<start = 1, end = 2>(x) u = Shape<start = 2>(x)"
+        " p = Mul(t, u) q = Concat<axis = 0>(s, p) y = Reshape(x, q)",
+        "f = Flatten(x) g = Unsqueeze(f, one) y = Flatten(g)",
+        "f = Flatten(x) y = Reshape(f, two)",
+    ],
+)
+def test_an_empty_batch_is_still_accepted(body):
+    """0 and -1 in one shape are not defined for it."""
+    types = "float[n,a,b] x, int64[1] one, int64[2] two"
+    stored = {"one": np.array([1]), "two": np.array([-1, 2])}
+    for rewrite in (static_shapes, merge_views):
+        model = model_of(body, types, "float[k,l] y", **stored)
+        check(rewrite, model, {"x": weights(2, 3, 4)}, EMPTY)
+
+
+def test_a_remainder_of_the_model_itself_is_kept():
+    model = model_of(
+        "f = Squeeze(x, one) g = Reshape(f, two) y = Relu(g)",
+        "float[n,1,a,b] x, int64[1] one, int64[2] two",
+        "float[k,l] y",
+        one=np.array([1]),
+        two=np.array([0, -1]),
+    )
+    check(merge_views, model, {"x": weights(2, 1, 3, 4)})
+    assert ops(model) == {"Reshape": 1, "Relu": 1}
 
 
 def test_zero_in_a_shape_keeps_its_meaning():
@@ -376,6 +400,15 @@ def test_casts(middle, last, left):
     report = check(merge_casts, model, X, rtol=1e-3)
     assert ops(model).get("Cast", 0) == left
     assert bool(report.kept) == (left == 2)
+
+
+def test_casts_to_text():
+    """A float is written as 0.1, the same number in double as 0.10000000149011612."""
+    body = "a = Cast<to = 11>(x) [c] y = Cast<to = 8>(a)"
+    model = net(body, outputs="string[n,3,4] y")
+    report = check(merge_casts, model)
+    assert not report.changed
+    assert "written differently" in report.kept["c"]
 
 
 # ---- views ---------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_bn_before_conv(attributes, weight, bias):
 @pytest.mark.parametrize("bias", [False, True])
 def test_bn_before_gemm(transposed, bias):
     body = f"""[bn] n = BatchNormalization(x, s, b, m, v)
-    y = Gemm<transB = {transposed}, alpha = 0.5>(n, w{", k" if bias else ""})"""
+    y = Gemm<transB = {transposed}, alpha = 0.5, beta = 2.0>(n, w{", k" if bias else ""})"""
     stored = {"w": weights(3, 4) if transposed else weights(4, 3), **NORM}
     types = f"float[n,4] x, {NORM_TYPES}, float[{'3,4' if transposed else '4,3'}] w"
     if bias:
@@ -126,10 +126,23 @@ def test_affine_after_conv(op, operand, bias):
     assert ops(model) == {"Conv": 1}
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_affine_after_transposed_conv(groups):
+    body = f"h = ConvTranspose<group = {groups}>(x, w) [m] g = Mul(h, c) y = Relu(g)"
+    width = 4 // groups
+    model = model_of(
+        body, f"float[n,4,6,6] x, float[4,{width},3,3] w, float[4,1,1] c", "float[n,4,8,8] y",
+        w=weights(4, width, 3, 3), c=SCALE[0],
+    )  # fmt: skip
+    check(fold_affine, model, IMAGE, **CLOSE)
+    assert ops(model) == {"ConvTranspose": 1, "Relu": 1}
+    assert model.graph[0].outputs[0].name == "g"
+
+
 @pytest.mark.parametrize("op", ["Add(h, c)", "Mul(c, h)"])
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_affine_after_gemm(op, transposed):
-    body = f"h = Gemm<transB = {transposed}, alpha = 2.0>(x, w, k) y = {op}"
+    body = f"h = Gemm<transB = {transposed}, alpha = 2.0, beta = 0.5>(x, w, k) y = {op}"
     types = f"float[n,4] x, float[{'3,4' if transposed else '4,3'}] w, float[3] k, float[3] c"
     model = model_of(
         body, types, "float[n,3] y",
@@ -208,12 +221,25 @@ def test_gelu_below_opset_20(order):
 
 @pytest.mark.parametrize(
     "stored",
-    [{"root": np.float32(1.4)}, {"one": np.float32(1.1)}, {"half": np.float32(0.25)}],
+    [
+        {"root": np.float32(1.4)},
+        {"root": np.float32(1.4142)},
+        {"one": np.float32(1.1)},
+        {"half": np.float32(0.25)},
+    ],
 )
 def test_what_is_no_gelu(stored):
     model = gelu("ort", **stored)
     assert check(fuse_gelu, model, POINTS).changed == {}
     assert "Gelu" not in ops(model)
+
+
+def test_a_scalar_that_gets_a_dimension_is_no_gelu():
+    types = "float x, float[1] root, float[1] one, float[1] half"
+    body = f"i = Div(x, root) e = Erf(i) f = Add(e, one) {ORDERS['ort']}"
+    stored = {name: GELU[name].reshape(1) for name in ("root", "one", "half")}
+    model = model_of(body, types, "float[1] y", opset=20, **stored)
+    assert not check(fuse_gelu, model, {"x": np.array(0.7, np.float32)}).changed
 
 
 def test_a_gelu_that_is_read_inside_stays():
@@ -247,10 +273,25 @@ LN_TYPES = "float[n,5,6] x, int64[1] ax, float two, float eps, float[6] g, float
 ROWS = {"x": weights(3, 5, 6, scale=2.0)}
 
 
+LN_BODY = """m = ReduceMean(x, ax) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q, ax)
+    e = Add(v, eps) r = Sqrt(e) n = Div(d, r) s = Mul(n, g) y = Add(s, b)"""
+
+
 def norm(square="mul", quotient="div", tail="s = Mul(n, g) y = Add(s, b)", opset=18, **stored):
     body = f"""m = ReduceMean(x, ax) d = Sub(x, m) {SQUARES[square]} v = ReduceMean(q, ax)
     e = Add(v, eps) r = Sqrt(e) {QUOTIENTS[quotient]} {tail}"""
-    return model_of(body, LN_TYPES, "float[n,5,6] y", opset=opset, **{**LN, **stored})
+    types, y = LN_TYPES, "float[n,5,6] y"
+    if np.ndim(stored.get("eps", 0)):
+        types, y = types.replace("float eps", "float[1,1,1,1] eps"), "float[1,n,5,6] y"
+    return model_of(body, types, y, opset=opset, **{**LN, **stored})
+
+
+def test_a_layer_norm_in_double_keeps_its_precision():
+    """The operator computes in float32, or in double with much cancellation (onnxruntime 1.19)."""
+    numbers = {k: v.astype(np.float64) for k, v in LN.items() if v.dtype == np.float32}
+    types = LN_TYPES.replace("float", "double")
+    model = model_of(LN_BODY, types, "double[n,5,6] y", **{**LN, **numbers})
+    assert not check(fuse_layer_norm, model, {"x": ROWS["x"] + np.float64(1e4)}).changed
 
 
 @pytest.mark.parametrize("square", SQUARES)
@@ -268,6 +309,7 @@ def test_layer_norm(square, quotient, tail):
     ("stored", "tail"),
     [
         ({"ax": np.array([1])}, "s = Mul(n, g) y = Add(s, b)"),
+        ({"eps": np.full((1, 1, 1, 1), 1e-5, np.float32)}, "s = Mul(n, g) y = Add(s, b)"),
         ({"two": np.float32(3)}, "s = Mul(n, g) y = Add(s, b)"),
         ({}, "y = Mul(n, n)"),
         ({}, "s = Mul(n, two) y = Add(s, b)"),
@@ -318,15 +360,61 @@ def test_what_is_no_gemm(body, x, k, reason):
     assert_kept(report, "a", reason)
 
 
-def test_hardswish():
-    body = "a = Add(x, three) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)"
-    types = "float[n,8] x, float three, float zero, float six"
-    stored = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)}
-    model = model_of(body, types, "float[n,8] y", **stored)
-    assert check(fuse_hardswish, model, POINTS).changed == {"HardSwish": "0 -> 1"}
+HARD = {
+    "HardSwish": [
+        "a = Add(x, three) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)",
+        "a = Add(three, x) c = Clip(a, zero, six) d = Mul(c, sixth) y = Mul(d, x)",
+        "d = HardSigmoid<alpha = 0.16666667, beta = 0.5>(x) y = Mul(x, d)",
+    ],
+    "HardSigmoid": ["a = Add(x, three) c = Clip(a, zero, six) y = Div(c, six)"],
+}
+HARD_NUMBERS = {"three": 3.0, "zero": 0.0, "six": 6.0, "sixth": 1 / 6}
+
+
+def hard(body: str, dtype=np.float32, x: str = "[n,8]", y: str = "[n,8]", **numbers) -> ir.Model:
+    kind = {"float32": "float", "float64": "double"}.get(np.dtype(dtype).name, "float16")
+    given = {name: np.array(v, dtype) for name, v in {**HARD_NUMBERS, **numbers}.items()}
+    shapes = {name: f"{list(a.shape)}" if a.ndim else "" for name, a in given.items()}
+    types = ", ".join(f"{kind}{shapes[name]} {name}" for name in given)
+    return model_of(body, f"{kind}{x} x, {types}", f"{kind}{y} y", **given)
+
+
+@pytest.mark.parametrize(("op", "body"), [(op, body) for op in HARD for body in HARD[op]])
+def test_hard_activations(op, body):
+    model = hard(body)
+    check(fuse_hardswish, model, POINTS)
+    assert ops(model) == {op: 1}
+
+
+def test_a_hard_activation_in_half_precision():
+    model = hard(HARD["HardSwish"][0], np.float16)
+    check(fuse_hardswish, model, {"x": POINTS["x"].astype(np.float16)}, rtol=1e-2, atol=1e-2)
     assert ops(model) == {"HardSwish": 1}
-    model = model_of(body, types, "float[n,8] y", **{**stored, "three": np.float32(2)})
-    assert check(fuse_hardswish, model, POINTS).changed == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"three": 2.0}, (5, 8)),
+        ({"three": 3.0002}, (5, 8)),
+        ({"dtype": np.float64}, (5, 8)),  # no kernel in ONNX Runtime
+        ({"six": np.full((1, 1, 1), 6.0), "y": "[1,n,8]"}, (5, 8)),
+        ({"three": [3.0], "x": "", "y": "[1]"}, ()),
+    ],
+)
+@pytest.mark.parametrize("op", HARD)
+def test_what_is_no_hard_activation(op, options, shape):
+    model = hard(HARD[op][0], **options)
+    before = ops(model)
+    if "six" not in options:  # Clip takes scalars only
+        check(
+            fuse_hardswish,
+            model,
+            {"x": np.asarray(weights(*shape), options.get("dtype", np.float32))},
+        )
+    else:
+        fuse_hardswish(model)
+    assert ops(model) == before
 
 
 def test_a_residual_sum_is_kept_from_the_fusion():

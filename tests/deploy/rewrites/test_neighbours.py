@@ -102,6 +102,9 @@ def test_a_reduction_keeps_the_dimension(op):
     model = net(body, axes=np.array([-1]))
     check(merge_neighbours, model, X, OTHER)
     assert ops(model) == {op: 1}
+    model = net(f"{body.replace('y', 'u')} z = Relu(u)", "float[n,6,1] z", axes=one(-1))
+    check(merge_neighbours, model, X)
+    assert model.graph[0].outputs[0].name == "u"  # 'r' was a tensor of another shape
     model = net(f"r = {op}<keepdims = 0>(x, axes) y = Unsqueeze(r, back)", axes=one(2), back=one(1))
     assert not check(merge_neighbours, model, X).changed
     model = net(body.replace("keepdims = 0", "keepdims = 1"), "float[n,6,1,1] y", axes=one(-1))
