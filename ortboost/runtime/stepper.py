@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.roles import LineSearch
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ModelError, OrtBoostError
+from ortboost.core.errors import ModelError, OrtBoostError, first_line
 from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.graph.query import format_shape
@@ -290,6 +290,9 @@ class Stepper(Shown):
         """The seed of this process for a graph; ``None`` if it draws no random numbers."""
         if not catalogue.randomness:
             return None
+        if type(seed) is not int:  # a number of numpy, which could overflow below
+            check_argument("Stepper.step", "seed", seed, int)
+            seed = int(seed)
         rank = 0 if self.group is None else self.group.rank  # rank 0 draws as a single process
         return (seed + rank * _GOLDEN_RATIO) % 2**63
 
@@ -423,6 +426,6 @@ class Stepper(Shown):
         except Exception as error:  # out of memory, or bare exceptions of the bindings
             raise ModelError(
                 "The step cannot be run with its intermediate tensors as outputs.",
-                where=str(error).strip().split("\n")[0] or type(error).__name__,
+                where=first_line(error),
                 fix="All of them are in memory at once: try a smaller batch.",
             ) from error
