@@ -13,6 +13,7 @@ write into the folder removes what a dead process left behind; see :func:`sweep`
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -153,6 +154,9 @@ def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None
 def finish_replacement(folder: str | os.PathLike[str]) -> None:
     """Finish an interrupted replacement, if there is one.
 
+    Of several processes that open the folder, one does it while the others wait. Otherwise a slow
+    one could remove what has been written to the folder since.
+
     Raises:
         FileError: The folder cannot be written, or an entry to remove is not a plain file name.
     """
@@ -161,10 +165,11 @@ def finish_replacement(folder: str | os.PathLike[str]) -> None:
     if not commit.is_dir() or commit.is_symlink():
         return
     try:
-        if (commit / _DROPPED).exists():  # otherwise everything has been moved
-            _finish(commit, target)
-        with contextlib.suppress(FileNotFoundError):  # another process has finished it
-            commit.rmdir()
+        with _locked(target):
+            if (commit / _DROPPED).exists():  # otherwise everything has been moved
+                _finish(commit, target)
+            with contextlib.suppress(FileNotFoundError):  # another one has finished it
+                commit.rmdir()
     except OSError as error:
         raise FileError(
             "An interrupted replacement cannot be finished.",
@@ -172,6 +177,18 @@ def finish_replacement(folder: str | os.PathLike[str]) -> None:
             fix="Make the folder writable and try again.",
         ) from error
     _sync_folder(target)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for other processes that hold the lock of a folder, and hold it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _finish(commit: Path, target: Path) -> None:
@@ -190,7 +207,7 @@ def _finish(commit: Path, target: Path) -> None:
             path.unlink(missing_ok=True)
     for path in commit.iterdir():
         if path.name != _DROPPED:
-            with contextlib.suppress(FileNotFoundError):  # another process has moved it
+            with contextlib.suppress(FileNotFoundError):  # without locks: another one has moved it
                 os.replace(path, target / path.name)
     _sync_folder(target)
     (commit / _DROPPED).unlink(missing_ok=True)  # last: it says that there is work left
@@ -312,7 +329,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FileError(
             "A file is missing.", where=str(path), fix="Check the path, or make the file again."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise FileError(
+            "A file cannot be read.", where=f"{path}: {error}", fix="Check its permissions."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise FileError(
             "A file is not valid JSON.", where=f"{path}: {error}", fix="Restore or re-create it."
         ) from error

@@ -12,7 +12,17 @@ from ortboost.core.arrays import as_array, as_dtype
 from ortboost.core.errors import UsageError, first_line, nearest
 from ortboost.program.catalogue import LEARNING_RATE, TensorSpec
 
-__all__ = ["check_batch", "check_rates", "fed_array", "refused_batch"]
+__all__ = ["arrays_of", "check_batch", "check_rates", "fed_array", "refused_batch"]
+
+
+def arrays_of(feeds: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """The feeds with those for the inputs as arrays, so that their samples can be counted.
+
+    Raises:
+        UsageError: One of them is not numeric.
+    """
+    fed = {spec.name for spec in inputs} & feeds.keys()
+    return {**feeds, **{name: as_array(feeds[name], f"input '{name}'") for name in fed}}
 
 
 def fed_array(

@@ -22,7 +22,7 @@ from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
-from ortboost.runtime.feeds import check_batch, check_rates, refused_batch
+from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
 from ortboost.runtime.findings import Diagnosis
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device
@@ -185,8 +185,11 @@ class Stepper(Shown):
         for name, given in (("feeds", feeds), ("hyper", hyper)):
             if type(given) is not dict:  # plain dicts, the usual case, need no check
                 check_argument("Stepper.step", name, given, Mapping[str, Any])
-        # A process without samples still takes part in the communication of the step.
-        empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
+        empty = False
+        if self.shared is not None:
+            feeds = arrays_of(feeds, self.inputs)
+            # A process without samples still takes part in the communication of the step.
+            empty = not count_samples(self.inputs, feeds)[0]
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:
             self._scales = {
@@ -383,8 +386,10 @@ class Stepper(Shown):
         Returns:
             At most ten names: inputs and states first, then forward values, then gradients.
         """
-        if self.shared is not None and not count_samples(self.inputs, feeds)[0]:
-            return []
+        if self.shared is not None:
+            feeds = arrays_of(feeds, self.inputs)
+            if not count_samples(self.inputs, feeds)[0]:
+                return []
         inputs = {**self._checked(feeds, hyper), **self._state.read_all()}
         model, drawn = self.program.graphs[self.next_graph], self._seed_for(self.catalogue, seed)
         device, threads = self.device, self._threads

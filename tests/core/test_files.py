@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from threading import Thread
 
 import pytest
 
@@ -180,6 +181,18 @@ class TestReplacement:
         finish_replacement(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {"a", "d"}
 
+    def test_a_second_process_waits_and_touches_nothing_new(self, tmp_path):
+        self.begin(tmp_path, ["log"])
+        second = Thread(target=finish_replacement, args=(tmp_path,))
+        with files._locked(tmp_path):
+            second.start()
+            second.join(0.3)
+            assert second.is_alive()
+            files._finish(tmp_path / ".ortboost-commit", tmp_path)
+            (tmp_path / "log").write_text("new")
+        second.join()
+        assert {path.name for path in tmp_path.iterdir()} == {"a", "log"}
+
     @pytest.mark.parametrize("dropped", [["../victim"], ["/etc"], [".."], "b", [1], ["a/b"], [""]])
     def test_nothing_outside_is_dropped(self, tmp_path, dropped):
         (tmp_path / "victim").write_text("mine")
@@ -201,6 +214,20 @@ class TestReplacement:
         finish_replacement(folder)
         assert not (folder / "checkpoints").is_symlink()
         assert (tmp_path / "far" / "kept").exists()
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+
+    def denied(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "read_text", denied)
+    with pytest.raises(FileError, match="cannot be read") as caught:
+        read_json(path)
+    assert "Permission denied" in caught.value.where
+    assert_three_lines(caught.value)
 
 
 @pytest.mark.parametrize("end", ["/dev/zero", "pipe"])
