@@ -55,19 +55,26 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write, which need not exist.
 
     Raises:
-        FileError: It has no name, its folder does not exist, or it is a folder, a device or a pipe.
+        FileError: It has no name or an impossible one, its folder does not exist or is closed to
+            this user, or it is a folder, a device or a pipe.
     """
     target = Path(path)
     if not target.name:
         raise FileError("The file to write has no name.", where=f"'{path}'", fix="Name a file.")
+    try:
+        mode = os.stat(target).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None  # it is not there
+    except (OSError, ValueError) as error:
+        raise _unwritten(target, error) from error
     if not target.parent.is_dir():
         raise FileError(
             f"The folder for '{target.name}' does not exist.",
             where=str(target.parent),
             fix="Create the folder or give another path.",
         )
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "not a regular file"
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise FileError(
             f"'{target.name}' is {kind}.", where=str(target), fix="Give the name of a file."
         )
@@ -158,12 +165,20 @@ def finish_replacement(folder: str | os.PathLike[str]) -> None:
     one could remove what has been written to the folder since.
 
     Raises:
-        FileError: The folder cannot be written, or an entry to remove is not a plain file name.
+        FileError: The folder cannot be read or written, or an entry to remove is not a plain file
+            name.
     """
     target = Path(folder)
     commit = target / _COMMIT
-    if not commit.is_dir() or commit.is_symlink():
-        return
+    try:
+        if not commit.is_dir() or commit.is_symlink():
+            return
+    except OSError as error:
+        raise FileError(
+            "The folder cannot be read.",
+            where=f"{target}: {error.strerror or error}",
+            fix="Check its name and its permissions.",
+        ) from error
     try:
         with _locked(target):
             if (commit / _DROPPED).exists():  # otherwise everything has been moved
@@ -277,10 +292,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unwritten(target: Path, error: OSError) -> FileError:
+def _unwritten(target: Path, error: OSError | ValueError) -> FileError:
     return FileError(
         f"'{target.name}' cannot be written.",
-        where=f"{target}: {error.strerror or error}",
+        where=f"{target}: {getattr(error, 'strerror', None) or error}",
         fix="Check the permissions of the folder and the free space.",
     )
 

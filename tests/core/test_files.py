@@ -216,6 +216,29 @@ class TestReplacement:
         assert (tmp_path / "far" / "kept").exists()
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + "/a", "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    with pytest.raises(FileError, match="cannot be written") as caught:
+        write_json(tmp_path / name, {})
+    assert_three_lines(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path, monkeypatch):
+    def denied(path, *_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", denied)
+    for call in (
+        lambda: finish_replacement(tmp_path / "run"),
+        lambda: write_json(tmp_path / "a", 1),
+    ):
+        with pytest.raises(FileError, match="cannot be") as caught:
+            call()
+        assert "Permission denied" in caught.value.where
+        assert_three_lines(caught.value)
+
+
 def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_text("{}")
