@@ -180,11 +180,11 @@ def finish_replacement(folder: str | os.PathLike[str]) -> None:
             fix="Check its name and its permissions.",
         ) from error
     try:
-        with _locked(target):
+        # Not the folder itself: whoever trains in it holds its lock.
+        with contextlib.suppress(FileNotFoundError), _locked(commit):  # another one finished it
             if (commit / _DROPPED).exists():  # otherwise everything has been moved
                 _finish(commit, target)
-            with contextlib.suppress(FileNotFoundError):  # another one has finished it
-                commit.rmdir()
+            commit.rmdir()
     except OSError as error:
         raise FileError(
             "An interrupted replacement cannot be finished.",

@@ -184,11 +184,13 @@ class TestReplacement:
     def test_a_second_process_waits_and_touches_nothing_new(self, tmp_path):
         self.begin(tmp_path, ["log"])
         second = Thread(target=finish_replacement, args=(tmp_path,))
-        with files._locked(tmp_path):
+        commit = tmp_path / ".ortboost-commit"
+        with files._locked(commit):
             second.start()
             second.join(0.3)
             assert second.is_alive()
-            files._finish(tmp_path / ".ortboost-commit", tmp_path)
+            files._finish(commit, tmp_path)
+            commit.rmdir()
             (tmp_path / "log").write_text("new")
         second.join()
         assert {path.name for path in tmp_path.iterdir()} == {"a", "log"}
