@@ -73,13 +73,13 @@ def convert(
     folder = Path(out)
     if isinstance(model, str | os.PathLike) and not Path(model).exists():
         load_model(model)  # its error comes before those of the folder
+    finish_replacement(folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             "The output of a conversion must be a folder.",
             where=f"{folder} is a file",
             fix="Give the name of a new folder.",
         )
-    finish_replacement(folder)
     occupied = folder.is_dir() and foreign_files(folder)
     if occupied and not (folder / MANIFEST).is_file():
         raise UsageError(

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ArgumentTypeError
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, first_line
 
-__all__ = ["as_array", "npy_faults", "read_npy"]
+__all__ = ["as_array", "as_dtype", "npy_faults", "read_npy"]
 
 
 @contextlib.contextmanager
@@ -47,6 +47,8 @@ def read_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
 def as_array(value: Any, where: str) -> NDArray[Any]:
     """Convert a number, a list, an array, or a tensor of any framework to a numpy array.
 
+    Its byte order is that of the machine: runtimes read the bytes of an array as they are.
+
     Tensors are recognised by their methods (``asnumpy``; ``detach``, ``cpu`` and ``numpy``;
     ``__array__``; ``__dlpack__``); no framework is imported.
 
@@ -55,30 +57,31 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
         where: Description of the data, for the error.
 
     Raises:
-        ArgumentTypeError: The data are not numeric, have masked values, or their rows have
-            different lengths.
+        ArgumentTypeError: The data are not numeric, or their rows have different lengths.
+        ArgumentValueError: Elements are masked.
     """
     if np.ma.is_masked(value):
-        raise ArgumentTypeError(
-            "An array has masked values.",
-            where=f"{where}: {type(value).__name__}",
-            fix="Drop these rows, or fill the values: array.filled(0).",
+        raise ArgumentValueError(
+            "Elements of an array are masked, so they have no value.",
+            where=where,
+            fix="Give them one, for example array.filled(0).",
         )
     if isinstance(value, np.ndarray):
         array = value.view(np.ndarray)  # subclasses (masked, matrix) change what operators do
     else:
-        methods = ("asnumpy",) if hasattr(value, "asnumpy") else ("detach", "cpu", "numpy")
-        for method in methods:
-            if hasattr(value, method):
-                value = getattr(value, method)()
         try:
-            bare = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
-            array = np.from_dlpack(value) if bare else np.asarray(value)
-        except ValueError as error:
+            array = _converted(value)
+        except Exception as error:  # frameworks raise errors of many kinds
+            if isinstance(error, ValueError) and isinstance(value, list | tuple):
+                raise ArgumentTypeError(
+                    "The rows of an array differ in shape.",
+                    where=where,
+                    fix="Pad or crop them to one shape.",
+                ) from error
             raise ArgumentTypeError(
-                "The rows of an array differ in shape.",
-                where=where,
-                fix="Pad or crop them to one shape.",
+                f"The {type(value).__name__} cannot be converted to a numpy array.",
+                where=f"{where}: {first_line(error)}",
+                fix="Copy it to the memory of the host, with a type that numpy has.",
             ) from error
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(
@@ -86,4 +89,45 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
             where=f"{where}: {type(value).__name__}",
             fix="Give an array of numbers.",
         )
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _converted(value: Any) -> NDArray[Any]:
+    methods = ("asnumpy",) if hasattr(value, "asnumpy") else ("detach", "cpu", "numpy")
+    for method in methods:
+        if hasattr(value, method):
+            value = getattr(value, method)()
+    bare = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+    return np.from_dlpack(value) if bare else np.asarray(value)
+
+
+def as_dtype(value: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """Convert data to a dtype that can hold their values; floats may be rounded to shorter ones.
+
+    Args:
+        value: The data, as in :func:`as_array`.
+        dtype: The dtype.
+        where: Description of the data, for the error.
+
+    Raises:
+        ArgumentTypeError: See :func:`as_array`.
+        ArgumentValueError: The dtype cannot hold a value: 0.5 as an integer, 1e300 in float32.
+
+    Example:
+        >>> as_dtype([1.0, 2.0], np.dtype("int64"), "labels")
+        array([1, 2])
+    """
+    array = as_array(value, where)
+    with np.errstate(all="ignore"):
+        found = array.astype(dtype, copy=False)
+    if dtype.kind in "biu":
+        fits = np.array_equal(found, array)
+    else:
+        fits = found is array or np.array_equal(np.isfinite(found), np.isfinite(array))
+    if not fits:
+        raise ArgumentValueError(
+            f"The {array.dtype} values of an array do not fit into {dtype}.",
+            where=where,
+            fix=f"Convert them first, for example array.astype('{dtype}').",
+        )
+    return found

@@ -26,6 +26,7 @@ __all__ = [
     "OrtBoostError",
     "ParityError",
     "UsageError",
+    "first_line",
     "nearest",
     "require_known",
 ]
@@ -181,6 +182,16 @@ class LostProcessError(OrtBoostError):
     """
 
     exit_status = 9
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of the message of an exception; its class if it has no message.
+
+    Example:
+        >>> first_line(OSError(28, "No space left on device")), first_line(MemoryError())
+        ('[Errno 28] No space left on device', 'MemoryError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ write into the folder removes what a dead process left behind; see :func:`sweep`
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -54,19 +55,26 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write, which need not exist.
 
     Raises:
-        FileError: It has no name, its folder does not exist, or it is a folder, a device or a pipe.
+        FileError: It has no name or an impossible one, its folder does not exist or is closed to
+            this user, or it is a folder, a device or a pipe.
     """
     target = Path(path)
     if not target.name:
         raise FileError("The file to write has no name.", where=f"'{path}'", fix="Name a file.")
+    try:
+        mode = os.stat(target).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None  # it is not there
+    except (OSError, ValueError) as error:
+        raise _unwritten(target, error) from error
     if not target.parent.is_dir():
         raise FileError(
             f"The folder for '{target.name}' does not exist.",
             where=str(target.parent),
             fix="Create the folder or give another path.",
         )
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "not a regular file"
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise FileError(
             f"'{target.name}' is {kind}.", where=str(target), fix="Give the name of a file."
         )
@@ -153,17 +161,29 @@ def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None
 def finish_replacement(folder: str | os.PathLike[str]) -> None:
     """Finish an interrupted replacement, if there is one.
 
+    Of several processes that open the folder, one does it while the others wait. Otherwise a slow
+    one could remove what has been written to the folder since.
+
     Raises:
-        FileError: The folder cannot be written, or an entry to remove is not a plain file name.
+        FileError: The folder cannot be read or written, or an entry to remove is not a plain file
+            name.
     """
     target = Path(folder)
     commit = target / _COMMIT
-    if not commit.is_dir() or commit.is_symlink():
-        return
     try:
-        if (commit / _DROPPED).exists():  # otherwise everything has been moved
-            _finish(commit, target)
-        with contextlib.suppress(FileNotFoundError):  # another process has finished it
+        if not commit.is_dir() or commit.is_symlink():
+            return
+    except OSError as error:
+        raise FileError(
+            "The folder cannot be read.",
+            where=f"{target}: {error.strerror or error}",
+            fix="Check its name and its permissions.",
+        ) from error
+    try:
+        # Not the folder itself: whoever trains in it holds its lock.
+        with contextlib.suppress(FileNotFoundError), _locked(commit):  # another one finished it
+            if (commit / _DROPPED).exists():  # otherwise everything has been moved
+                _finish(commit, target)
             commit.rmdir()
     except OSError as error:
         raise FileError(
@@ -172,6 +192,18 @@ def finish_replacement(folder: str | os.PathLike[str]) -> None:
             fix="Make the folder writable and try again.",
         ) from error
     _sync_folder(target)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for other processes that hold the lock of a folder, and hold it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _finish(commit: Path, target: Path) -> None:
@@ -190,7 +222,7 @@ def _finish(commit: Path, target: Path) -> None:
             path.unlink(missing_ok=True)
     for path in commit.iterdir():
         if path.name != _DROPPED:
-            with contextlib.suppress(FileNotFoundError):  # another process has moved it
+            with contextlib.suppress(FileNotFoundError):  # without locks: another one has moved it
                 os.replace(path, target / path.name)
     _sync_folder(target)
     (commit / _DROPPED).unlink(missing_ok=True)  # last: it says that there is work left
@@ -260,10 +292,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unwritten(target: Path, error: OSError) -> FileError:
+def _unwritten(target: Path, error: OSError | ValueError) -> FileError:
     return FileError(
         f"'{target.name}' cannot be written.",
-        where=f"{target}: {error.strerror or error}",
+        where=f"{target}: {getattr(error, 'strerror', None) or error}",
         fix="Check the permissions of the folder and the free space.",
     )
 
@@ -312,7 +344,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FileError(
             "A file is missing.", where=str(path), fix="Check the path, or make the file again."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise FileError(
+            "A file cannot be read.", where=f"{path}: {error}", fix="Check its permissions."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise FileError(
             "A file is not valid JSON.", where=f"{path}: {error}", fix="Restore or re-create it."
         ) from error

@@ -65,7 +65,6 @@ __all__ = [
 _SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
-
 _Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]
 
 
@@ -191,7 +190,7 @@ class GroupedScaleConfig:
                 fix="Give their number, or a list of patterns for each: [['conv*'], ['fc*']].",
             )
         init = self.init_scale
-        starts = (init,) if isinstance(init, (int, float)) else tuple(init)
+        starts = tuple(init) if isinstance(init, tuple | list) else (init,)
         if len(starts) not in (1, self.number) or not starts:
             raise ConfigError(
                 f"There are {len(starts)} initial scales and {self.number} groups.",
@@ -316,9 +315,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         elif overflow:
             # Multiply by the rounded reciprocal instead of dividing: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
-        grow = (
-            config.scale_window <= state.cur_iter - last
-        )  # growth is due; an overflow prevents it
+        grow = config.scale_window <= state.cur_iter - last  # it is due; an overflow prevents it
         if overflow:
             last = state.cur_iter + int(config.late_growth)
         elif grow:

@@ -46,7 +46,8 @@ class _Place:
 class TensorFile(Mapping[str, NDArray[np.generic]]):
     """Name to array; each access reads from the file.
 
-    The file stays open, so that replacing it on disk has no effect on this object.
+    The file stays open, so that replacing it on disk has no effect on this object. Threads and
+    forked processes may read at the same time.
 
     Args:
         path: A safetensors file.
@@ -72,7 +73,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         weakref.finalize(self, self._file.close)
         length = int(self._read(0, 1, np.dtype("<u8"))[0])
         header = json.loads(self._read(8, length, np.dtype("u1")).tobytes())
-        self.metadata: Mapping[str, str] = header.pop("__metadata__", {})
+        self.metadata: Mapping[str, str] = header.pop("__metadata__", None) or {}
         self._places: dict[str, _Place] = {}
         for name, entry in header.items():
             if entry["dtype"] not in _DTYPES:
@@ -101,9 +102,9 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
     def rows(self, name: str, rows: range) -> NDArray[np.generic]:
         """Consecutive rows of a tensor; nothing else of it is read."""
         place = self._places[name]
-        width = math.prod(place.shape[1:])
-        start = place.start + rows.start * width * place.dtype.itemsize
-        return self._read(start, len(rows) * width, place.dtype).reshape(-1, *place.shape[1:])
+        shape = (len(rows), *place.shape[1:])
+        start = place.start + rows.start * math.prod(place.shape[1:]) * place.dtype.itemsize
+        return self._read(start, math.prod(shape), place.dtype).reshape(shape)
 
     def pieces(self, name: str) -> Iterator[NDArray[np.generic]]:
         """The elements of a tensor in order, in flat arrays of at most 64 MiB."""
@@ -116,12 +117,12 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
     def _read(self, start: int, count: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         array = np.empty(count, dtype)  # filled in place: no second copy in memory
         left = array.view(np.uint8).data
-        self._file.seek(start)
-        while left:  # an unbuffered read may stop at 2 GiB
-            got = self._file.readinto(left)
+        while left:  # a read may stop at 2 GiB
+            # Not seek and readinto: the position is one for all threads and forked processes.
+            got = os.preadv(self._file.fileno(), [left], start)
             if not got:
                 raise OSError(f"{self.path} ends {len(left)} bytes early")
-            left = left[got:]
+            left, start = left[got:], start + got
         return array
 
 

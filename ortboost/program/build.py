@@ -20,6 +20,7 @@ from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.checked_rewrites import check_rewritten
+from ortboost.graph.guard_draws import guard_draws
 from ortboost.graph.guard_dropouts import guard_dropouts
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
@@ -78,6 +79,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     engine, forward = chosen.engine, chosen.forward
     model, loss, trained = forward.model, forward.loss, forward.trained
     reports = list(forward.reports)
+    guard_draws(model)  # before the native engine, whose builder merges draws
     evaluation = model.clone()  # before the rewrites that are for training only
     to_inference(evaluation)
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arrays import as_dtype
+from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program, check_state
 from ortboost.runtime.feeds import fed_array, refused_batch
 from ortboost.runtime.session import TRAINING_DEVICES, open_session, resolve_device
@@ -38,15 +40,19 @@ class Evaluator:
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Compute the outputs of the model, and ``loss``, for one batch.
 
+        Args:
+            feeds: Input to array; numbers are converted to the type of the input if that can hold
+                them.
+
         Raises:
-            UsageError: An input is missing, or the runtime rejects the shapes.
+            UsageError: An input is missing or does not fit, or the runtime rejects the shapes.
         """
         binding = self._session.io_binding()
         for name in self._state_names:
             binding.bind_ortvalue_input(name, self.state.current(name))
-        batch = {spec.name: fed_array(feeds, spec.name, self.inputs) for spec in self.inputs}
-        for spec in self.inputs:
-            binding.bind_cpu_input(spec.name, np.asarray(batch[spec.name], spec.dtype, order="C"))
+        batch = {spec.name: self._fed(feeds, spec) for spec in self.inputs}
+        for name, array in batch.items():
+            binding.bind_cpu_input(name, array)
         for name in self._outputs:
             binding.bind_output(name, "cpu")
         try:
@@ -55,6 +61,10 @@ class Evaluator:
             raise refused_batch(error, batch) from error
         answers = [value.numpy() for value in binding.get_outputs()]
         return dict(zip(self._outputs, answers, strict=True))
+
+    def _fed(self, feeds: Mapping[str, NDArray[Any]], spec: TensorSpec) -> NDArray[Any]:
+        array = fed_array(feeds, spec, self.inputs)
+        return np.asarray(as_dtype(array, spec.dtype, f"input '{spec.name}'"), order="C")
 
 
 def open_evaluator(

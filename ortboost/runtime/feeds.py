@@ -8,29 +8,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.arrays import as_array
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.arrays import as_array, as_dtype
+from ortboost.core.errors import UsageError, first_line, nearest
 from ortboost.program.catalogue import LEARNING_RATE, TensorSpec
 
-__all__ = ["check_batch", "check_rates", "fed_array", "refused_batch"]
+__all__ = ["arrays_of", "check_batch", "check_rates", "fed_array", "refused_batch"]
+
+
+def arrays_of(feeds: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """The feeds with those for the inputs as arrays, so that their samples can be counted.
+
+    Raises:
+        UsageError: One of them is not numeric.
+    """
+    fed = {spec.name for spec in inputs} & feeds.keys()
+    return {**feeds, **{name: as_array(feeds[name], f"input '{name}'") for name in fed}}
 
 
 def fed_array(
-    feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
+    feeds: Mapping[str, NDArray[Any]], spec: TensorSpec, inputs: Sequence[TensorSpec]
 ) -> NDArray[Any]:
-    """Get the array of one input, converted to the input's type if that is lossless.
-
-    Integers are widened to larger integers, and floats to larger floats; scaling the bytes of an
-    image is up to the user.
+    """Get the array of one input.
 
     Args:
         feeds: Input name to array.
-        name: The input.
+        spec: The input.
         inputs: All inputs of the graph.
 
     Raises:
         UsageError: It is missing or empty, or contains a label that is not a class.
     """
+    name = spec.name
     if name not in feeds:
         raise UsageError(
             f"The input '{name}' was not fed.",
@@ -44,7 +52,6 @@ def fed_array(
             where=f"input '{name}': shape {list(array.shape)}",
             fix="Feed at least one sample.",
         )
-    spec = next(spec for spec in inputs if spec.name == name)
     stray = spec.first_invalid_class(array)
     if stray is not None:
         raise UsageError(
@@ -56,9 +63,6 @@ def fed_array(
             fix="Fix the labels, give the model a head with more classes (--new-head), or name "
             "the label to ignore (--ignore-index).",
         )
-    whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
-    if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
-        return array.astype(spec.dtype, copy=False)
     return array
 
 
@@ -66,6 +70,9 @@ def check_batch(
     feeds: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], *, broadcast: bool
 ) -> dict[str, NDArray[Any]]:
     """The arrays of all inputs in C order; anything that a runtime might misread is refused.
+
+    Integers are widened to larger integers, and floats to larger floats; scaling the bytes of an
+    image is up to the user.
 
     Args:
         feeds: Input name to array; other names are ignored.
@@ -78,7 +85,10 @@ def check_batch(
     """
     ready: dict[str, NDArray[Any]] = {}
     for spec in inputs:
-        array = fed_array(feeds, spec.name, inputs)
+        array = fed_array(feeds, spec, inputs)
+        whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
+        if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
+            array = array.astype(spec.dtype, copy=False)
         if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
             raise UsageError(
                 f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, but "
@@ -114,7 +124,7 @@ def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, N
         names: The learning-rate inputs.
 
     Raises:
-        UsageError: A given name is unknown, or an input has no value.
+        UsageError: A given name is unknown, or an input has no value, or not one finite number.
     """
     for name in hyper:
         if name not in names:
@@ -132,7 +142,14 @@ def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, N
                 fix=f"Give {', '.join(names)}.",
             )
         number = hyper[name] if name in hyper else hyper[LEARNING_RATE]
-        ready[name] = np.asarray(number, np.float32)
+        rate = as_dtype(number, np.dtype(np.float32), f"learning rate '{name}'")
+        if rate.size != 1 or not np.isfinite(rate).all():  # it would overwrite the weights
+            raise UsageError(
+                f"The learning rate '{name}' is {number}.",
+                where="learning rates",
+                fix="Give one finite number.",
+            )
+        ready[name] = rate.reshape(())
     return ready
 
 
@@ -141,6 +158,6 @@ def refused_batch(error: Exception, batch: Mapping[str, NDArray[Any]]) -> UsageE
     shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in batch.items())
     return UsageError(
         "onnxruntime could not run the step on this batch.",
-        where=f"{shapes}: {str(error).strip().splitlines()[0]}",
+        where=f"{shapes}: {first_line(error)}",
         fix="Check that the shapes and the label values fit the model.",
     )

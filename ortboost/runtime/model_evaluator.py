@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError
+from ortboost.core.arrays import as_dtype
+from ortboost.core.errors import UsageError, first_line
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
@@ -63,8 +64,9 @@ class ModelEvaluator:
         """Compute the outputs by name; feeds that are not inputs (labels) are ignored.
 
         Raises:
-            UsageError: An input is missing, or the runtime rejects the shapes.
+            UsageError: An input is missing or does not fit, or the runtime rejects the shapes.
         """
+        taken: dict[str, NDArray[Any]] = {}
         for spec in self.inputs:
             if spec.name not in feeds:
                 raise UsageError(
@@ -72,22 +74,23 @@ class ModelEvaluator:
                     where=f"fed: {', '.join(feeds) or 'nothing'}",
                     fix=f"Feed {', '.join(spec.name for spec in self.inputs)}.",
                 )
-            shape = np.shape(feeds[spec.name])
+            array = feeds[spec.name]
+            if spec.dtype != np.object_:  # texts
+                array = as_dtype(array, spec.dtype, f"input '{spec.name}'")
+            taken[spec.name] = np.asarray(array, spec.dtype, order="C")
+            shape = taken[spec.name].shape
             if not takes(spec, shape):
                 raise UsageError(
                     f"The input '{spec.name}' does not accept an array of this shape.",
                     where=f"array {list(shape)}, input {format_shape(spec.shape)}",
                     fix="Give data of the shape of the input.",
                 )
-        taken = {
-            spec.name: np.asarray(feeds[spec.name], spec.dtype, order="C") for spec in self.inputs
-        }
         try:
             answers = self.session.run(self.outputs, taken)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise UsageError(
                 "onnxruntime could not run the model on this batch.",
-                where=str(error).strip().splitlines()[0],
+                where=first_line(error),
                 fix="Check that the shapes of the data fit the model.",
             ) from error
         return dict(zip(self.outputs, answers, strict=True))

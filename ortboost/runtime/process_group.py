@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import DependencyError, LostProcessError, UsageError
+from ortboost.core.errors import DependencyError, LostProcessError, UsageError, first_line
 from ortboost.core.version import __version__
 
 __all__ = [
@@ -193,7 +193,7 @@ class ProcessGroup:
                 raise UsageError(
                     "The processes could not connect to each other.",
                     where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, rank "
-                    f"{self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
+                    f"{self.rank} of {self.size}: {first_line(error)}",
                     fix="Start all of them within the timeout (--timeout), with a free address and "
                     "port that all can reach.",
                 ) from error
@@ -299,7 +299,7 @@ class ProcessGroup:
         who = f"rank {', '.join(map(str, missing))}" if missing else "a process"
         return LostProcessError(
             f"The run lost {who}: it ended, or did not respond for {self.timeout:g} seconds.",
-            where=f"rank {self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
+            where=f"rank {self.rank} of {self.size}: {first_line(error)}",
             fix="See the output of that process; continue with --resume, or let torchrun restart "
             "(--max-restarts 3). If steps are slow, use a longer --timeout.",
         )

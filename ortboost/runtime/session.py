@@ -20,7 +20,14 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from ortboost.core.errors import DependencyError, ModelError, OrtBoostError, UsageError, nearest
+from ortboost.core.errors import (
+    DependencyError,
+    ModelError,
+    OrtBoostError,
+    UsageError,
+    first_line,
+    nearest,
+)
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload
@@ -265,7 +272,7 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
         )
     return ModelError(
         "onnxruntime does not accept the model.",
-        where=str(error).strip().splitlines()[0],
+        where=first_line(error),
         fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well there "
         "and ortboost made this file, report it; else try 'ortboost check'.",
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ortboost.program import catalogue as names
 from ortboost.runtime.evaluator import Evaluator
+from ortboost.runtime.feeds import arrays_of
 from ortboost.runtime.shared_step import SharedStep, count_samples
 
 __all__ = ["SharedEvaluator"]
@@ -40,6 +41,7 @@ class SharedEvaluator:
         """The prediction and ``loss`` of one whole batch; see :class:`Evaluator`."""
         group = self._shared.group
         self._shared.average(self._alone.state)
+        feeds = arrays_of(feeds, self.inputs)
         number, total = count_samples(self.inputs, feeds)
         if self._fixed or self._axis is None or number < group.size:
             return self._alone.evaluate(feeds)

@@ -385,6 +385,8 @@ def count_samples(
 ) -> tuple[int, int]:
     """Count the samples of a batch, and the terms of a mean loss: samples, or labels not ignored.
 
+    The arrays may have any shape; :func:`~ortboost.runtime.feeds.check_batch` refuses wrong ones.
+
     Example:
         >>> labels = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
         >>> count_samples([labels], {"labels": np.array([0, -1, 2])})
@@ -392,13 +394,14 @@ def count_samples(
     """
     number = int(bool(feeds))  # without a batch axis, all processes have the same data
     for spec in inputs:
-        if isinstance(spec.batch_axis, int) and spec.name in feeds:
-            number = feeds[spec.name].shape[spec.batch_axis]
+        axis = spec.batch_axis
+        if isinstance(axis, int) and spec.name in feeds and axis < feeds[spec.name].ndim:
+            number = feeds[spec.name].shape[axis]
     counted = number
     for spec in inputs:
         if spec.ignored is not None and spec.name in feeds and number:
             labels = feeds[spec.name]
-            labels = labels[:, 1:] if spec.shifted else labels
+            labels = labels[:, 1:] if spec.shifted and labels.ndim > 1 else labels
             counted = int((labels != spec.ignored).sum())
     return number, counted
 

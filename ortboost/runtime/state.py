@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.boosts.roles import PART
+from ortboost.core.arrays import as_dtype
 from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
 from ortboost.program.catalogue import Catalogue
@@ -133,21 +134,23 @@ class DeviceState:
         """Replace the value of one state tensor, converted to the dtype of the catalogue.
 
         Raises:
-            UsageError: The state is unknown, the shape differs, or it never changes.
+            UsageError: The state is unknown, the shape differs, its dtype cannot hold the values,
+                or it never changes.
         """
         target = self.current(name)
         entry = self._entries[name]
-        if np.shape(value) != entry.shape:
+        array = as_dtype(value, entry.dtype, f"state '{name}'")
+        if array.shape != entry.shape:
             raise UsageError(
                 f"The state '{name}' has the shape {list(entry.shape)}, but "
-                f"{list(np.shape(value))} was given.",
+                f"{list(array.shape)} was given.",
                 where=f"state '{name}'",
                 fix="Give an array of the same shape.",
             )
         if name in self._own:
-            self._check_kept({name: np.asarray(value)}, name)
+            self._check_kept({name: array}, name)
         else:
-            target.update_inplace(np.array(value, dtype=entry.dtype, order="C"))
+            target.update_inplace(np.asarray(array, order="C"))
 
     def _check_kept(self, state: Mapping[str, NDArray[Any]], name: str) -> None:
         """Check that a state that never changes keeps its value."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.roles import LineSearch
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ModelError, OrtBoostError
+from ortboost.core.errors import ModelError, OrtBoostError, first_line
 from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.graph.query import format_shape
@@ -22,7 +22,7 @@ from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
-from ortboost.runtime.feeds import check_batch, check_rates, refused_batch
+from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
 from ortboost.runtime.findings import Diagnosis
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device
@@ -185,8 +185,11 @@ class Stepper(Shown):
         for name, given in (("feeds", feeds), ("hyper", hyper)):
             if type(given) is not dict:  # plain dicts, the usual case, need no check
                 check_argument("Stepper.step", name, given, Mapping[str, Any])
-        # A process without samples still takes part in the communication of the step.
-        empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
+        empty = False
+        if self.shared is not None:
+            feeds = arrays_of(feeds, self.inputs)
+            # A process without samples still takes part in the communication of the step.
+            empty = not count_samples(self.inputs, feeds)[0]
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:
             self._scales = {
@@ -290,6 +293,9 @@ class Stepper(Shown):
         """The seed of this process for a graph; ``None`` if it draws no random numbers."""
         if not catalogue.randomness:
             return None
+        if type(seed) is not int:  # a number of numpy, which could overflow below
+            check_argument("Stepper.step", "seed", seed, int)
+            seed = int(seed)
         rank = 0 if self.group is None else self.group.rank  # rank 0 draws as a single process
         return (seed + rank * _GOLDEN_RATIO) % 2**63
 
@@ -380,8 +386,10 @@ class Stepper(Shown):
         Returns:
             At most ten names: inputs and states first, then forward values, then gradients.
         """
-        if self.shared is not None and not count_samples(self.inputs, feeds)[0]:
-            return []
+        if self.shared is not None:
+            feeds = arrays_of(feeds, self.inputs)
+            if not count_samples(self.inputs, feeds)[0]:
+                return []
         inputs = {**self._checked(feeds, hyper), **self._state.read_all()}
         model, drawn = self.program.graphs[self.next_graph], self._seed_for(self.catalogue, seed)
         device, threads = self.device, self._threads
@@ -423,6 +431,6 @@ class Stepper(Shown):
         except Exception as error:  # out of memory, or bare exceptions of the bindings
             raise ModelError(
                 "The step cannot be run with its intermediate tensors as outputs.",
-                where=str(error).strip().split("\n")[0] or type(error).__name__,
+                where=first_line(error),
                 fix="All of them are in memory at once: try a smaller batch.",
             ) from error

@@ -28,8 +28,9 @@ from ortboost.core.errors import DivergedError, ModelError, UsageError
 from ortboost.program.catalogue import RAW, TensorSpec
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
+from ortboost.runtime.feeds import check_batch, refused_batch
 from ortboost.runtime.peepholes import for_device
-from ortboost.runtime.session import TRAINING_DEVICES, open_session, resolve_device, set_seed
+from ortboost.runtime.session import TRAINING_DEVICES, drawing, open_session, resolve_device
 
 __all__ = ["BatchStatistics", "momenta"]
 
@@ -63,13 +64,14 @@ class BatchStatistics:
             )
         model = slice_step(program.step, [f"{RAW}{name}" for name in self._shares])
         device = resolve_device(device, among=TRAINING_DEVICES)
-        self._session = open_session(for_device(model, device), device=device, threads=threads)
+        form = for_device(model, device, threads=threads)
+        self._session = open_session(form, device=device, threads=threads)
         needed = {value.name for value in model.graph.inputs if value.name}
         self.inputs: tuple[TensorSpec, ...] = tuple(
             spec for spec in program.catalogue.batch if spec.name in needed
         )
         """The inputs that it reads, without labels."""
-        self._seed = program.config.seed
+        self._seed = program.config.seed if program.catalogue.randomness else None
         self._read = needed & {entry.name for entry in program.catalogue.state}
 
     def over(
@@ -86,17 +88,21 @@ class BatchStatistics:
 
         Raises:
             DivergedError: A statistic is not finite.
-            UsageError: There are no batches.
+            UsageError: There are no batches, or one does not fit.
         """
         fixed = {name: state[name] for name in self._read}
         fixed |= {name: np.zeros_like(state[name]) for name in self._shares if name in self._read}
         sums = {name: np.zeros(state[name].shape, np.float64) for name in self._shares}
         count = 0
-        set_seed(self._seed)
-        for batch in batches:
-            # With an old value of 0, the raw next one is `(1 - m) batch`.
-            feeds = {**fixed, **{spec.name: batch[spec.name] for spec in self.inputs}}
-            raw = self._session.run([f"{RAW}{name}" for name in self._shares], feeds)
+        outputs = [f"{RAW}{name}" for name in self._shares]
+        for given in batches:
+            batch = check_batch(given, self.inputs, broadcast=False)
+            try:
+                with drawing(None if self._seed is None else self._seed + count):
+                    # With an old value of 0, the raw next one is `(1 - m) batch`.
+                    raw = self._session.run(outputs, {**fixed, **batch})
+            except Exception as error:  # the bindings raise bare exceptions of many kinds
+                raise refused_batch(error, batch) from error
             for (name, share), value in zip(self._shares.items(), raw, strict=True):
                 sums[name] += np.asarray(value, np.float64) / share
             count += 1

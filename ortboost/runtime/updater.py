@@ -22,6 +22,7 @@ from ortboost.program.catalogue import Catalogue, TensorSpec, merged, read_catal
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
 from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.feeds import check_rates
 from ortboost.runtime.session import TRAINING_DEVICES, resolve_device
 from ortboost.runtime.state import DeviceState
 
@@ -50,6 +51,7 @@ class Updater:
         update = _sliced(program)
         flush = program.graphs[names.FLUSH_GRAPH]
         graphs = [(update, _catalogue(update, program)), (flush, read_catalogue(flush))]
+        self._groups = [spec.name for spec in program.catalogue.hyper]
         self.catalogue = merged([catalogue for _, catalogue in graphs])
         device = resolve_device(device, among=TRAINING_DEVICES)
         initial = {entry.name: program.initial[entry.name] for entry in self.catalogue.state}
@@ -65,16 +67,23 @@ class Updater:
         Args:
             gradients: Parameter to its gradient, in its shape.
             hyper: Learning-rate input to value.
+
+        Raises:
+            UsageError: See :func:`ortboost.runtime.feeds.check_rates`.
         """
         feeds = {gradient_name(name): np.asarray(g, order="C") for name, g in gradients.items()}
-        self._update.run({**feeds, **_rates(self._update.catalogue, hyper)})
+        self._update.run({**feeds, **self._rates(self._update.catalogue, hyper)})
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window; False if there is none."""
         if not self.get(names.MICRO_STEPS):
             return False
-        self._flush.run(_rates(self._flush.catalogue, hyper))
+        self._flush.run(self._rates(self._flush.catalogue, hyper))
         return True
+
+    def _rates(self, catalogue: Catalogue, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
+        rates = check_rates(hyper, self._groups)
+        return {spec.name: rates[spec.name] for spec in catalogue.hyper}
 
     def get(self, name: str) -> NDArray[Any]:
         """Copy one state tensor to the host."""
@@ -128,10 +137,3 @@ def _catalogue(update: ir.Model, program: Program) -> Catalogue:
         state=state,
         outputs=(),
     )
-
-
-def _rates(catalogue: Catalogue, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
-    return {
-        spec.name: np.asarray(hyper.get(spec.name, hyper.get(names.LEARNING_RATE)), np.float32)
-        for spec in catalogue.hyper
-    }

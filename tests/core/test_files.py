@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from threading import Thread
 
 import pytest
 
@@ -180,6 +181,20 @@ class TestReplacement:
         finish_replacement(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {"a", "d"}
 
+    def test_a_second_process_waits_and_touches_nothing_new(self, tmp_path):
+        self.begin(tmp_path, ["log"])
+        second = Thread(target=finish_replacement, args=(tmp_path,))
+        commit = tmp_path / ".ortboost-commit"
+        with files._locked(commit):
+            second.start()
+            second.join(0.3)
+            assert second.is_alive()
+            files._finish(commit, tmp_path)
+            commit.rmdir()
+            (tmp_path / "log").write_text("new")
+        second.join()
+        assert {path.name for path in tmp_path.iterdir()} == {"a", "log"}
+
     @pytest.mark.parametrize("dropped", [["../victim"], ["/etc"], [".."], "b", [1], ["a/b"], [""]])
     def test_nothing_outside_is_dropped(self, tmp_path, dropped):
         (tmp_path / "victim").write_text("mine")
@@ -201,6 +216,43 @@ class TestReplacement:
         finish_replacement(folder)
         assert not (folder / "checkpoints").is_symlink()
         assert (tmp_path / "far" / "kept").exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + "/a", "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    with pytest.raises(FileError, match="cannot be written") as caught:
+        write_json(tmp_path / name, {})
+    assert_three_lines(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path, monkeypatch):
+    def denied(path, *_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", denied)
+    for call in (
+        lambda: finish_replacement(tmp_path / "run"),
+        lambda: write_json(tmp_path / "a", 1),
+    ):
+        with pytest.raises(FileError, match="cannot be") as caught:
+            call()
+        assert "Permission denied" in caught.value.where
+        assert_three_lines(caught.value)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+
+    def denied(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "read_text", denied)
+    with pytest.raises(FileError, match="cannot be read") as caught:
+        read_json(path)
+    assert "Permission denied" in caught.value.where
+    assert_three_lines(caught.value)
 
 
 @pytest.mark.parametrize("end", ["/dev/zero", "pipe"])

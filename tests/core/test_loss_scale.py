@@ -15,6 +15,7 @@ from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,
+    GroupedScaleConfig,
     initial_state,
     update,
 )
@@ -196,6 +197,11 @@ def test_host_and_device_law_agree_for_powers_of_two(pattern, window, factor):
         law.update_loss_scale(overflow)
         # float64 continues where float32 is infinite
         assert np.float32(law.get_loss_scale()) == device.scale
+
+
+@pytest.mark.parametrize("init", [np.float32(4096), np.int64(4096), 4096, (4096.0,), [4096, 4096]])
+def test_groups_start_at_numbers_of_any_kind(init):
+    assert GroupedScaleConfig(init).starts().tolist() == [4096, 4096]
 
 
 def test_the_host_law_endures_a_thousand_overflows_and_no_more():

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -54,6 +56,33 @@ def test_asking_for_a_name_reads_nothing(stored, monkeypatch):
     assert "float32" in Overlay({}, found)
     assert "none" not in found
     assert "none" not in Overlay({}, found)
+
+
+def test_threads_read_at_the_same_time(tmp_path):
+    path = tmp_path / "large"
+    write_tensors(path, {str(i): np.full(2**18, i, np.float32) for i in range(8)})
+    found = TensorFile(path)
+    before = found._file.tell()
+
+    def is_right(i):
+        return bool((found[str(i % 8)] == i % 8).all())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(is_right, range(400)))
+    assert found._file.tell() == before  # the position is one for all threads: none may use it
+
+
+def test_metadata_may_be_null(tmp_path):
+    path = tmp_path / "null"
+    header = b'{"__metadata__":null}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert dict(TensorFile(path).metadata) == {}
+
+
+def test_rows_without_elements(tmp_path):
+    path = tmp_path / "rows"
+    write_tensors(path, {"x": np.zeros((3, 0), np.float32)})
+    assert TensorFile(path).rows("x", range(2)).shape == (2, 0)
 
 
 def test_a_new_file_of_the_same_name_changes_nothing(stored):

@@ -32,6 +32,26 @@ def test_data_are_converted():
     np.testing.assert_array_equal(evaluator.evaluate({"x": x})["logits"], expected["logits"])
 
 
+@pytest.mark.parametrize("value", [0.5, np.nan, -1, 300, "3", None])
+def test_data_that_an_input_cannot_hold_are_refused(value):
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (uint8[N] x) => (float[N] y)'
+        " { y = Cast<to = 1>(x) }"
+    )
+    with pytest.raises(UsageError) as info:
+        ModelEvaluator(model, device="cpu").evaluate({"x": np.array([value])})
+    assert_three_lines(info.value)
+
+
+def test_texts_are_taken():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (string[N] x) => (string[N] y)'
+        " { y = Identity(x) }"
+    )
+    found = ModelEvaluator(model, device="cpu").evaluate({"x": np.array(["a", "b"])})
+    assert found["y"].tolist() == ["a", "b"]
+
+
 def test_scalars_stay_scalars():
     model = text_model(
         '<ir_version: 10, opset_import: ["" : 18]> net (float[batch] x, float k) => (float[batch] '

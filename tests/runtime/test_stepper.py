@@ -142,6 +142,21 @@ def test_another_shape_is_refused(training, shape):
     assert training.get("fw").tobytes() == PROGRAM.initial["fw"].tobytes()
 
 
+@pytest.mark.parametrize("value", [np.full((3, 4), "a"), np.full((3, 4), 1j), [[1], [2, 3]], None])
+def test_what_holds_no_numbers_is_no_state(training, value):
+    with pytest.raises(UsageError) as info:
+        training.set("fw", value)
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize("value", [1.7, np.nan, 1e30])
+def test_a_counter_is_a_whole_number(training, value):
+    with pytest.raises(UsageError, match="do not fit into int64") as info:
+        training.set("ortboost/step", np.array(value))
+    assert_three_lines(info.value)
+    assert training.get("ortboost/step") == 0
+
+
 def test_an_unknown_state_is_refused(training):
     for call in (lambda: training.get("fww"), lambda: training.set("fww", np.zeros(1))):
         with pytest.raises(UsageError) as info:
@@ -245,6 +260,25 @@ def test_wrong_learning_rates(rates):
     assert "learning_rate" in info.value.fix
 
 
+@pytest.mark.parametrize(
+    "rate", [None, np.nan, np.inf, 1e39, "0.1", [0.1, 0.2], 1j, np.zeros(0), object()]
+)
+def test_a_learning_rate_is_one_finite_number(training, rate):
+    before = training.state()
+    with pytest.raises(UsageError, match=r"learning.rate|An array holds|do not fit") as info:
+        training.step(FEEDS, {"learning_rate": rate})
+    assert_three_lines(info.value)
+    assert_same_bits(training.state(), before)
+
+
+@pytest.mark.parametrize("rate", [np.float64(0.1), np.array([0.1]), np.array(0.1, ">f4")])
+def test_a_learning_rate_may_be_an_array_of_one(training, rate):
+    expected = stepper(PROGRAM)
+    expected.step(FEEDS, RATE)
+    training.step(FEEDS, {"learning_rate": rate})
+    assert_same_bits(training.state(), expected.state())
+
+
 def test_groups_are_named():
     assert list(stepper(GROUPED).groups) == ["learning_rate", "learning_rate/head"]
     assert [spec.name for spec in stepper(GROUPED).inputs] == ["x", "labels"]
@@ -307,6 +341,19 @@ def test_evaluation_without_an_input():
     assert "labels" in info.value.what
 
 
+@pytest.mark.parametrize("stray", [0.5, np.nan, 1e30])
+def test_evaluation_rounds_no_label(stray):
+    """NaN as an int64 would let the kernel read out of bounds."""
+    labels = FEEDS["labels"].astype(np.float64)
+    evaluator = stepper(PROGRAM).evaluator()
+    expected = evaluator.evaluate(FEEDS)["loss"]
+    assert evaluator.evaluate({**FEEDS, "labels": labels})["loss"] == expected
+    labels[0] = stray
+    with pytest.raises(UsageError, match=r"do not fit into int64|is not a class") as info:
+        evaluator.evaluate({**FEEDS, "labels": labels})
+    assert_three_lines(info.value)
+
+
 def test_evaluation_of_a_wrong_shape(capfd):
     with pytest.raises(UsageError) as info:
         stepper(PROGRAM).evaluator().evaluate({**FEEDS, "x": FEEDS["x"][:, :, :5]})
@@ -325,6 +372,17 @@ def dropout_losses(seeds, **arguments):
 def test_the_seed_decides_every_bit():
     assert dropout_losses([1, 2, 3]) == dropout_losses([1, 2, 3])
     assert dropout_losses([1, 2, 3]) == dropout_losses([1, 2, 3], in_place=False)
+
+
+def test_a_seed_may_be_a_number_of_numpy():
+    assert dropout_losses([np.int64(7), np.uint8(8)]) == dropout_losses([7, 8])
+
+
+@pytest.mark.parametrize("seed", [1.5, None, "7"])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(UsageError, match="'seed' is") as info:
+        dropout_losses([seed])
+    assert_three_lines(info.value)
 
 
 def test_another_seed_is_another_mask():

@@ -79,6 +79,32 @@ def test_refusals():
     assert_three_lines(diverged.value)
 
 
+WRONG = {
+    "nothing": {},
+    "float64": {"x": batches()[0]["x"].astype(np.float64)},
+    "rank": {"x": batches()[0]["x"][0]},
+    "lengths": {"x": batches()[0]["x"][..., :4]},
+    "empty": {"x": batches()[0]["x"][:0]},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_batch_that_does_not_fit_is_named(case):
+    program = build_program(first_norm(), ProgramConfig())
+    with pytest.raises(UsageError, match=r"input 'x'|could not run|was not fed|is empty") as caught:
+        BatchStatistics(program, threads=1).over([WRONG[case]], program.initial)
+    assert_three_lines(caught.value)
+
+
+def test_the_byte_order_of_the_data_does_not_matter():
+    program = build_program(first_norm(), ProgramConfig())
+    statistics = BatchStatistics(program, threads=1)
+    turned = [{"x": batch["x"].astype(">f4")} for batch in batches()]
+    expected = statistics.over(batches(), program.initial)
+    for name, found in statistics.over(turned, program.initial).items():
+        np.testing.assert_array_equal(found, expected[name])
+
+
 @pytest.fixture
 def short_run(tmp_path):
     """A network after four updates, and data far away from its initial running statistics."""

@@ -9,7 +9,7 @@ import pytest
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts import Clip, GradCentralization, GradFreeze, Thor
-from ortboost.core.errors import ConfigError
+from ortboost.core.errors import ConfigError, UsageError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import OPTIMIZERS
 from ortboost.program.build import build_program
@@ -64,6 +64,19 @@ def test_as_a_step(name):
     for entry in update.catalogue.state:
         np.testing.assert_allclose(update.get(entry.name), step.get(entry.name), 1e-5, 1e-7)
     assert int(update.get("ortboost/step")) == 3
+
+
+@pytest.mark.parametrize("rates", [{}, {"learning_rate": None}, {"learning_rate": np.nan}])
+def test_without_a_rate_nothing_is_written(rates):
+    program = made()
+    update = Updater(program, device="cpu", threads=1)
+    given = gradients(program, dict(program.initial), batch_for(program))
+    before = update.get("cw")
+    for call in (lambda: update.step(given, rates), lambda: update.step(given, rates)):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert_three_lines(caught.value)
+    np.testing.assert_array_equal(update.get("cw"), before)
 
 
 def test_it_holds_what_an_update_reads_and_nothing_else():

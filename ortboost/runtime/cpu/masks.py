@@ -4,8 +4,9 @@
 comparison and a cast take two passes, 81 (onnxruntime 1.19) and 41 (1.31) microseconds for
 32x24x16x16 elements; a steep HardSigmoid, `min(max(a y, 0), 1)` with the largest finite `a`, takes
 27 and 22. There are two differences. For `y` below 3e-39, where `a y < 1`, the mask is between 0
-and 1, but that is at the kink. And a non-finite incoming gradient gives NaN instead of 0 where the
-unit is off, so that such a step always counts as an overflow.
+and 1, but that is at the kink. And a non-finite incoming gradient, or `y`, gives NaN instead of 0,
+so that such a step always counts as an overflow. Other comparisons, such as those of a model that
+marks missing data by NaN, are left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def steep_masks(model: ir.Model) -> bool:
-    """Replace ``ReluGrad`` and ``Cast(Greater(y, 0))`` by a steep HardSigmoid, in place.
+    """Replace ``ReluGrad`` and ``Cast(Greater(Relu(x), 0))`` by a steep HardSigmoid, in place.
 
     Args:
         model: The step graph.
@@ -65,11 +66,11 @@ def _relu_gradient(node: ir.Node, builder: Builder) -> ir.Value | None:
 
 def _mask(node: ir.Node, builder: Builder) -> ir.Value | None:
     """`1` where `y > 0`, else `0`."""
-    test = producer_of(node.inputs[0])
-    if test is None or test.op_type != "Greater" or node.attributes.get_int("to", 0) != int(_FLOAT):
+    test = producer_of(node.inputs[0], "Greater")
+    relu = None if test is None else producer_of(test.inputs[0], "Relu")
+    if test is None or relu is None or node.attributes.get_int("to", 0) != int(_FLOAT):
         return None
-    value, bound = test.inputs
-    zero = None if bound is None else constant(bound)
-    if value is None or zero is None or zero.dtype != np.float32 or zero.ndim or zero.any():
+    zero = None if test.inputs[1] is None else constant(test.inputs[1])
+    if zero is None or zero.dtype != np.float32 or zero.ndim or zero.any():
         return None
-    return _steep(value, builder)
+    return _steep(relu.outputs[0], builder)

@@ -61,7 +61,7 @@ def full_rank_scalars(model: ir.Model) -> bool:
         assert scalar is not None  # it has a shape
         key = (id(scalar), rank)
         if key not in made:
-            made[key] = _with_rank(scalar, rank, model.graph, builder)
+            made[key] = _with_rank(scalar, rank, builder)
         node.replace_input_with(index, made[key])
     return True
 
@@ -105,7 +105,7 @@ def _is_scalar(shape: _Shape | None, rank: int) -> bool:
     return shape is not None and len(shape) < rank and all(size == 1 for size in shape)
 
 
-def _with_rank(scalar: ir.Value, rank: int, graph: ir.Graph, builder: Builder) -> ir.Value:
+def _with_rank(scalar: ir.Value, rank: int, builder: Builder) -> ir.Value:
     """The scalar with shape ``[1, 1, ...]``: a constant if it is one, else a Reshape."""
     array = constant(scalar)
     if array is not None and scalar.dtype is not None:
@@ -113,8 +113,7 @@ def _with_rank(scalar: ir.Value, rank: int, graph: ir.Graph, builder: Builder) -
     full = builder.op(
         "Reshape", scalar, builder.ints(*(1,) * rank), dtype=scalar.dtype, shape=(1,) * rank
     )
-    producer = scalar.producer()
-    home = graph if producer is None else producer.graph
+    producer, home = scalar.producer(), scalar.graph  # it may be an input of a loop's body
     assert isinstance(home, ir.Graph)  # steps have no functions
     (node,) = builder.take()
     if producer is None:

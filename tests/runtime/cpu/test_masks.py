@@ -9,11 +9,11 @@ from tests.runtime.cpu.forms import assert_same, operators
 from tests.support import run
 
 MASK = """g (float[N, 6] x, float[N, 6] g) => (float[N, 6] d) {{
-    zero = Constant<value = float {{{bound}}}>() on = Greater({left}) m = Cast<to = {to}>(on)
-    f = CastLike(m, g) d = Mul(g, f) }}"""
+    zero = Constant<value = float {{{bound}}}>() y = Relu(x) on = Greater({left})
+    m = Cast<to = {to}>(on) f = CastLike(m, g) d = Mul(g, f) }}"""
 
 
-def model(bound="0", left="x, zero", to=1):
+def model(bound="0", left="y, zero", to=1):
     return graph(MASK.format(bound=bound, left=left, to=to))
 
 
@@ -37,7 +37,9 @@ def test_at_the_kink_the_slope_is_between_those_beside_it():
     assert ((found >= 0) & (found <= 1)).all()
 
 
-@pytest.mark.parametrize("more", [{"bound": "0.5"}, {"left": "zero, x"}, {"to": 11}])
+@pytest.mark.parametrize(
+    "more", [{"bound": "0.5"}, {"left": "zero, y"}, {"left": "x, zero"}, {"to": 11}]
+)
 def test_other_comparisons_are_left_alone(more):
     kept = model(**more)
     before = operators(kept)

@@ -41,6 +41,21 @@ def test_a_scalar_gets_the_rank_of_the_tensor(tensor, scalar, first):
     onnx.checker.check_model(ir.to_proto(changed), full_check=True)
 
 
+def test_a_scalar_of_a_loop_is_reshaped_in_the_loop():
+    model = graph(
+        """g (float[4,3,1,1] w, int64 n, float k) => (float[4,3,1,1] y) {
+        on = Constant<value = bool {1}>()
+        y, last = Loop(n, on, w, k) <body = b (int64 i, bool c, float[4,3,1,1] v, float q)
+          => (bool c2, float[4,3,1,1] v2, float q2) {
+            c2 = Identity(c) v2 = Mul(v, q) q2 = Add(q, q) }> }"""
+    )
+    feeds = {"w": random_feeds(model)["w"], "n": np.array(3), "k": np.array(0.5, np.float32)}
+    changed = model.clone()
+    assert full_rank_scalars(changed)
+    onnx.checker.check_model(ir.to_proto(changed), full_check=True)
+    np.testing.assert_array_equal(run(changed, feeds)["y"], run(model, feeds)["y"])
+
+
 def test_a_constant_is_a_constant_of_that_rank():
     model = graph(
         "g (float[N,5,1,1] x) => (float[N,5,1,1] y) <float two = {2}> { z = Mul(x, two) y = Add(z, "

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ortboost.core.errors import ArgumentTypeError, UsageError
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError
 from ortboost.training.data import open_source
 from ortboost.training.data.given import given_arrays
 from ortboost.training.protocols import InputSpec
@@ -149,7 +149,7 @@ def test_columns_with_the_same_name():
 def test_masked_values_are_refused():
     """The numbers under the mask were used."""
     x = np.ma.masked_equal(np.where(X == 4, -999, X), -999)
-    with pytest.raises(ArgumentTypeError, match="masked values") as caught:
+    with pytest.raises(ArgumentValueError, match="are masked") as caught:
         open_source({"x": x, "y": Y}, INPUTS, "train", 4, None)
     assert_three_lines(caught.value)
     open_source({"x": np.ma.array(X), "y": Y}, INPUTS, "train", 4, None)  # nothing is masked
