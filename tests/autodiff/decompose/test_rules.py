@@ -300,3 +300,11 @@ def test_diagonals_of_einsum(equation):
     np.testing.assert_allclose(
         run(model, feeds)["y"], np.einsum(equation, -feeds["x"]), rtol=1e-5, atol=1e-6
     )
+
+
+def test_shrink_with_a_negative_threshold():
+    """Both conditions may hold; the standard tests the lower one first."""
+    model = graph("""g (float[3,4] x) => (float loss) {
+        y = Shrink<lambd = -0.5, bias = 0.2>(x) s = Mul(y, y)
+        loss = ReduceSum<keepdims = 0>(s) }""")
+    assert_gradients(model, ["x"], random_feeds(model))

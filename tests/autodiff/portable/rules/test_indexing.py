@@ -200,3 +200,14 @@ def test_top_k(largest, axis):
         loss = ReduceSum<keepdims = 0>(q) }}"""
     )
     assert_gradients(model, ["x"], random_feeds(model, N=5), engine="portable")
+
+
+def test_gather_of_a_small_table_in_float64():
+    """OneHot, the fast form, has no float64 kernel."""
+    model = graph("""g (float[5,4] x, int64[3] i) => (float loss) {
+        d = Cast<to = 11>(x) y = Gather(d, i) s = Mul(y, y) f = Cast<to = 1>(s)
+        loss = ReduceSum<keepdims = 0>(f) }""")
+    feeds = {"x": random_feeds(model)["x"], "i": np.array([0, -1, 0], np.int64)}
+    expected = 2 * feeds["x"] * np.array([2, 0, 0, 0, 1], np.float32)[:, None]
+    found = run(differentiate(model, "loss", ["x"], "portable"), feeds)["x_grad"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -63,3 +63,10 @@ def test_mode_and_ratio_computed_in_the_graph():
 def test_a_ratio_of_one_is_refused():
     (node,) = [node for node in make("1.0").graph if node.op_type == "Dropout"]
     assert "not in [0, 1)" in (get_engine("portable").gradient_support(node) or "")
+
+
+def test_a_ratio_of_one_element_is_refused():
+    model = graph("""g (float[N,50] x) => (float[N,50] y) {
+        r = Constant<value_floats = [0.5]>() y = Dropout(x, r) }""")
+    (node,) = [node for node in model.graph if node.op_type == "Dropout"]
+    assert get_engine("portable").gradient_support(node) == "its ratio is not a scalar"
