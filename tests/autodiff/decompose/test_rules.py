@@ -20,6 +20,12 @@ ENGINE = get_engine("native")
 
 # operator: (inputs beside x, input shape, node text)
 NODES = {
+    "AffineGrid": (
+        "",
+        "N,2,3",
+        "i = Shape<end=1>(x) k = Constant<value_ints=[1,4,5]>() d = Concat<axis=0>(i, k) "
+        "y = AffineGrid<align_corners=1>(h, d)",
+    ),
     "Acos": ("", "N,4", "c = Tanh(h) y = Acos(c)"),
     "Acosh": (
         "",
@@ -106,7 +112,8 @@ def net(op):
         f"g ({inputs}) => (float loss) {{ h = Mul(x, w) {body} q = Mul(y, y) z = Sum(q) "
         "loss = ReduceMean<keepdims=0>(z) }".replace(
             "z = Sum(q) ", "z = Exp(y) u = Sub(q, z) "
-        ).replace("(z) }", "(u) }")
+        ).replace("(z) }", "(u) }"),
+        opset=20 if op == "AffineGrid" else 18,
     )
     return model, wrt
 
