@@ -295,6 +295,18 @@ def test_diagonals_of_einsum(equation):
     )
 
 
+@pytest.mark.parametrize(
+    ("equation", "shape", "inputs"),
+    [("ii", "3,3", "x"), ("iij", "2,2,2", "x"), ("...ii", "2,2,2", "x"), ("ji,kj", "3,3", "x, x")],
+)
+def test_implicit_results_of_einsum(equation, shape, inputs):
+    """They have the letters that occur once in the whole equation, in alphabetical order."""
+    model = graph(f"""g (float[{shape}] x) => (float loss) {{
+        y = Einsum<equation = "{equation}">({inputs}) s = Exp(y)
+        loss = ReduceSum<keepdims = 0>(s) }}""")
+    assert_gradients(model, ["x"], random_feeds(model))
+
+
 def test_shrink_with_a_negative_threshold():
     """Both conditions may hold; the standard tests the lower one first."""
     model = graph("""g (float[3,4] x) => (float loss) {
