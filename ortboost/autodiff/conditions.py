@@ -93,10 +93,10 @@ def reduced_axes(site: Site) -> tuple[int, ...] | None:
         if site.integer("noop_with_empty_axes", 0):
             return ()
         return None if shape is None else tuple(range(len(shape)))
-    flat = [int(axis) for axis in given.reshape(-1)]
+    flat = {int(axis) for axis in given.reshape(-1)}  # onnxruntime allows repeated axes
     if shape is not None:
-        return tuple(sorted(axis % len(shape) for axis in flat))
-    return tuple(flat) if min(flat) >= 0 else None
+        flat = {axis % len(shape) for axis in flat}
+    return tuple(sorted(flat)) if min(flat) >= 0 else None
 
 
 def fixed_axes(site: Site) -> tuple[int, ...]:

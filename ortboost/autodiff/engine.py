@@ -23,6 +23,7 @@ from ortboost.graph.shape_inference import infer_missing
 __all__ = [
     "Engine",
     "available_engines",
+    "check_opset",
     "check_request",
     "differentiate",
     "engine_names",
@@ -181,6 +182,21 @@ def differentiate(
 def gradient_name(name: str) -> str:
     """Name of the gradient of the tensor ``name``."""
     return f"{name}_grad"
+
+
+def check_opset(model: ir.Model, engine: str, opsets: range) -> None:
+    """Refuse models of other opsets: the forms of operators differ between them.
+
+    Raises:
+        ModelError: The opset of the model is not one of ``opsets``.
+    """
+    version = model.opset_imports.get("")
+    if version not in opsets:
+        raise ModelError(
+            f"The {engine} engine supports opset {opsets[0]} to {opsets[-1]}.",
+            where=f"the model has opset {version}",
+            fix="Normalize the model first (ortboost.graph.normalize).",
+        )
 
 
 def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "padded",
     "product",
     "reshape_like",
+    "wider",
     "zeros",
 ]
 
@@ -119,6 +120,11 @@ def padded(
     each = [margins.get(axis, (0, 0)) for axis in range(rank)]
     pads = joined(b, [*(before for before, _ in each), *(after for _, after in each)])
     return b.op("Pad", value, pads, shape=shape)
+
+
+def wider(dtype: ir.DataType) -> ir.DataType:
+    """The type to divide by a count in: in 16 bits, counts overflow and their inverses are 0."""
+    return ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
 
 
 def zeros(b: Site, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:

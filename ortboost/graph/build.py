@@ -165,6 +165,8 @@ class Builder:
         shape: Sequence[int | str | None] | ir.Shape | None = None,
     ) -> ir.Value:
         """Fill a tensor of shape ``sizes`` with a number; ``shape`` is the static shape."""
+        if dtype == ir.DataType.BFLOAT16:  # a type of ConstantOfShape since opset 20
+            return self.cast(self.filled(number, sizes, shape=shape), dtype)
         fill = ir.tensor(np.array([number]).astype(dtype.numpy()), dtype=dtype)
         return self.op("ConstantOfShape", sizes, dtype=dtype, shape=shape, value=fill)
 

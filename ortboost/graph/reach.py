@@ -32,9 +32,9 @@ __all__ = [
 
 STOPS = frozenset(
     "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "
-    "EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Multinomial NonZero Not OneHot Or "
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range SequenceLength Shape Size "
-    "Unique Xor".split()
+    "EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Multinomial NonZero Not Or "
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike SequenceLength Shape Size "
+    "Xor".split()
 )
 """Operators through which no gradient flows, whatever their inputs."""
 
@@ -48,9 +48,9 @@ _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 # Float inputs that only control an operator: they get no gradient.
 _CONTROLS = {
     "BatchNormalization": (3, 4),
-    "Clip": (1, 2),  # treated as constants, as in every training framework
+    "CastLike": (1,),
     "Dropout": (1, 2),
-    "Pad": (2,),
+    "OneHot": (0, 1),
     "Resize": (1, 2),
     "Upsample": (1,),
 }

@@ -71,7 +71,7 @@ _SETTINGS = {
     "DequantizeLinear": (1, 2),
 }
 # No gradient flows through these: a tensor that only they read is not a weight.
-_STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
+_STOPS = STOPS | {"OneHot", "Unique"}
 # The output of these is the same tensor or a part of it: operator to its data inputs.
 _MOVES = {
     **dict.fromkeys(

@@ -112,22 +112,23 @@ def _softsign(site: Site) -> list[ir.Value | None]:
     return [site.op("Div", data, site.op("Add", site.op("Abs", data), site.const(1.0)))]
 
 
-def _mask(site: Site, op_type: str, bound: float) -> ir.Value:
-    """1 where the comparison holds, else 0; no gradient flows through it."""
-    holds = site.op(op_type, site.input(0), site.const(bound), dtype=ir.DataType.BOOL)
-    return site.cast(holds)
+def _compared(site: Site, op_type: str, bound: float) -> ir.Value:
+    """Whether `x` is greater or less than a bound; no gradient flows through it."""
+    return site.op(op_type, site.input(0), site.const(bound), dtype=ir.DataType.BOOL)
 
 
 @decomposes("ThresholdedRelu")
 def _thresholded_relu(site: Site) -> list[ir.Value | None]:
     """``x`` where ``x > alpha``, else 0."""
-    return [site.op("Mul", site.input(0), _mask(site, "Greater", site.number("alpha", 1.0)))]
+    above = _compared(site, "Greater", site.number("alpha", 1.0))
+    return [site.op("Mul", site.input(0), site.cast(above))]
 
 
 @decomposes("Shrink")
 def _shrink(site: Site) -> list[ir.Value | None]:
     """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, 0 between."""
-    data, bias, lambd = site.input(0), site.number("bias", 0.0), site.number("lambd", 0.5)
-    low = site.op("Mul", site.op("Add", data, site.const(bias)), _mask(site, "Less", -lambd))
-    high = site.op("Mul", site.op("Sub", data, site.const(bias)), _mask(site, "Greater", lambd))
-    return [site.op("Add", low, high)]
+    bias, lambd = site.number("bias", 0.0), site.number("lambd", 0.5)
+    low, high = _compared(site, "Less", -lambd), _compared(site, "Greater", lambd)
+    moved = site.op("Where", low, site.const(bias), site.const(-bias), dtype=site.dtype)
+    total = site.op("Add", site.input(0), moved)
+    return [site.op("Mul", total, site.cast(site.op("Or", low, high)))]

@@ -64,9 +64,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
     if arrow:
         result = right.replace("...", dots)
     else:  # implicit: the letters that occur once, in alphabetical order
-        every = "".join(term.letters for term in terms)
-        named = (c for c in sorted(set(every)) if every.count(c) == 1 and c not in dots)
-        result = dots + "".join(named)
+        result = dots + "".join(c for c in sorted(set(left) - set(".,")) if left.count(c) == 1)
     return terms, result
 
 

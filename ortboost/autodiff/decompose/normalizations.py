@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -71,16 +70,16 @@ def _mean_variance(site: Site) -> list[ir.Value | None]:
 
 @decomposes("LpNormalization")
 def _lp(site: Site) -> list[ir.Value | None]:
-    """``x / max(norm, smallest normal number)``: a zero vector stays zero."""
+    """``x / norm``; a zero vector stays zero, and its gradient is that of ``x / 1``."""
     data, axes = site.input(0), site.ints(site.axis())
     power = site.integer("p", 2)
     if power == 1:
         norm = site.op("ReduceSum", site.op("Abs", data), axes, keepdims=1)
     else:
         norm = site.op("ReduceL2", data, axes, keepdims=1)
-    limits = ml_dtypes.finfo(site.dtype.numpy())  # type: ignore[no-untyped-call]
-    smallest = site.const(float(limits.smallest_normal))
-    return [site.op("Div", data, site.op("Max", norm, smallest))]
+    positive = site.op("Greater", norm, site.const(0.0), dtype=ir.DataType.BOOL)
+    divisor = site.op("Where", positive, norm, site.const(1.0), dtype=site.dtype)
+    return [site.op("Div", data, divisor)]
 
 
 @decomposes("LRN")

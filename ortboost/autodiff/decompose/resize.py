@@ -75,8 +75,9 @@ class _Axis:
             steps = self.op("Max", self.op("Sub", new, one), one)
             return self.op("Div", self.op("Mul", points, self.op("Sub", old, one)), steps)
         found = self.op("Div", self.op("Add", points, half), self.scale)
-        if mode == "tf_half_pixel_for_nn":
-            return found
+        if mode == "tf_half_pixel_for_nn":  # an axis that keeps its length stays as it is
+            kept = self.op("Equal", self.scale, one, dtype=_BOOL)
+            return self.op("Where", kept, points, found)
         found = self.op("Sub", found, half)
         if mode == "half_pixel":
             return found

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-from ortboost.autodiff.engine import check_request, refuse_nodes
+from ortboost.autodiff.engine import check_opset, check_request, refuse_nodes
 from ortboost.autodiff.native import rewrites, support
 from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagnose
 from ortboost.autodiff.native.built_graph import (
@@ -40,7 +40,7 @@ from ortboost.autodiff.native.rewrites.broadcasting import (
     show_hidden_shapes,
 )
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
-from ortboost.core.errors import DependencyError, ModelError
+from ortboost.core.errors import DependencyError
 from ortboost.core.report import Report
 from ortboost.graph.normalize import name_nodes
 from ortboost.graph.query import input_at
@@ -89,13 +89,7 @@ class NativeEngine:
     ) -> ir.Model:
         """Build the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
         self.require()
-        version = model.opset_imports.get("")
-        if version not in self.opsets:
-            raise ModelError(
-                f"The native engine supports opset {self.opsets[0]} to {self.opsets[-1]}.",
-                where=f"the model has opset {version}",
-                fix="Normalize the model first (ortboost.graph.normalize).",
-            )
+        check_opset(model, self.name, self.opsets)
         check_request(model, loss, wrt)
         work = model.clone()
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
@@ -130,6 +124,8 @@ class NativeEngine:
 # Operator to inputs and outputs that cannot carry a gradient, with the reason.
 _NO_GRADIENT = {
     "BatchNormalization": ((), (1, 2), "its running statistics have no gradient"),
+    "Clip": ((1, 2), (), "its bounds have no gradient"),
+    "Pad": ((2,), (), "its padding value has no gradient"),
     "Pow": ((1,), (), "the exponent has no gradient; use a constant one"),
     "SoftmaxCrossEntropyLoss": ((2,), (), "the class weights have no gradient"),
 }

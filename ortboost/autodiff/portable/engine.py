@@ -15,7 +15,7 @@ import onnx.parser
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.autodiff.engine import check_request, gradient_name, refuse_nodes
+from ortboost.autodiff.engine import check_opset, check_request, gradient_name, refuse_nodes
 from ortboost.autodiff.portable import prepare as preparation
 from ortboost.autodiff.portable.lower import lower_losses
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
@@ -88,6 +88,7 @@ class PortableEngine:
         self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
     ) -> ir.Model:
         """Build the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
+        check_opset(model, self.name, range(_OLDEST, _NEWEST + 1))
         check_request(model, loss, wrt)
         work = model.clone()
         if not prepared:
@@ -112,8 +113,7 @@ def _gradients(
     loss_value = find_value(model.graph, loss)
     dtype = None if loss_value is None else loss_value.dtype
     seeds = {loss: builder.const(1.0, dtype or ir.DataType.FLOAT)}
-    opset = model.opset_imports.get("", _OLDEST)
-    totals = reverse_pass(reached, seeds, wrt, builder, opset)
+    totals = reverse_pass(reached, seeds, wrt, builder, model.opset_imports[""])
     missing = [name for name, total in totals.items() if total is None]
     if missing:
         raise ModelError(

@@ -102,3 +102,16 @@ def test_computed_sizes(mode, way, engine):
             }
             slope = float(moved[1] - moved[-1])
             assert (found[f"{name}_grad"] * feeds[name]).sum() == pytest.approx(slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ['mode="linear"', 'mode="nearest", nearest_mode="ceil"'])
+def test_axes_that_keep_their_computed_length_in_the_coordinates_of_tensorflow(form):
+    """`(i + 1/2) / scale` is not `i` at a scale of 1, but onnxruntime leaves such axes alone."""
+    attributes = f'{form}, coordinate_transformation_mode="tf_half_pixel_for_nn"'
+    model = graph(f"""g (float[1,2,4,5] x, int64[4] s) => (float[A,B,C,D] y, float loss) {{
+        y = Resize<{attributes}>(x, , , s) q = Mul(y, y) loss = ReduceSum<keepdims=0>(q) }}""")
+    x = np.random.default_rng(0).uniform(-1, 1, size=(1, 2, 4, 5)).astype(np.float32)
+    work = model.clone()
+    decompose(work, wrt=["x"], loss="loss", engine=get_engine("portable"))
+    feeds = {"x": x, "s": np.array([1, 2, 6, 5], np.int64)}
+    np.testing.assert_allclose(run(work, feeds)["y"], run(model, feeds)["y"], atol=2e-5)

@@ -13,7 +13,7 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import run, session
+from tests.support import ENGINES, run, session
 
 NET = """g (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] h, float loss) {
     m = MatMul(x, w) h = Add(m, b) t = Tanh(h) s = Mul(t, t) loss = ReduceMean<keepdims=0>(s) }"""
@@ -268,3 +268,50 @@ def test_running_twice_gives_the_same_bits():
     opened = session(differentiate(model, "loss", ["w"], "portable"))
     first, second = (opened.run(["w_grad"], feeds)[0] for _ in range(2))
     assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("opset", [13, 17, 27])
+def test_other_opsets_are_refused(opset):
+    """In opset 17 the axes of ReduceMean are an attribute, which the rules would not see."""
+    model = ir.from_onnx_text(f"""<ir_version: 8, opset_import: ["" : {opset}]>
+        g (float[2,3] x) => (float loss) {{ loss = ReduceMean<keepdims = 0>(x) }}""")
+    with pytest.raises(ModelError, match="supports opset 18 to"):
+        differentiate(model, "loss", ["x"], "portable")
+
+
+SETTINGS = {
+    "OneHot": "i = Constant<value_ints = [0, 2]>() d = Constant<value_int = 3>() "
+    "v = Concat<axis = 0>(w, w) y = OneHot(i, d, v)",
+    "Pad": "p = Constant<value_ints = [1, 1]>() z = Constant<value_ints = [0]>() "
+    "v = Squeeze(w, z) y = Pad(w, p, v)",
+    "Range": "a = Constant<value_float = 0.0>() b = Constant<value_float = 3.0>() "
+    "z = Constant<value_ints = [0]>() v = Squeeze(w, z) y = Range(a, b, v)",
+    "Unique": "y = Unique(w)",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("op_type", SETTINGS)
+def test_trained_settings_are_refused(engine, op_type):
+    """They have gradients that no rule computes; the rest of the gradient would be wrong."""
+    model = graph(f"""g (float[1] w) => (float loss) {{
+        {SETTINGS[op_type]} s = Mul(y, w) loss = ReduceSum<keepdims = 0>(s) }}""")
+    with pytest.raises(ModelError, match=op_type):
+        differentiate(model, "loss", ["w"], engine)
+
+
+def test_native_bounds_of_clip_are_refused():
+    model = graph("""g (float[3] x, float w) => (float loss) {
+        y = Clip(x, , w) s = Mul(y, w) loss = ReduceSum<keepdims = 0>(s) }""")
+    if "native" in ENGINES:
+        with pytest.raises(ModelError, match="bounds"):
+            differentiate(model, "loss", ["w"], "native")
+
+
+def test_the_target_of_castlike_gets_no_gradient():
+    """torch's dynamo exporter writes bounds of Clip as CastLike(constant, x)."""
+    model = graph("""g (float[N,3] x, float[3] w) => (float loss) {
+        h = Mul(x, w) c = Constant<value_float = 0.0>() b = CastLike(c, h) y = Clip(h, b)
+        loss = ReduceSum<keepdims = 0>(y) }""")
+    result = assert_gradients(model, ["w"], random_feeds(model), engine="portable")
+    assert "Less" not in [node.op_type for node in result.graph]

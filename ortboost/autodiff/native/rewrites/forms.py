@@ -62,21 +62,33 @@ def _gemm(site: Site) -> list[ir.Value | None] | None:
 def _reduce(site: Site) -> list[ir.Value | None] | None:
     """Keep the dimensions of ReduceL2 and ReduceLogSumExp, then squeeze them.
 
-    With ``keepdims=0`` over all axes, the gradient has one dimension too many, or fails.
+    With ``keepdims=0`` over all axes or repeated ones, the gradient has one dimension too many, or
+    fails.
     """
     if site.integer("keepdims", 1):
         return None
     axes = fixed_axes(site)
-    if not axes or len(axes) < site.rank():
+    if not axes or (len(axes) < site.rank() and not _repeated(site, axes)):
         return None
     whole = site.ints(*axes)
     kept = site.op(site.node.op_type, site.input(0), whole, keepdims=1)
     return [site.op("Squeeze", kept, whole)]
 
 
-def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
-    """Replace ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) by an Identity."""
-    return [site.op("Identity", site.input(0))] if reduced_axes(site) == () else None
+def _sum(site: Site) -> list[ir.Value | None] | None:
+    """Replace ReduceSum and ReduceMean over no axes by an Identity; name each axis once."""
+    axes = reduced_axes(site)
+    if axes == ():
+        return [site.op("Identity", site.input(0))]
+    if axes is None or not _repeated(site, axes):
+        return None
+    once = site.ints(*axes)
+    return [site.op(site.node.op_type, site.input(0), once, **site.node.attributes)]
+
+
+def _repeated(site: Site, axes: tuple[int, ...]) -> bool:
+    given = site.array(1)
+    return given is not None and given.size > len(axes)
 
 
 def _scalar(site: Site) -> list[ir.Value | None] | None:
@@ -201,8 +213,8 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "MaxPool": (max_pool, "indices row-major; float16: computed in float32"),
     "ReduceL2": (_reduce, "dimensions kept, then squeezed"),
     "ReduceLogSumExp": (_reduce, "dimensions kept, then squeezed"),
-    "ReduceMean": (_empty_reduce, "reduces no axis: replaced by Identity"),
-    "ReduceSum": (_empty_reduce, "reduces no axis: replaced by Identity"),
+    "ReduceMean": (_sum, "reduces no axis: replaced by Identity; repeated axes named once"),
+    "ReduceSum": (_sum, "reduces no axis: replaced by Identity; repeated axes named once"),
     "ScatterElements": (_scatter, "written as an addition"),
     "ScatterND": (_scatter, "written as an addition"),
     "Transpose": (_transpose, "perm made explicit"),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import is_read, known_shape
+from ortboost.graph.query import is_read, known_shape, producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["complete_nodes"]
@@ -94,11 +94,22 @@ def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
         if _is_read(node, 1):
             mask = site.filled(1, site.shape_of(site.input(0)), ir.DataType.BOOL)
         return [site.op("Identity", site.input(0)), mask][: len(node.outputs)]
-    if len(node.outputs) == 2 and (computed or node.outputs[1].name):
+    inputs = list(node.inputs)
+    if computed and not _is_gated(site):  # the gradient is divided by 1 - ratio in both modes
+        given = site.optional(1) or site.const(0.5)
+        zero = site.const(0.0, given.dtype)
+        inputs[1] = site.op("Where", site.input(2), given, zero, dtype=given.dtype, shape=())
+    elif len(node.outputs) == 2 and (computed or node.outputs[1].name):
         return None
-    outputs = site.ops("Dropout", *node.inputs, count=2, **node.attributes)
+    outputs = site.ops("Dropout", *inputs, count=2, **node.attributes)
     outputs[1].type = ir.TensorType(ir.DataType.BOOL)
     return outputs[: len(node.outputs)]
+
+
+def _is_gated(site: Site) -> bool:
+    """Whether the ratio of a Dropout is 0 where its mode, computed in the graph, is off."""
+    gate = producer_of(site.optional(1), "Where")
+    return gate is not None and gate.inputs[0] is site.optional(2)
 
 
 def _cross_entropy(site: Site) -> list[ir.Value] | None:

@@ -81,18 +81,15 @@ def batch_centered(node: ir.Node) -> ir.Value | None:
     survive copies of the model.
     """
     data = node.inputs[0]
-    mean = _made_by(node.inputs[3], "Reshape", "ReduceMean")
-    centered = _made_by(node.inputs[4], "ReduceMean", "Mul")
-    if data is None or mean is not data or _made_by(centered, "Sub") is not data:
+    mean, *_ = _operands(node.inputs[3], "Reshape")  # [1, C, 1, ...]
+    squares, *_ = _operands(node.inputs[4], "ReduceMean")
+    centered, *others = _operands(squares, "Mul")
+    if data is None or others != [centered] or _operands(centered, "Sub") != (data, mean):
         return None
-    return centered
+    return centered if _operands(mean, "ReduceMean")[0] is data else None
 
 
-def _made_by(value: ir.Value | None, *operators: str) -> ir.Value | None:
-    """The first input of a chain of operators that ends in a value."""
-    for operator in operators:
-        producer = producer_of(value)
-        if producer is None or producer.op_type != operator:
-            return None
-        value = producer.inputs[0]
-    return value
+def _operands(value: ir.Value | None, op_type: str) -> tuple[ir.Value | None, ...]:
+    """The inputs of the node that computes a value, if it is of this operator."""
+    node = producer_of(value, op_type)
+    return (None,) if node is None else tuple(node.inputs)

@@ -12,13 +12,14 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
+from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.query import input_at, is_standard, known_shape, label
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["EXPANDED", "expand_functions"]
 
-EXPANDED = ("AffineGrid", "Attention", "CenterCropPad", "RotaryEmbedding")
+EXPANDED = ("Attention", "CenterCropPad", "RotaryEmbedding")
 """Operators that are expanded, unless a rule for them was registered."""
 
 
@@ -33,6 +34,8 @@ def expand_functions(model: ir.Model) -> Report:
     )
     if report.modified:
         infer_shapes(model)
+        if fold_integers(model).modified:  # sizes and axes, on which other shapes depend
+            infer_shapes(model)
     return report
 
 
@@ -97,6 +100,9 @@ def _expand(site: Site) -> list[ir.Value | None]:
                 default = body.attributes[attribute.ref_attr_name or ""]
                 attributes[name] = ir.Attr(name, default.type, default.value)
         inputs = [None if value is None else values.get(id(value)) for value in inner.inputs]
+        if inner.op_type == "Identity":  # would hide a constant length
+            values[id(inner.outputs[0])] = inputs[0]
+            continue
         made = site.builder.ops(
             inner.op_type, *inputs, names=[None] * len(inner.outputs), **attributes
         )

@@ -81,8 +81,24 @@ def shrink(b: Backward) -> Gradients:
 
 @register("Clip")
 def clip(b: Backward) -> Gradients:
-    """`y = min(max(x, low), high)`: `g [y = x]`, that is `g` even at the bounds."""
-    return [b.masked(_test(b, "Equal", b.input(0), b.output()), b.gradient())]
+    """`y = min(max(x, low), high)`: `gx = g [y = x]`, that is `g` even at the bounds.
+
+    A bound gets the sum of `g` over the elements that it replaces.
+    """
+    g, x, low, high = b.gradient(), b.input(0), b.optional(1), b.optional(2)
+    grads: list[ir.Value | None] = [None, None, None]
+    if b.needs_gradient(0):
+        grads[0] = b.masked(_test(b, "Equal", x, b.output()), g)
+    if high is not None and b.needs_gradient(2):
+        raised = x if low is None else _op(b, "Max", x, low)
+        grads[2] = b.sum_to_shape(b.masked(_test(b, "Greater", raised, high), g), high)
+    if low is not None and b.needs_gradient(1):
+        below = _test(b, "Less", x, low)
+        if high is not None:  # a lower bound above the upper one has no effect
+            valid = b.op("LessOrEqual", low, high, dtype=ir.DataType.BOOL, shape=low.shape)
+            below = _test(b, "And", below, valid)
+        grads[1] = b.sum_to_shape(b.masked(below, g), low)
+    return grads
 
 
 def _below(b: Backward) -> ir.Value:
@@ -94,9 +110,11 @@ def _below(b: Backward) -> ir.Value:
 def elu(b: Backward) -> Gradients:
     """`y = x` above 0, else `alpha (exp(x) - 1)`: `g` or `g (y + alpha)`."""
     alpha = b.number("alpha", 1.0)
-    slope = _op(b, "Add", _below(b), b.const(alpha))
-    if alpha != 1.0:
-        slope = _where(b, _positive(b), b.const(1.0), slope)
+    if alpha == 1.0:  # min(y, 0) + 1 is 1 above 0
+        slope = _op(b, "Add", _below(b), b.const(1.0))
+    else:
+        below = _op(b, "Add", b.output(), b.const(alpha))
+        slope = _where(b, _positive(b), b.const(1.0), below)
     return [_op(b, "Mul", b.gradient(), slope)]
 
 

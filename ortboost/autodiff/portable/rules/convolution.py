@@ -14,7 +14,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.im2col import weight_gradient
 from ortboost.autodiff.portable.rules.normalization import absorbed
-from ortboost.autodiff.portable.rules.windows import Window, crop, transposed_conv, window_of
+from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.graph.query import known_shape, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -131,11 +131,7 @@ def conv_transpose(b: Backward) -> Gradients:
     window, groups = _transposed_window(b, 1), b.integer("group", 1)
     grads: list[ir.Value | None] = [None, None, None]
     if b.needs_gradient(0):
-        back = b.op("Conv", g, w, group=groups, **window.attributes())
-        extra = b.integers("output_padding") or (0,) * window.spatial
-        if any(e >= s for e, s in zip(extra, window.strides, strict=True)):
-            back = crop(b, back, x, b.shape())  # positions after the last window
-        grads[0] = back
+        grads[0] = b.op("Conv", g, w, group=groups, **window.attributes())
     if b.needs_gradient(1):
         grads[1] = weight_gradient(b, g, x, w, window, groups)
     if b.needs_gradient(2):
@@ -147,4 +143,8 @@ def _transposed_window(site: Site, weight: int) -> Window:
     """The window of a ConvTranspose, whose ``auto_pad`` differs from that of a Conv."""
     if site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or site.integers("output_shape"):
         raise Refusal("auto_pad and output_shape have no gradient here; export with explicit pads")
-    return window_of(site, weight)
+    window = window_of(site, weight)
+    extra = site.integers("output_padding") or (0,) * window.spatial
+    if any(e >= s for e, s in zip(extra, window.strides, strict=True)):
+        raise Refusal("its output_padding is not below its stride; onnxruntime does not compute it")
+    return window

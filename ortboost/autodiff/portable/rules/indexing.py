@@ -113,7 +113,8 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
     table = base[axis]
     shape = known_shape(index)
     count = shape[0] if shape else None
-    if isinstance(table, int) and 0 < table <= _SMALL_TABLE and count != 0:
+    has_kernel = kind in (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of OneHot
+    if isinstance(table, int) and 0 < table <= _SMALL_TABLE and count != 0 and has_kernel:
         one = b.builder.const([0.0, 1.0], kind)
         index = b.cast(index, INT64)  # the only type the kernel supports
         hot = b.op("OneHot", index, b.ints(table), one, axis=0, dtype=kind)  # [table, count]

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
+from ortboost.autodiff.sizes import wider
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -85,7 +86,8 @@ def _factor(b: Backward) -> ir.Value:
             return b.op("Unsqueeze", g, b.ints(1))
         if reduction == "sum":
             return g
-        return b.op("Div", g, _count(b))
+        dtype, labels = wider(b.dtype), b.op("Size", b.input(1), dtype=_INT64, shape=())
+        return b.cast(b.op("Div", b.cast(g, dtype), b.cast(labels, dtype)))
     if reduction == "mean":
         g = b.op("Div", g, _total_weight(b, weights))
     # an ignored label has no effect even if g is not finite
@@ -94,12 +96,6 @@ def _factor(b: Backward) -> ir.Value:
     if ignored is not None:
         scaled = b.op("Where", ignored, b.const(0.0), scaled, dtype=b.dtype)
     return b.op("Unsqueeze", scaled, b.ints(1))
-
-
-def _count(b: Site) -> ir.Value:
-    """Number of labels."""
-    size = b.op("Size", b.input(1), dtype=_INT64, shape=())
-    return b.cast(size)
 
 
 def _total_weight(b: Site, weights: ir.Value) -> ir.Value:

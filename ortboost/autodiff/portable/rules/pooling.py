@@ -11,6 +11,7 @@ from ortboost.autodiff.conditions import column_major, refusal_of
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
+from ortboost.autodiff.sizes import wider
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
@@ -57,10 +58,10 @@ def average_pool(b: Backward) -> Gradients:
     """
     g, x, window = b.gradient(), b.input(0), window_of(b)
     if not window.padded and not b.integer("ceil_mode", 0):
-        size = float(math.prod(window.kernel))
-        scaled = b.op("Mul", g, b.const(1.0 / size), shape=b.output().shape)
+        shares = b.const(1.0 / math.prod(window.kernel))
     else:
-        scaled = b.op("Mul", g, _shares(b, x), shape=b.output().shape)
+        shares = _shares(b, x)
+    scaled = b.op("Mul", g, shares, shape=b.output().shape)
     return [_transposed_conv_planes(b, scaled, window)]
 
 
@@ -151,16 +152,15 @@ def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
 @register("GlobalAveragePool")
 def global_average_pool(b: Backward) -> Gradients:
     r"""`y = 1/n sum x` over the spatial axes: `gx = g / n` everywhere."""
-    g, x = b.gradient(), b.input(0)
-    shape = b.shape()
-    lengths = [d for d in shape[2:] if isinstance(d, int)]
-    if len(lengths) == len(shape) - 2:
-        share = b.op("Mul", g, b.const(1.0 / max(math.prod(lengths), 1)), shape=b.output().shape)
+    x, dtype = b.input(0), wider(b.dtype)
+    g, shape = b.cast(b.gradient(), dtype), b.output().shape
+    lengths = [d for d in b.shape()[2:] if isinstance(d, int)]
+    if len(lengths) == b.rank() - 2:
+        share = b.op("Mul", g, b.const(1.0 / max(math.prod(lengths), 1), dtype), shape=shape)
     else:
         count = b.op("ReduceProd", b.shape_of(x, 2), keepdims=0, dtype=_INT64)
-        number = b.cast(count)
-        share = b.op("Div", g, number, shape=b.output().shape)
-    return [b.op("Expand", share, b.shape_of(x), shape=x.shape)]
+        share = b.op("Div", g, b.cast(count, dtype), shape=shape)
+    return [b.op("Expand", b.cast(share), b.shape_of(x), shape=x.shape)]
 
 
 @register("GlobalMaxPool")

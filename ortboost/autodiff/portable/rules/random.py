@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.query import constant, input_at
+from ortboost.graph.query import constant, input_at, known_shape
 
 __all__: list[str] = []
 
@@ -39,6 +39,8 @@ def dropout(b: Backward) -> Gradients:
 @refuses("Dropout")
 def _form(node: ir.Node) -> str | None:
     ratio = input_at(node, 1)
+    if ratio is not None and known_shape(ratio) not in (None, ()):
+        return "its ratio is not a scalar"
     known = None if ratio is None else constant(ratio)
     if known is not None and not 0.0 <= float(known) < 1.0:
         return f"its ratio {float(known):g} is not in [0, 1)"

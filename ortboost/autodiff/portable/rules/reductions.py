@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ortboost.autodiff.conditions import empty_axes, reduced_axes
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.sizes import dims
+from ortboost.autodiff.sizes import dims, wider
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
@@ -81,16 +81,16 @@ def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
     return b.op("Expand", value, dims(b, x), shape=x.shape)
 
 
-def _share(b: Backward) -> ir.Value:
+def _share(b: Backward, dtype: ir.DataType) -> ir.Value:
     """The reciprocal of the number of elements reduced to one."""
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
     if shape is not None and axes is not None:
         lengths = [shape[axis] for axis in axes]
         if all(isinstance(length, int) for length in lengths):
             count = int(np.prod([n for n in lengths if isinstance(n, int)], dtype=np.int64))
-            return b.const(1.0 / max(count, 1))
+            return b.const(1.0 / max(count, 1), dtype)
     # The axes are only known at run time: compare the sizes of y and x.
-    sizes = [b.cast(b.op("Size", v, dtype=_INT64)) for v in (b.output(), b.input(0))]
+    sizes = [b.cast(b.op("Size", v, dtype=_INT64), dtype) for v in (b.output(), b.input(0))]
     return b.op("Div", *sizes, shape=())
 
 
@@ -101,8 +101,9 @@ def _sum(b: Backward) -> ir.Value:
 
 def _mean(b: Backward) -> ir.Value:
     """`mean(x)` over n elements: `K(g / n)`."""
-    part = b.op("Mul", b.gradient(), _share(b), shape=b.output().shape)
-    return _expand_to_input(b, kept(b, part))
+    dtype, shape = wider(b.dtype), b.output().shape
+    part = b.op("Mul", b.cast(b.gradient(), dtype), _share(b, dtype), shape=shape)
+    return _expand_to_input(b, kept(b, b.cast(part)))
 
 
 def _l1(b: Backward) -> ir.Value:

@@ -16,7 +16,7 @@ from ortboost.autodiff.padding import same_pads
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["Window", "crop", "transposed_conv", "window_of"]
+__all__ = ["Window", "transposed_conv", "window_of"]
 
 Dim = int | str | None
 
@@ -116,7 +116,7 @@ def window_of(site: Site, weight: int | None = None) -> Window:
     )
 
 
-def crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) -> ir.Value:
+def _crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) -> ir.Value:
     """The first positions of ``value`` along the spatial axes, as many as ``like`` has."""
     axes = range(2, len(shape))
     lengths = [shape[axis] for axis in axes]
@@ -172,4 +172,4 @@ def transposed_conv(
         **window.attributes(),
         shape=shape if exact else None,
     )
-    return back if exact else crop(site, back, like, shape)
+    return back if exact else _crop(site, back, like, shape)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN unrolled; Attention expanded as the standard defines it."""
+"""LSTM, GRU and RNN unrolled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.core.errors import ModelError
-from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import graph, random_feeds
 from tests.support import run
 
@@ -97,24 +96,3 @@ def test_what_cannot_be_written_out_is_refused():
         assert reason in (get_engine("portable").gradient_support(node) or "")
         with pytest.raises(ModelError, match=reason):
             differentiate(model, "loss", ["w"], "portable")
-
-
-@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 23, reason="needs opset 23")
-@pytest.mark.parametrize("causal", [0, 1])
-@pytest.mark.parametrize("heads", [2, 4])
-def test_attention(causal, heads):
-    """Grouped queries too; the result uses opset 18 and runs everywhere."""
-    model = graph(
-        f"""g (float[2,4,3,5] q, float[2,{heads},3,5] k, float[2,{heads},3,5] v) => (float loss) {{
-        y = Attention<is_causal = {causal}>(q, k, v) p = Mul(y, y)
-        loss = ReduceSum<keepdims = 0>(p) }}""",
-        opset=23,
-    )
-    feeds = random_feeds(model)
-    wrt = ["q", "k", "v"]
-    result = differentiate(model, "loss", wrt, "portable")
-    assert "Attention" not in {node.op_type for node in result.graph}
-    result.opset_imports[""] = 18
-    found = run(result, feeds)
-    for name, expected in numeric_gradients(model, "loss", wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-3, atol=1e-3)

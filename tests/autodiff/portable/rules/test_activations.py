@@ -16,6 +16,7 @@ ALL = (
     "LeakyRelu<alpha = -0.3>",
     "Elu",
     "Elu<alpha = 0.7>",
+    "Elu<alpha = -0.7>",
     "Selu",
     "Selu<alpha = 1.2, gamma = 0.8>",
     "Celu",
@@ -216,3 +217,22 @@ def test_operators_of_the_microsoft_domain_get_standard_gradients(text):
                 ends.append(run(model, {**needed, name: moved})["loss"])
             wanted = (ends[0] - ends[1]) / (2 * step)
             np.testing.assert_allclose(found[f"{name}_grad"][index], wanted, rtol=2e-2, atol=2e-2)
+
+
+CLIPS = {
+    "both bounds": "x, low, high",
+    "lower bound": "x, low",
+    "upper bound": "x, , high",
+    "crossed bounds": "x, high, low",
+}
+BOUNDS = {"low": np.array(-0.6, np.float32), "high": np.array(0.8, np.float32)}
+
+
+@pytest.mark.parametrize("inputs", CLIPS.values(), ids=CLIPS)
+def test_bounds_of_clip_get_what_they_replace(inputs):
+    """As in learned clipping, where the bound is also the scale: no use is dropped silently."""
+    model = graph(f"""g (float[N,4] x, float low, float high) => (float loss) {{
+        y = Clip({inputs}) s = Mul(y, high) t = Sub(s, low) q = Mul(t, t)
+        loss = ReduceSum<keepdims = 0>(q) }}""")
+    feeds = {**random_feeds(model), **BOUNDS}
+    assert_gradients(model, ["x", "low", "high"], feeds, engine="portable")

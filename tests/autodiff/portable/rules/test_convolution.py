@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.autodiff.portable.registry import conditions
 from ortboost.core.errors import DependencyError, ModelError
@@ -262,3 +263,19 @@ def test_what_is_refused_is_refused_with_a_reason():
         y = ConvTranspose<output_shape = [9], strides = [2]>(x, w) }"""
     )
     assert "output_shape" in (conditions(model.graph[0]) or "")
+
+
+def test_output_padding_as_large_as_the_stride_is_written_out():
+    """onnxruntime 1.19 does not compute the elements behind the last window; 1.31 fails."""
+    model = graph(
+        """g (float[1,1,3,3] x, float[1,1,3,3] w) => (float loss) {
+        y = ConvTranspose<dilations = [3, 3], output_padding = [2, 2]>(x, w) s = Mul(y, y)
+        loss = ReduceSum<keepdims = 0>(s) }"""
+    )
+    (node, *_) = model.graph
+    assert "output_padding" in (conditions(node) or "")
+    decompose(model, wrt=["x", "w"], loss="loss", engine=get_engine("portable"))
+    feeds = {name: np.ones((1, 1, 3, 3), np.float32) for name in ("x", "w")}
+    found = run(differentiate(model, "loss", ["x", "w"], "portable"), feeds)
+    assert found["loss"] == 81.0  # no windows overlap: each of 9 x 9 products once
+    np.testing.assert_array_equal(found["w_grad"], np.full((1, 1, 3, 3), 18.0, np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -200,3 +201,18 @@ def test_top_k(largest, axis):
         loss = ReduceSum<keepdims = 0>(q) }}"""
     )
     assert_gradients(model, ["x"], random_feeds(model, N=5), engine="portable")
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+@pytest.mark.parametrize("dtype", [ir.DataType.DOUBLE, ir.DataType.BFLOAT16])
+def test_gather_in_types_that_the_fast_operators_lack(rows, dtype):
+    """OneHot has no float64 and no bfloat16, in opset 18 neither has ConstantOfShape."""
+    model = graph(f"""g (float[{rows},4] x, int64[3] i) => (float loss) {{
+        d = Cast<to = {int(dtype)}>(x) y = Gather(d, i) f = Cast<to = 1>(y) s = Mul(f, f)
+        loss = ReduceSum<keepdims = 0>(s) }}""")
+    feeds = {"x": random_feeds(model)["x"].round(), "i": np.array([0, -1, 0], np.int64)}
+    result = differentiate(model, "loss", ["x"], "portable")
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    expected = np.zeros_like(feeds["x"])
+    np.add.at(expected, feeds["i"], 2 * feeds["x"][feeds["i"]])
+    np.testing.assert_array_equal(run(result, feeds)["x_grad"], expected)

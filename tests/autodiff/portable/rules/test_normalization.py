@@ -198,3 +198,15 @@ def test_statistics_that_are_computed_from_the_data_are_refused():
     with pytest.raises(ModelError, match="statistics"):
         differentiate(model, "loss", ["x"], "portable")
     differentiate(model, "loss", ["s"], "portable")  # they have none in this case
+
+
+@pytest.mark.parametrize("squares", ["Mul(d, d)", "Mul(c, d)"])
+def test_other_statistics_of_the_input_are_refused(squares):
+    """Variance around another center: not the form for which the rule includes their gradient."""
+    model = graph(f"""g (float[4,3] x, float[3] s, float[3] t) => (float loss) {{
+        a = Constant<value_ints = [0]>() k = Constant<value_ints = [-1]>()
+        e = ReduceMean(x, a) c = Sub(x, e) d = Sub(x, s) p = {squares}
+        v = ReduceMean<keepdims = 0>(p, a) m = Reshape(e, k)
+        y = BatchNormalization(x, s, t, m, v) q = Mul(y, y) loss = ReduceSum<keepdims = 0>(q) }}""")
+    with pytest.raises(ModelError, match="statistics depend on trained values"):
+        differentiate(model, "loss", ["x"], "portable")

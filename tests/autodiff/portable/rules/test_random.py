@@ -9,7 +9,7 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
 from tests.autodiff.oracle import graph
-from tests.support import run, session
+from tests.support import ENGINES, run, session
 
 
 def make(ratio: str = "0.25", training: str = "1", outputs: str = "y") -> ir.Model:
@@ -49,10 +49,11 @@ def test_off(ratio, training):
     np.testing.assert_allclose(found["x_grad"], 2 * X, rtol=1e-6)
 
 
-def test_mode_and_ratio_computed_in_the_graph():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mode_and_ratio_computed_in_the_graph(engine):
     model = graph("""g (float[N,50] x, float r, bool t) => (float loss, float[N,50] y) {
         y = Dropout(x, r, t) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }""")
-    result = differentiate(model, "loss", ["x"], "portable")
+    result = differentiate(model, "loss", ["x"], engine)
     for ratio, training in ((0.5, True), (0.5, False), (0.25, True)):
         feeds = {"x": X, "r": np.array(ratio, np.float32), "t": np.array(training)}
         found = run(result, feeds)
@@ -63,3 +64,10 @@ def test_mode_and_ratio_computed_in_the_graph():
 def test_a_ratio_of_one_is_refused():
     (node,) = [node for node in make("1.0").graph if node.op_type == "Dropout"]
     assert "not in [0, 1)" in (get_engine("portable").gradient_support(node) or "")
+
+
+def test_a_ratio_of_one_element_is_refused():
+    model = graph("""g (float[N,50] x) => (float[N,50] y) {
+        r = Constant<value_floats = [0.5]>() y = Dropout(x, r) }""")
+    (node,) = [node for node in model.graph if node.op_type == "Dropout"]
+    assert get_engine("portable").gradient_support(node) == "its ratio is not a scalar"

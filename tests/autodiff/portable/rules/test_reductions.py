@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import run
+from tests.support import ENGINES, run
 
 OPS = (
     "ReduceL1",
@@ -42,6 +43,22 @@ def test_fixed_axes(op_type, axes, keep, shape):
         loss = ReduceSum<keepdims = 0>(s) }}"""
     )
     assert_gradients(model, ["x"], positive(model, N=2, M=3), engine="portable")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("op_type", ["ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum"])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_repeated_axes(engine, op_type, keep):
+    """The standard does not say what they mean; onnxruntime reduces each axis once."""
+    text = f"""g (float[3,4] x) => (float loss) {{{{ a = Constant<value_ints = [{{}}]>()
+        y = {op_type}<keepdims = {keep}>(x, a) s = Mul(y, y)
+        loss = ReduceSum<keepdims = 0>(s) }}}}"""
+    once, twice = graph(text.format("1")), graph(text.format("1, -1"))
+    feeds = random_feeds(once)
+    expected = numeric_gradients(once, "loss", ["x"], feeds)["x"]
+    decompose(twice, wrt=["x"], loss="loss", engine=get_engine(engine))
+    found = run(differentiate(twice, "loss", ["x"], engine), feeds)["x_grad"]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("op_type", OPS)
@@ -166,3 +183,17 @@ def test_extrema_behind_a_convolution_of_unknown_length(op_type):
         a = Abs(x) c = Conv<kernel_shape=[1]>(a, w) m = {op_type}<keepdims=0>(c, last)
         z = Mul(m, m) loss = ReduceSum<keepdims=0>(z) }}""")
     assert_gradients(model, ["x", "w"], random_feeds(model, N=2, L=5), engine="portable")
+
+
+@pytest.mark.parametrize("body", ["y = ReduceMean(h, a)", "y = GlobalAveragePool(h)"])
+@pytest.mark.parametrize("shape", ["1,1,512,256", "N,1,H,W"])
+def test_means_over_many_elements_in_16_bits(body, shape):
+    """A count above 65,504 is infinite in float16; the CPU runtime would compute it in float32."""
+    model = graph(f"""g (float[{shape}] x) => (float loss) {{
+        a = Constant<value_ints = [2, 3]>() h = Cast<to = 10>(x) {body} f = Cast<to = 1>(y)
+        k = Constant<value_float = 1000.0>() s = Mul(f, k) loss = ReduceSum<keepdims = 0>(s) }}""")
+    proto = ir.to_proto(differentiate(model, "loss", ["x"], "portable"))
+    given = {"x": np.ones((1, 1, 512, 256), np.float32)}
+    with np.errstate(over="ignore"):  # of the evaluator's own mean in float16
+        (found,) = ReferenceEvaluator(proto).run(["x_grad"], given)
+    np.testing.assert_allclose(found, 1000 / (512 * 256), rtol=1e-2)
