@@ -172,7 +172,7 @@ def said(hint: Any) -> str:
     if origin is tuple:
         return f"a list of {len(inner)} items"
     if origin is Mapping:
-        return f"an object with {said(inner[1]).removeprefix('a ')} values"
+        return f"a mapping of names to {'values' if inner[1] is Any else _plural(said(inner[1]))}"
     if hasattr(hint, "in_words"):
         return str(hint.in_words)
     named = str(getattr(origin or hint, "__name__", hint))

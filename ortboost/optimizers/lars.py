@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
+from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
 from ortboost.optimizers.base import NotNegative, Optimizer, Update, UpdateInputs, regularized
@@ -38,7 +39,7 @@ class Lars:
         use_clip: Bound the adapted rate by the learning rate: `min(r / lr, 1)`.
 
     Raises:
-        ConfigError: A value out of range.
+        ConfigError: A value is out of range, or the inner optimizer is LARS, too.
 
     Example:
         >>> Lars(Momentum(momentum=0.9), trust_coefficient=0.01).slots
@@ -53,6 +54,12 @@ class Lars:
 
     def __post_init__(self) -> None:
         check_kinds(self, f"optimizer '{self.name}'")
+        if isinstance(self.inner, Lars):
+            raise ConfigError(
+                "LARS would adapt the gradient twice.",
+                where="optimizer 'lars', inner",
+                fix="Choose another inner optimizer, such as Momentum.",
+            )
 
     @property
     def slots(self) -> tuple[str, ...]:

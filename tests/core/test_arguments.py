@@ -115,7 +115,8 @@ def test_words_for_annotations():
     assert said(tuple[str, int]) == "a list of 2 items"
     assert said(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
     assert said(os.PathLike[str] | None) == "a path or None"
-    assert said(Mapping[str, int]) == "an object with whole number values"
+    assert said(Mapping[str, int]) == "a mapping of names to whole numbers"
+    assert said(Mapping[str, Any]) == "a mapping of names to values"
 
 
 class Tuned:

@@ -29,7 +29,7 @@ ALL = [
     AdamW(bias_correction=False),
     Lars(),
     Lars(inner=Sgd(momentum=0.5), trust_coefficient=0.02, use_clip=True),
-    Lars(inner=Lars(inner=Adam())),
+    Lars(inner=Adam()),
 ]
 
 
@@ -120,3 +120,8 @@ def test_mistakes_in_a_description(data, hint):
         optimizer_from_dict(data)
     assert_three_lines(info.value)
     assert hint in info.value.fix
+
+
+def test_lars_of_lars_is_refused():
+    with pytest.raises(ConfigError, match="twice"):
+        Lars(inner=Lars())
