@@ -68,6 +68,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         reports.append(report)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _make_axes_vectors(model)
+    _separate_outputs(model)
     name_nodes(model)
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
@@ -253,6 +254,20 @@ def _make_axes_vectors(model: ir.Model) -> None:
         axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
+
+
+def _separate_outputs(model: ir.Model) -> None:
+    """Copy a value that is several outputs of a subgraph.
+
+    onnxruntime returns other numbers for the first of them (seen in 1.19.2 and 1.31.1).
+    """
+    for graph in model.graph.subgraphs():
+        for index, value in enumerate(graph.outputs):
+            if value in graph.outputs[:index]:
+                copy = ir.node("Identity", [value])
+                copy.outputs[0].name, copy.outputs[0].type = f"{value.name}/{index}", value.type
+                graph.append(copy)
+                graph.outputs[index] = copy.outputs[0]
 
 
 def name_nodes(model: ir.Model) -> None:

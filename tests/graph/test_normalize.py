@@ -267,3 +267,18 @@ def test_a_sequence_out_of_a_branch_is_no_tensor():
     x = weights(2)
     found = run(model, {"c": np.array(False), "x": x, "i": np.array(1)})
     np.testing.assert_array_equal(found["y"], -x)
+
+
+@pytest.mark.parametrize("then", [True, False])
+def test_a_value_may_be_several_outputs_of_a_branch(then):
+    """onnxruntime would return zeros for the first one."""
+    model = text_model("""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[2] x, bool c) => (float[2] a, float[2] b) {
+        a, b = If(c) <then_branch = t () => (float[2] u, float[2] w) { u = Relu(x)
+                                                                       w = Neg(u) },
+                      else_branch = e () => (float[2] v, float[2] v) { v = Neg(x) }>
+    }""")
+    x = np.array([1, 2], np.float32)
+    expected = [x, -x] if then else [-x, -x]
+    found = run(normalized(model), {"x": x, "c": np.array(then)})
+    np.testing.assert_array_equal([*found.values()], expected)
