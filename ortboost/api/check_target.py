@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortboost.api.image_settings import images_of
-from ortboost.api.run_folder import refuse_part
+from ortboost.api.run_folder import check_output
 from ortboost.api.stored_batches import Feeds, padded_batches
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
@@ -62,8 +62,8 @@ def fix_for(
         atol: Absolute tolerance.
 
     Raises:
-        UsageError: The target is not TensorRT, or ``out`` is the model itself or part of a
-            program.
+        UsageError: The target is not TensorRT, or ``out`` is the model itself, part of a program
+            or does not end in ``.onnx``.
         ParityError: The fixed model gives different outputs; nothing was written.
         ModelError: There is nothing to compare, or the opset cannot be converted.
     """
@@ -73,7 +73,7 @@ def fix_for(
             where=f"target '{target}'",
             fix="Use --fix with --for tensorrt.",
         )
-    refuse_part(out)
+    check_output(out, ".onnx")
     feeds = None
     if verify is not None:
         loaded = load_model(model)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import refuse_part
+from ortboost.api.run_folder import check_output
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
@@ -177,8 +177,8 @@ def export(
     Raises:
         ParityError: The file gives different outputs; nothing was written. The message names the
             rewrite that is the cause.
-        UsageError: The file would overwrite the program or the model, or target, precision and
-            opset are not compatible.
+        UsageError: The file would overwrite the program or the model, or does not end in ``.onnx``;
+            target, precision and opset are not compatible; or a setting does not apply.
         FileError: A file cannot be read or written, or the checkpoint cannot be used.
         ModelError: The opset cannot be converted, or the runtime rejects the model.
         DependencyError: The device is not available, or onnxslim is not installed.
@@ -210,7 +210,7 @@ def export(
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
     trained = Path(run).is_dir()
-    refuse_part(out)
+    check_output(out, ".onnx")
     if Path(out).resolve() == Path(run).resolve():
         raise UsageError(
             "The export would overwrite the model it is compared with.",

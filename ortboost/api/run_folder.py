@@ -25,9 +25,9 @@ __all__ = [
     "LOG",
     "PLOT",
     "alone_in",
+    "check_output",
     "in_training",
     "load_run",
-    "refuse_part",
     "require_same",
 ]
 
@@ -88,11 +88,15 @@ def require_same(folder: Path, program: Program) -> None:
         )
 
 
-def refuse_part(path: str | os.PathLike[str]) -> None:
-    """Refuse to write a file over a part of a program.
+def check_output(path: str | os.PathLike[str], suffix: str) -> None:
+    """Check the name of a file to write, so that a slip does not replace data or a program.
+
+    Args:
+        path: The file.
+        suffix: The suffix of files of its kind, such as ``.onnx``.
 
     Raises:
-        UsageError: The path is that of a file of a program folder.
+        UsageError: It has another suffix, or is a part of a program.
     """
     target = Path(path).resolve()
     if (target.parent / MANIFEST).is_file() and (is_part(target.name) or target.name == LOG):
@@ -100,6 +104,12 @@ def refuse_part(path: str | os.PathLike[str]) -> None:
             f"'{target.name}' is part of the program in this folder, and would be overwritten.",
             where=str(path),
             fix="Give the file another name.",
+        )
+    if target.suffix.lower() != suffix:
+        raise UsageError(
+            f"The name of the file to write does not end in {suffix}.",
+            where=str(path),
+            fix=f"Call it {target.stem}{suffix}, for example.",
         )
 
 
