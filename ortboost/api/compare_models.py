@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
+from ortboost.api.run_folder import refuse_checkpoint
 from ortboost.api.stored_batches import map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
@@ -141,6 +142,8 @@ def compare(
         True
     """
     pixels = as_images(images)
+    if not Path(one).is_dir():
+        refuse_checkpoint(checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(one, checkpoint, device, inputs, images=pixels)
@@ -157,7 +160,8 @@ def compare(
             atols=atols,
         )
         challenger = ModelEvaluator(os.fspath(other), device=device)
-        feeds, lengths, unused = collect(subject, data, split, batch_size, mapping)
+        collected = collect(subject, data, split, batch_size, mapping)
+        feeds, lengths, unused = collected
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
@@ -189,7 +193,7 @@ def compare(
         scores = subject.accuracies(data, feeds, expected, lengths)
         for number, answer in enumerate(answers):
             scores.add(number, answer)
-        parity = compare_outputs(expected, answers, outputs, tolerance=tolerance)
+        parity = collected.counted(compare_outputs(expected, answers, outputs, tolerance=tolerance))
         first = None
         if bisect:
             worst = _batch_of(parity.worst.sample, feeds)

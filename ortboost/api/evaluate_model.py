@@ -10,7 +10,7 @@ from typing import Any
 from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched, file_labels, score_output
 from ortboost.api.image_settings import images_of
-from ortboost.api.run_folder import load_run
+from ortboost.api.run_folder import load_run, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
@@ -113,6 +113,7 @@ def evaluate(
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
+        refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, target)
         model, config = load_model(target), inputs or InputConfig()
         pixels = images_of(model, images)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import check_output
+from ortboost.api.run_folder import check_output, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
@@ -52,7 +53,7 @@ class ExportResult(Shown):
         synthetic: Whether the comparison used synthetic inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
-        classes: Whether the model was trained on class indices, so that it has an accuracy.
+        classes: Whether the model was trained on class indices.
         rule: How labels are compared with the scores.
         metrics: Metric name to its value before and after, if the data have labels.
         notes: Further remarks.
@@ -126,8 +127,8 @@ def export(
     keep_io_types: bool = True,
     calibration: Data | None = None,
     int8: Int8Config | None = None,
-    max_drop: float = 0.01,
-    min_sqnr: float | None = None,
+    max_drop: Annotated[float, Range(0)] = 0.01,
+    min_sqnr: Annotated[float, Range()] | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
     images: ImageConfig | str | None = None,
@@ -160,10 +161,10 @@ def export(
         calibration: Data to measure the ranges of intermediate tensors on; tensors out of the range
             of float16 stay in float32. Required for int8.
         int8: How to quantize; the target's defaults if not given.
-        max_drop: For int8, the allowed loss of accuracy if ``verify`` has labels. The accuracy then
-            judges the predictions, unless ``rtol`` or ``atol`` are given.
-        min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every other float
-            output, in dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
+        max_drop: For int8, the allowed loss of accuracy if ``verify`` has class labels. The
+            accuracy then judges the scores, unless ``min_sqnr``, ``rtol`` or ``atol`` are given.
+        min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every float output, in
+            dB; if not given, :data:`ortboost.deploy.tolerance.SQNR`.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
         images: How images of the data become inputs; what the training did if not given, see
@@ -197,6 +198,12 @@ def export(
             where="--min-sqnr",
             fix="Give --precision int8 too, or --rtol and --atol instead.",
         )
+    if int8 is not None and precision != "int8":
+        raise UsageError(
+            f"Settings of int8 are given, but the precision is {precision}.",
+            where="int8",
+            fix="Give --precision int8 too, or leave them out.",
+        )
     tolerance = tolerance_for(
         precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
     )
@@ -219,6 +226,7 @@ def export(
         )
     refresh, pixels = None, as_images(images)
     if not trained:
+        refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, run)
     elif update_bn is not None:
         refresh = partial(
@@ -230,7 +238,8 @@ def export(
             if trained
             else plain_subject(run, Path(folder), device, inputs, images=pixels)
         )
-        feeds, lengths, unused = collect(subject, verify, split, batch_size, mapping)
+        collected = collect(subject, verify, split, batch_size, mapping)
+        feeds, lengths, unused = collected
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         low_precision = None
         if precision != "fp32":
@@ -250,8 +259,10 @@ def export(
 
         def judge(parity: Parity) -> Parity:
             """Let the accuracy decide about the output that it is measured on."""
+            parity = collected.counted(parity)
             if precision == "int8":
                 scores.require(max_drop, str(out), parity)
+            if precision == "int8" and min_sqnr is None:
                 parity = parity.without([o for o in scores.judged if tolerance.by_noise(o)])
             found = {d.output for d in parity.differences if np.isfinite(d.max_abs)}
             return parity.without(found & drawn)  # infinite: of another shape
@@ -264,7 +275,7 @@ def export(
             device=subject.device,
             tolerance=tolerance,
             watch=scores.add,
-            judge=judge if precision == "int8" or drawn else None,
+            judge=judge,
         )
     path = Path(out)
     if update_bn is not None:
@@ -280,8 +291,8 @@ def export(
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if precision == "int8" and not scores.found():
         notes.append(
-            f"No accuracy was measured: the criterion was {tolerance}. Give --verify data with "
-            "labels."
+            f"No accuracy was measured: the criterion was {tolerance}."
+            + (" Give --verify data with labels." if subject.scored else "")
         )
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
         notes.append(

@@ -28,6 +28,7 @@ __all__ = [
     "check_output",
     "in_training",
     "load_run",
+    "refuse_checkpoint",
     "require_same",
 ]
 
@@ -105,7 +106,7 @@ def check_output(path: str | os.PathLike[str], suffix: str) -> None:
             where=str(path),
             fix="Give the file another name.",
         )
-    if target.suffix.lower() != suffix:
+    if target.suffix.lower() != suffix and not target.is_dir():  # the writer refuses a folder
         raise UsageError(
             f"The name of the file to write does not end in {suffix}.",
             where=str(path),
@@ -148,6 +149,20 @@ def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
         fix="Wait for it, or convert the model into another folder. If it no longer runs, remove "
         f"{LOCK}.",
     )
+
+
+def refuse_checkpoint(checkpoint: str) -> None:
+    """Refuse to choose a checkpoint of a plain model.
+
+    Raises:
+        UsageError: A checkpoint was chosen.
+    """
+    if checkpoint != "best":
+        raise UsageError(
+            "Only a program folder has checkpoints.",
+            where=f"checkpoint {checkpoint!r}",
+            fix="Leave it out, or give the folder of a trained program.",
+        )
 
 
 @checked

@@ -22,7 +22,9 @@ from ortboost.cli.options import (
     Tolerances,
     UpdateBn,
     given,
+    refuse,
 )
+from ortboost.core.printable import count_of
 
 if TYPE_CHECKING:
     from ortboost.api import Comparison, ExportResult
@@ -56,7 +58,7 @@ class PrecisionOptions:
         "Largest loss of accuracy for int8, if the data have labels.", default=0.01, min=0
     )
     min_sqnr: float | None = option(
-        "Minimum signal-to-noise ratio for int8 without labels, in dB [15]."
+        "Minimum signal-to-noise ratio of int8, in dB; default: 15 without labels."
     )
     calib_samples: int = option("Samples of --calib used to calibrate int8.", default=512, min=1)
 
@@ -65,6 +67,16 @@ class PrecisionOptions:
         from ortboost.cli.parse import parse_int8
 
         quantized = self.precision == "int8"
+        if not quantized:
+            usual = PrecisionOptions()
+            names = ("calibration", "skip", "full_range", "max_drop", "calib_samples")
+            changed = {name: getattr(self, name) != getattr(usual, name) for name in names}
+            refuse(
+                {f"--{name.replace('_', '-')}": given for name, given in changed.items()},
+                "about int8",
+                f"export --precision {self.precision}",
+                "Add --precision int8.",
+            )
         how = (self.calibration, self.skip or [], self.full_range, self.calib_samples)
         return {
             "precision": self.precision,
@@ -179,8 +191,8 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
             ("opset", result.exported.model.opset_imports.get("")),
             (
                 "parity",
-                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples "
-                f"({where})",
+                f"max difference {worst.max_abs:.2g} over "
+                f"{count_of(result.parity.samples, 'sample')} ({where})",
             ),
             ("noise", _noise(result) if precision == "int8" else ""),
             *(
@@ -280,7 +292,8 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
         ],
     )
     where = "synthetic inputs" if found.synthetic else "data"
-    printer.line(f"\n{found.parity.samples} samples of {where}, {found.parity.tolerance}")
+    samples = count_of(found.parity.samples, "sample")
+    printer.line(f"\n{samples} of {where}, {found.parity.tolerance}")
     for name, (before, after) in found.metrics.items():
         printer.line(f"{name}: {before:.4f} and {after:.4f}")
     for note in found.notes:

@@ -491,6 +491,33 @@ def test_check_proposes_a_convert_with_the_same_weights(capsys):
     assert "--freeze 'fc1.*'" in capsys.readouterr().out
 
 
+def test_check_proposes_another_folder_for_a_program(trained, capsys):
+    assert main(["check", str(trained)]) == 0
+    assert f"next: ortboost convert {trained} -o tuned" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["export", MLP, "-o", "{tmp}/o.onnx", "--skip", "fc*"], "--skip is about int8"),
+        (["export", MLP, "-o", "{tmp}/o.onnx", "--max-drop", "0.1"], "--max-drop is about int8"),
+        (["check", MLP, "--rtol", "0.1"], "--rtol is about a target"),
+        (["check", MLP, "--for", "tensorrt", "--verify", DIGITS], "--verify is about --fix"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words, option, tmp_path, capsys):
+    assert main([word.format(tmp=tmp_path) for word in words]) == 2
+    assert option in error_lines(capsys)
+
+
+def test_warnings_of_a_training_look_like_those_of_other_verbs(trained):
+    words = ["train", str(trained), "--data", DIGITS, "--images", "resize=3"]
+    found = subprocess.run(
+        [sys.executable, "-m", "ortboost", *words], capture_output=True, text=True, check=False
+    )
+    assert found.stderr.startswith(f"warning: {DIGITS}: no images"), found.stderr
+
+
 def test_a_folder_is_no_file_to_write(trained, tmp_path, capsys):
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 8
     assert "is a folder" in error_lines(capsys)

@@ -270,7 +270,8 @@ class _Binder:
                 f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
                 f"'{key}' is {have}",
                 "Labels are class indices; for rows of probabilities convert with --dense-labels, "
-                "for real values with --loss mse."
+                "for real values with --loss mse. Without its program a file is evaluated as a "
+                "classifier."
                 if spec.name in self.labels
                 else "Save whole numbers, or map another array to this input: --map "
                 f"{spec.name}=KEY",
