@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ortboost.api.run_folder import refuse_checkpoint
 from ortboost.api.stored_batches import map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.bisect import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
@@ -102,11 +103,11 @@ def compare(
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
     split: str = "test",
-    batch_size: int = 64,
+    batch_size: Annotated[int, Range(1)] = 64,
     inputs: InputConfig | None = None,
     images: ImageConfig | str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: Annotated[float, Range(0)] | None = None,
+    atol: Annotated[float, Range(0)] | None = None,
     rtols: Mapping[str, float] | None = None,
     atols: Mapping[str, float] | None = None,
     device: str = "auto",
@@ -150,6 +151,12 @@ def compare(
             if Path(one).is_dir()
             else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=pixels)
         )
+        if Path(other).is_dir():
+            raise UsageError(
+                "Only the first of two models may be a program folder.",
+                where=str(Path(other)),
+                fix="Give the folder first, or 'ortboost export' its model.",
+            )
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")
         tolerance = tolerance_for(

@@ -276,8 +276,10 @@ def _differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
             continue
         groups = [value for value in values.values() if isinstance(value, Mapping)]
         for name, value in values.items():
-            if value not in (None, False, [], ()):
-                found[name][key] = _part(value, groups) if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping) and any(value.values()):
+                found[name][key] = _part(value, groups)
+            elif value not in (None, False, [], ()) and not isinstance(value, Mapping):
+                found[name][key] = value
     return found
 
 
@@ -287,7 +289,9 @@ def _part(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Any:
     kinds = [other.get(tag) for other in groups]
     alike = [other for other in groups if other.get(tag) == group.get(tag)]
     kind = {} if kinds.count(kinds[0]) == len(kinds) else {"kind": group.get(tag)}
-    other = {k: v for k, v in group.items() if any(o.get(k) != v for o in alike)}
+    other = {
+        k: v for k, v in group.items() if v not in ({}, []) and any(o.get(k) != v for o in alike)
+    }
     return {**kind, **other} or True
 
 
