@@ -20,7 +20,7 @@ from typing import Any
 
 from ortboost.api.image_settings import images_of
 from ortboost.api.run_folder import check_output
-from ortboost.api.stored_batches import Feeds, padded_batches
+from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt import build_engine as engine
@@ -153,7 +153,7 @@ def load_batches(
     batch_size: int = 64,
     mapping: Mapping[str, str] | None = None,
     images: ImageConfig | None = None,
-) -> list[Feeds]:
+) -> Sequence[Feeds]:
     """Read data as batches for these inputs, padded if the model fixes the batch size.
 
     Args:
@@ -166,7 +166,7 @@ def load_batches(
     """
     fixed = static_batch(inputs)
     source = open_source(data, inputs, split, fixed or batch_size, mapping, images=images)
-    return list(padded_batches(list(source.epoch(0)), inputs, fixed)[0])
+    return padded_batches(read_batches(source), inputs, fixed)[0]
 
 
 def read_shapes(shapes: Sequence[str]) -> list[Profile]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ortboost.cli.command import option
 from ortboost.cli.console import Output
-from ortboost.cli.options import Map, refuse
+from ortboost.cli.options import Map, changed, refuse
 from ortboost.core.errors import UsageError
 from ortboost.core.printable import count_of
 
@@ -40,20 +40,16 @@ class TargetOptions:
 
     def refuse_without_target(self) -> None:
         """Reject target options when checking for training."""
-        options = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
-        refuse({**options, **self._of_fix()}, "about a target", "check", "Add --for tensorrt=11.")
+        options = {**changed(self, "fix", "out", "shape"), **self._of_comparison()}
+        refuse(options, "about a target", "check", "Add --for tensorrt=11.")
 
     def refuse_without_fix(self) -> None:
         """Reject options of the comparison that ``--fix`` makes, if nothing is fixed."""
         if not self.fix:
-            refuse(self._of_fix(), "about --fix", "check", "Add --fix -o fixed.onnx.")
+            refuse(self._of_comparison(), "about --fix", "check", "Add --fix -o fixed.onnx.")
 
-    def _of_fix(self) -> dict[str, bool]:
-        usual, names = TargetOptions(), {"mapping": "map"}
-        return {
-            f"--{names.get(name, name)}": getattr(self, name) != getattr(usual, name)
-            for name in ("verify", "mapping", "rtol", "atol")
-        }
+    def _of_comparison(self) -> dict[str, object]:
+        return {**changed(self, "verify", "rtol", "atol"), "--map": self.mapping}
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:

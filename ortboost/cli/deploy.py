@@ -21,6 +21,7 @@ from ortboost.cli.options import (
     Split,
     Tolerances,
     UpdateBn,
+    changed,
     given,
     refuse,
 )
@@ -47,7 +48,7 @@ class PrecisionOptions:
         "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.", default="minmax"
     )
     skip: list[str] | None = option(
-        "Nodes or weights not to quantize; repeatable.", metavar="PATTERN"
+        "Nodes or weights not to quantize (repeatable).", metavar="PATTERN"
     )
     full_range: bool = option(
         "int8 weights of 8 bits, not 7: may saturate on x86 processors without VNNI.",
@@ -68,11 +69,8 @@ class PrecisionOptions:
 
         quantized = self.precision == "int8"
         if not quantized:
-            usual = PrecisionOptions()
-            names = ("calibration", "skip", "full_range", "max_drop", "calib_samples")
-            changed = {name: getattr(self, name) != getattr(usual, name) for name in names}
             refuse(
-                {f"--{name.replace('_', '-')}": given for name, given in changed.items()},
+                changed(self, "calibration", "skip", "full_range", "max_drop", "calib_samples"),
                 "about int8",
                 f"export --precision {self.precision}",
                 "Add --precision int8.",

@@ -146,7 +146,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
             *(("input", _value(v)) for v in data["inputs"]),
             *(("output", _value(v)) for v in data["outputs"]),
             ("nodes", data["nodes"]),
-            ("work", _work(data) if "macs" in data else None),
+            ("work", _work(data) if data.get("macs") != 0 and "macs" in data else None),
             (
                 "weights",
                 f"{count_of(len(trained), 'trainable tensor')}, {data['trainable_elements']:,} "
@@ -244,7 +244,7 @@ def _format(config: dict[str, Any]) -> str:
 
 
 def _value(value: dict[str, Any]) -> str:
-    return f"{value['name']} {value['dtype']} {shape_text(value['shape'])}"
+    return f"{value['name']} {value['dtype'] or '?'} {shape_text(value['shape'])}"
 
 
 def _section(

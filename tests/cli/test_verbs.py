@@ -540,6 +540,7 @@ def test_check_proposes_another_folder_for_a_program(trained, capsys):
         (["check", MLP, "--rtol", "0.1"], "--rtol is about a target"),
         (["eval", MLP, "--data", DIGITS, "--metric", "loss"], "An ONNX file has no loss"),
         (["plot", "{run}", "--graph", "step"], "but curves are drawn"),
+        (["train", "{run}", "--data", DIGITS, "--max-restarts", "2"], "is about --processes"),
         (["check", MLP, "--for", "tensorrt", "--verify", DIGITS], "--verify is about --fix"),
     ],
 )
