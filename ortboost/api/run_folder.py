@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import FileError, UsageError
+from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.core.files import read_json, write_json
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore
@@ -177,7 +177,7 @@ def load_run(
             path of a checkpoint file.
 
     Raises:
-        FileError: It is not a program folder, or the checkpoint cannot be used.
+        FileError: It is not a program folder, or the checkpoint does not exist or cannot be used.
 
     Example:
         >>> import ortboost as ob
@@ -191,10 +191,19 @@ def load_run(
     if checkpoint == "initial":
         return program, dict(program.initial), None
     found: Checkpoint | None = None
-    if checkpoint not in ("best", "last"):
-        found = CheckpointStore(folder / CHECKPOINTS).load(checkpoint, program=program.fingerprint)
+    file = None if checkpoint in ("best", "last") else Path(checkpoint)
+    if file is not None and not (file.exists() or file.with_suffix(".json").exists()):
+        files = sorted(str(path) for path in (folder / CHECKPOINTS).glob("step-*.json"))
+        raise FileError(
+            f"There is no checkpoint '{checkpoint}'.",
+            where=str(folder / CHECKPOINTS),
+            fix=nearest(checkpoint, ["best", "last", "initial", *files]),
+        )
+    if file is not None:
+        store = CheckpointStore(file.parent, writes=False)
+        found = store.load(file, program=program.fingerprint)
     elif (folder / CHECKPOINTS).is_dir():  # a store creates its folder, but this must only read
-        store = CheckpointStore(folder / CHECKPOINTS)
+        store = CheckpointStore(folder / CHECKPOINTS, writes=False)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
         steps = store.steps()
         if found is not None and steps and steps[-1] > found.step:
