@@ -38,6 +38,7 @@ from ortboost.graph.query import RANDOM_OPERATORS
 from ortboost.graph.reach import ancestors
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
+from ortboost.transforms.precision import PLACE_PRECISION
 
 __all__ = ["ExportResult", "export"]
 
@@ -322,13 +323,14 @@ def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
         notes.append(
             "The model is in training mode: the reference is its output in inference mode."
         )
-    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
-    made = (out for node in graph.all_nodes() for out in node.outputs)
-    if low is not None and not any(value.dtype is low for value in made):
-        notes.append(
-            f"No node computes in {precision}: every one was kept in float32 (--explain says why)."
-        )
-    elif low is not None and device == "cpu":
+    lowering = (PLACE_PRECISION, "quantize_int8")
+    lowered = any(r.rewrite in lowering and r.changed for r in exported.reports)
+    if precision != "fp32" and not lowered:
+        made = (out for node in graph.all_nodes() for out in node.outputs)
+        known = any(value.dtype is ir.DataType.FLOAT for value in made)
+        why = "--explain says why" if known else "none computes in float32"
+        notes.append(f"No node was converted to {precision}: {why}.")
+    elif precision in ("fp16", "bf16") and device == "cpu":
         notes.append(
             f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "
             "differently, so compare there too."

@@ -143,6 +143,18 @@ def test_a_given_ratio_decides_beside_the_accuracy(trained, tmp_path):
         api.export(trained, tmp_path / "o.onnx", **settings, min_sqnr=200.0)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize(("dtype", "why"), [("double", "none computes"), ("float", "--explain")])
+def test_a_note_if_no_node_was_converted(precision, dtype, why, tmp_path):
+    path, out = tmp_path / "net.onnx", tmp_path / "o.onnx"
+    graph = f"net ({dtype}[n,4] x, {dtype}[4] w) => ({dtype}[n,4] y) {{ y = Softplus(x) }}"
+    model = text_model(f'<ir_version: 10, opset_import: ["" : 18]> {graph}', w=weights(4))
+    save_model(model, path)
+    data = {"x": np.ones((8, 4), np.float64 if dtype == "double" else np.float32)}
+    found = api.export(path, out, precision=precision, calibration=data, verify=data)
+    assert [note for note in found.notes if f"No node was converted to {precision}: {why}" in note]
+
+
 def test_only_a_program_has_checkpoints(convnet, tmp_path):
     for verb in (
         lambda: api.export(convnet, tmp_path / "o.onnx", checkpoint="last"),
