@@ -163,9 +163,9 @@ def export(
             of float16 stay in float32. Required for int8.
         int8: How to quantize; the target's defaults if not given.
         max_drop: For int8, the allowed loss of accuracy if ``verify`` has class labels. The
-            accuracy then judges the scores, unless ``min_sqnr``, ``rtol`` or ``atol`` are given.
-        min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every float output, in
-            dB; if not given, :data:`ortboost.deploy.tolerance.SQNR`.
+            accuracy then judges the scores, unless ``rtol`` or ``atol`` are given.
+        min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every other float
+            output, in dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
         images: How images of the data become inputs; what the training did if not given, see
@@ -263,7 +263,6 @@ def export(
             parity = collected.counted(parity)
             if precision == "int8":
                 scores.require(max_drop, str(out), parity)
-            if precision == "int8" and min_sqnr is None:
                 parity = parity.without([o for o in scores.judged if tolerance.by_noise(o)])
             found = {d.output for d in parity.differences if np.isfinite(d.max_abs)}
             return parity.without(found & drawn)  # infinite: of another shape
@@ -290,6 +289,8 @@ def export(
     notes += _notes_on(exported, subject.device, plain=not trained)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
+    if min_sqnr is not None and scores.judged:
+        notes.append(f"The accuracy decided about '{scores.judged[0]}', not --min-sqnr.")
     if precision == "int8" and not scores.found():
         notes.append(
             f"No accuracy was measured: the criterion was {tolerance}."

@@ -59,7 +59,7 @@ class PrecisionOptions:
         "Largest loss of accuracy for int8, if the data have labels.", default=0.01, min=0
     )
     min_sqnr: float | None = option(
-        "Minimum signal-to-noise ratio of int8, in dB; default: 15 without labels."
+        "Minimum signal-to-noise ratio for int8 without labels, in dB [15]."
     )
     calib_samples: int = option("Samples of --calib used to calibrate int8.", default=512, min=1)
 
