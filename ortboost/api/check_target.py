@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortboost.api.image_settings import images_of
-from ortboost.api.run_folder import refuse_part
-from ortboost.api.stored_batches import Feeds, padded_batches
+from ortboost.api.run_folder import check_output
+from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt import build_engine as engine
@@ -62,8 +62,8 @@ def fix_for(
         atol: Absolute tolerance.
 
     Raises:
-        UsageError: The target is not TensorRT, or ``out`` is the model itself or part of a
-            program.
+        UsageError: The target is not TensorRT, or ``out`` is the model itself, part of a program
+            or does not end in ``.onnx``.
         ParityError: The fixed model gives different outputs; nothing was written.
         ModelError: There is nothing to compare, or the opset cannot be converted.
     """
@@ -73,7 +73,7 @@ def fix_for(
             where=f"target '{target}'",
             fix="Use --fix with --for tensorrt.",
         )
-    refuse_part(out)
+    check_output(out, ".onnx")
     feeds = None
     if verify is not None:
         loaded = load_model(model)
@@ -153,7 +153,7 @@ def load_batches(
     batch_size: int = 64,
     mapping: Mapping[str, str] | None = None,
     images: ImageConfig | None = None,
-) -> list[Feeds]:
+) -> Sequence[Feeds]:
     """Read data as batches for these inputs, padded if the model fixes the batch size.
 
     Args:
@@ -166,7 +166,7 @@ def load_batches(
     """
     fixed = static_batch(inputs)
     source = open_source(data, inputs, split, fixed or batch_size, mapping, images=images)
-    return list(padded_batches(list(source.epoch(0)), inputs, fixed)[0])
+    return padded_batches(read_batches(source), inputs, fixed)[0]
 
 
 def read_shapes(shapes: Sequence[str]) -> list[Profile]:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
+from ortboost.api.run_folder import refuse_checkpoint
 from ortboost.api.stored_batches import map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.bisect import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
@@ -101,11 +103,11 @@ def compare(
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
     split: str = "test",
-    batch_size: int = 64,
+    batch_size: Annotated[int, Range(1)] = 64,
     inputs: InputConfig | None = None,
     images: ImageConfig | str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: Annotated[float, Range(0)] | None = None,
+    atol: Annotated[float, Range(0)] | None = None,
     rtols: Mapping[str, float] | None = None,
     atols: Mapping[str, float] | None = None,
     device: str = "auto",
@@ -141,12 +143,20 @@ def compare(
         True
     """
     pixels = as_images(images)
+    if not Path(one).is_dir():
+        refuse_checkpoint(checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(one, checkpoint, device, inputs, images=pixels)
             if Path(one).is_dir()
             else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=pixels)
         )
+        if Path(other).is_dir():
+            raise UsageError(
+                "Only the first of two models may be a program folder.",
+                where=str(Path(other)),
+                fix="Give the folder first, or 'ortboost export' its model.",
+            )
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")
         tolerance = tolerance_for(
@@ -157,7 +167,8 @@ def compare(
             atols=atols,
         )
         challenger = ModelEvaluator(os.fspath(other), device=device)
-        feeds, lengths, unused = collect(subject, data, split, batch_size, mapping)
+        collected = collect(subject, data, split, batch_size, mapping)
+        feeds, lengths, unused = collected
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
@@ -189,7 +200,7 @@ def compare(
         scores = subject.accuracies(data, feeds, expected, lengths)
         for number, answer in enumerate(answers):
             scores.add(number, answer)
-        parity = compare_outputs(expected, answers, outputs, tolerance=tolerance)
+        parity = collected.counted(compare_outputs(expected, answers, outputs, tolerance=tolerance))
         first = None
         if bisect:
             worst = _batch_of(parity.worst.sample, feeds)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortboost.api.former_run import trained_network
 from ortboost.api.learning_rates import ANY_STEPS, schedules
-from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
+from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, refuse_checkpoint
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.files import finish_replacement, foreign_files
@@ -115,12 +115,8 @@ def _built(
     if former is not None:
         model = former[0]
         reports.append(former[1])
-    elif checkpoint != "best":
-        raise UsageError(
-            "Only a program folder has checkpoints.",
-            where=f"checkpoint {checkpoint!r}",
-            fix="Leave it out, or give the folder of a trained program.",
-        )
+    else:
+        refuse_checkpoint(checkpoint)
     if boost is not None or boost_config is not None:
         if not isinstance(boost, BoostConfig):
             boost = resolve_boost("O0" if boost is None else boost, boost_config)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ortboost.autodiff.engine import engine_names, get_engine
 from ortboost.core.errors import OrtBoostError
+from ortboost.core.shown import Shown
 from ortboost.core.version import __version__
 from ortboost.runtime.number_formats import FORMATS, probe_format
 from ortboost.runtime.session import (
@@ -22,7 +23,7 @@ from ortboost.runtime.session import (
     runtime_packages,
 )
 
-__all__ = ["HealthCheck", "doctor"]
+__all__ = ["Diagnosis", "HealthCheck", "doctor"]
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "protobuf")
 _OPTIONAL = {
@@ -53,17 +54,30 @@ class HealthCheck:
     fix: str = ""
 
 
-def doctor() -> list[HealthCheck]:
+class Diagnosis(Shown, list[HealthCheck]):
+    """The checks of :func:`doctor`: a list that a notebook shows as a table."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing that training needs."""
+        return all(check.status != "fail" for check in self)
+
+    def _facts(self) -> dict[str, object]:
+        return {c.name: ("FAIL: " if c.status == "fail" else "") + c.detail for c in self}
+
+
+def doctor() -> Diagnosis:
     """Check everything that training and exporting need.
 
     Example:
-        >>> doctor()[0].name
-        'ortboost'
+        >>> found = doctor()
+        >>> found.ok, found[0].name
+        (True, 'ortboost')
     """
     checks = [HealthCheck("ortboost", "ok", __version__), _python()]
     checks += [_package(name, "fail", f"pip install {name}") for name in _PACKAGES]
     checks += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
-    return [*checks, *(_package(name, "note", use) for name, use in _OPTIONAL.items())]
+    return Diagnosis([*checks, *(_package(name, "note", use) for name, use in _OPTIONAL.items())])
 
 
 def _python() -> HealthCheck:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import onnx_ir as ir
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched, file_labels, score_output
 from ortboost.api.image_settings import images_of
-from ortboost.api.run_folder import load_run
+from ortboost.api.run_folder import load_run, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import Range
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
 from ortboost.program.catalogue import TensorSpec
@@ -34,7 +37,7 @@ def evaluate(
     target: str | os.PathLike[str],
     data: Data,
     *,
-    batch_size: int = 64,
+    batch_size: Annotated[int, Range(1)] = 64,
     metrics: Sequence[str] | None = None,
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
@@ -47,7 +50,7 @@ def evaluate(
     split: str = "test",
     update_bn: Data | None = None,
     device: str = "auto",
-    threads: int | None = None,
+    threads: Annotated[int, Range(1)] | None = None,
 ) -> dict[str, float]:
     """Evaluate a program folder or an ONNX file on data.
 
@@ -75,7 +78,8 @@ def evaluate(
         Metric name to value.
 
     Raises:
-        UsageError: A setting of a file was given for a program, or ``update_bn`` for a file.
+        UsageError: A setting of a file was given for a program, or one of a program for a file; or
+            the file is a graph of a program.
         FileError: A file cannot be read, or the checkpoint cannot be used.
         ModelError: The class axis of a file is ambiguous, or the runtime rejects it.
 
@@ -113,8 +117,10 @@ def evaluate(
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
+        refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, target)
         model, config = load_model(target), inputs or InputConfig()
+        _check_file(model, target, metrics or ())
         pixels = images_of(model, images)
         output = score_output(model, output)
         known = file_labels(
@@ -141,3 +147,20 @@ def evaluate(
         axes=batch_axes(specs),
     )
     return measured or {}
+
+
+def _check_file(model: ir.Model, target: str | os.PathLike[str], metrics: Sequence[str]) -> None:
+    """Refuse to evaluate a graph of a program by itself, and metrics that a file does not have."""
+    kind = model.metadata_props.get("ortboost.kind")
+    if kind is not None:
+        raise UsageError(
+            f"This is the {kind} graph of a program: its weights are inputs.",
+            where=str(target),
+            fix="Give the program folder, or export it.",
+        )
+    if "loss" in metrics and all(value.name != "loss" for value in model.graph.outputs):
+        raise UsageError(
+            "An ONNX file has no loss; only a program has.",
+            where=f"{target}: metric 'loss'",
+            fix="Give the program folder, or another metric.",
+        )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import refuse_part
+from ortboost.api.run_folder import check_output, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
@@ -37,6 +38,7 @@ from ortboost.graph.query import RANDOM_OPERATORS
 from ortboost.graph.reach import ancestors
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
+from ortboost.transforms.precision import PLACE_PRECISION
 
 __all__ = ["ExportResult", "export"]
 
@@ -52,7 +54,7 @@ class ExportResult(Shown):
         synthetic: Whether the comparison used synthetic inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
-        classes: Whether the model was trained on class indices, so that it has an accuracy.
+        classes: Whether the model was trained on class indices.
         rule: How labels are compared with the scores.
         metrics: Metric name to its value before and after, if the data have labels.
         notes: Further remarks.
@@ -117,7 +119,7 @@ def export(
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
     split: str = "test",
-    batch_size: int = 64,
+    batch_size: Annotated[int, Range(1)] = 64,
     update_bn: Data | None = None,
     optimize: bool = True,
     opset: int | None = None,
@@ -126,13 +128,13 @@ def export(
     keep_io_types: bool = True,
     calibration: Data | None = None,
     int8: Int8Config | None = None,
-    max_drop: float = 0.01,
-    min_sqnr: float | None = None,
+    max_drop: Annotated[float, Range(0)] = 0.01,
+    min_sqnr: Annotated[float, Range()] | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
     images: ImageConfig | str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: Annotated[float, Range(0)] | None = None,
+    atol: Annotated[float, Range(0)] | None = None,
     rtols: Mapping[str, float] | None = None,
     atols: Mapping[str, float] | None = None,
     device: str = "auto",
@@ -160,8 +162,8 @@ def export(
         calibration: Data to measure the ranges of intermediate tensors on; tensors out of the range
             of float16 stay in float32. Required for int8.
         int8: How to quantize; the target's defaults if not given.
-        max_drop: For int8, the allowed loss of accuracy if ``verify`` has labels. The accuracy then
-            judges the predictions, unless ``rtol`` or ``atol`` are given.
+        max_drop: For int8, the allowed loss of accuracy if ``verify`` has class labels. The
+            accuracy then judges the scores, unless ``rtol`` or ``atol`` are given.
         min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every other float
             output, in dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
@@ -177,8 +179,8 @@ def export(
     Raises:
         ParityError: The file gives different outputs; nothing was written. The message names the
             rewrite that is the cause.
-        UsageError: The file would overwrite the program or the model, or target, precision and
-            opset are not compatible.
+        UsageError: The file would overwrite the program or the model, or does not end in ``.onnx``;
+            target, precision and opset are not compatible; or a setting does not apply.
         FileError: A file cannot be read or written, or the checkpoint cannot be used.
         ModelError: The opset cannot be converted, or the runtime rejects the model.
         DependencyError: The device is not available, or onnxslim is not installed.
@@ -197,6 +199,12 @@ def export(
             where="--min-sqnr",
             fix="Give --precision int8 too, or --rtol and --atol instead.",
         )
+    if int8 is not None and precision != "int8":
+        raise UsageError(
+            f"Settings of int8 are given, but the precision is {precision}.",
+            where="int8",
+            fix="Give --precision int8 too, or leave them out.",
+        )
     tolerance = tolerance_for(
         precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
     )
@@ -210,7 +218,7 @@ def export(
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
     trained = Path(run).is_dir()
-    refuse_part(out)
+    check_output(out, ".onnx")
     if Path(out).resolve() == Path(run).resolve():
         raise UsageError(
             "The export would overwrite the model it is compared with.",
@@ -219,6 +227,7 @@ def export(
         )
     refresh, pixels = None, as_images(images)
     if not trained:
+        refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, run)
     elif update_bn is not None:
         refresh = partial(
@@ -230,7 +239,8 @@ def export(
             if trained
             else plain_subject(run, Path(folder), device, inputs, images=pixels)
         )
-        feeds, lengths, unused = collect(subject, verify, split, batch_size, mapping)
+        collected = collect(subject, verify, split, batch_size, mapping)
+        feeds, lengths, unused = collected
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         low_precision = None
         if precision != "fp32":
@@ -250,6 +260,7 @@ def export(
 
         def judge(parity: Parity) -> Parity:
             """Let the accuracy decide about the output that it is measured on."""
+            parity = collected.counted(parity)
             if precision == "int8":
                 scores.require(max_drop, str(out), parity)
                 parity = parity.without([o for o in scores.judged if tolerance.by_noise(o)])
@@ -264,7 +275,7 @@ def export(
             device=subject.device,
             tolerance=tolerance,
             watch=scores.add,
-            judge=judge if precision == "int8" or drawn else None,
+            judge=judge,
         )
     path = Path(out)
     if update_bn is not None:
@@ -278,10 +289,12 @@ def export(
     notes += _notes_on(exported, subject.device, plain=not trained)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
+    if min_sqnr is not None and scores.judged:
+        notes.append(f"The accuracy decided about '{scores.judged[0]}', not --min-sqnr.")
     if precision == "int8" and not scores.found():
         notes.append(
-            f"No accuracy was measured: the criterion was {tolerance}. Give --verify data with "
-            "labels."
+            f"No accuracy was measured: the criterion was {tolerance}."
+            + (" Give --verify data with labels." if subject.scored else "")
         )
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
         notes.append(
@@ -311,13 +324,14 @@ def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
         notes.append(
             "The model is in training mode: the reference is its output in inference mode."
         )
-    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
-    made = (out for node in graph.all_nodes() for out in node.outputs)
-    if low is not None and not any(value.dtype is low for value in made):
-        notes.append(
-            f"No node computes in {precision}: every one was kept in float32 (--explain says why)."
-        )
-    elif low is not None and device == "cpu":
+    lowering = (PLACE_PRECISION, "quantize_int8")
+    lowered = any(r.rewrite in lowering and r.changed for r in exported.reports)
+    if precision != "fp32" and not lowered:
+        made = (out for node in graph.all_nodes() for out in node.outputs)
+        known = any(value.dtype is ir.DataType.FLOAT for value in made)
+        why = "--explain says why" if known else "none computes in float32"
+        notes.append(f"No node was converted to {precision}: {why}.")
+    elif precision in ("fp16", "bf16") and device == "cpu":
         notes.append(
             f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "
             "differently, so compare there too."

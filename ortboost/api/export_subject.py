@@ -66,8 +66,9 @@ class Subject:
         export: Builds the inference graph.
         device: Where it runs.
         labels: The input, or key of the data, with class indices, if any.
-        prediction: The output with the class scores.
-        classes: Whether an accuracy is defined.
+        prediction: The output that the labels are compared with.
+        classes: Whether it was trained on class indices.
+        scored: Whether that output holds class scores, so that labels give an accuracy.
         step: Step of the checkpoint, if any.
         seed: Seed of synthetic inputs.
         images: What was done to images in its training.
@@ -83,6 +84,7 @@ class Subject:
     step: int | None = None
     seed: int = 0
     images: ImageConfig | None = None
+    scored: bool = True
 
     @property
     def rule(self) -> LabelRule:
@@ -123,7 +125,7 @@ class Subject:
         lengths: Sequence[int | None],
     ) -> Accuracies:
         """The collector of the accuracy before and after; synthetic inputs have no labels."""
-        labels = None if data is None else self.labels
+        labels = self.labels if self.scored and data is not None else None
         return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule)
 
     def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
@@ -200,6 +202,7 @@ def trained_subject(
         step,
         program.config.seed,
         images,
+        scored=loss.name in ("softmax-cross-entropy", "bce-with-logits"),
     )
 
 
@@ -351,6 +354,11 @@ class Collected(NamedTuple):
     feeds: Sequence[Feeds]
     lengths: Sequence[int | None]
     notes: tuple[str, ...] = ()
+
+    def counted(self, parity: Parity) -> Parity:
+        """A comparison on these batches with its number of real samples, without the padding."""
+        real = [length for length in self.lengths if length is not None]
+        return dataclasses.replace(parity, samples=sum(real)) if real else parity
 
 
 def collect(

@@ -20,7 +20,7 @@ from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import all_tensors, format_shape, known_shape
+from ortboost.graph.query import all_tensors, format_shape, known_shape, label
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
@@ -93,7 +93,7 @@ class ParameterDescription:
 
 @dataclass(frozen=True)
 class Layer:
-    """A node of the main graph."""
+    """A node of the main graph; one without a name is called by its output."""
 
     node: str
     op: str
@@ -323,7 +323,7 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
         trainable_elements=sum(p.size for p in parameters if p.trainable),
         layers=tuple(
             Layer(
-                node.name or "",
+                label(node),
                 op_name(node),
                 tuple(value.name or "" for value in node.inputs if value is not None),
                 tuple(map(ValueDescription.of, node.outputs)),
@@ -331,7 +331,7 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
             for node in model.graph
         ),
         precision=tuple(
-            NodePrecision(node.name or "", found, "as in the file")
+            NodePrecision(label(node), found, "as in the file")
             for node in model.graph
             if (found := _precision(node)) is not None
         ),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ortboost.api.inspect_model import ValueDescription, op_name
 from ortboost.core.arguments import checked
 from ortboost.core.errors import require_known
-from ortboost.core.field_types import write_config
+from ortboost.core.field_types import Range, write_config
 from ortboost.deploy.bench import model_bytes
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.cost import count_cost
@@ -148,7 +148,7 @@ def inspect_pair(
     after: str | os.PathLike[str],
     *,
     dims: Mapping[str, int] | None = None,
-    batch: int = 1,
+    batch: Annotated[int, Range(1)] = 1,
 ) -> PairDescription:
     """Compare two models, or a program folder with the model that was exported from it.
 

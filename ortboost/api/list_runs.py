@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ortboost.api.run_folder import LOG, in_training
+from ortboost.api.run_folder import LOG, check_output, in_training
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, require_known
 from ortboost.core.files import read_json
@@ -109,13 +109,18 @@ def runs(
     Raises:
         FileError: No runs were found, none of their manifests can be read, a log cannot be read, or
             a file cannot be written.
-        UsageError: No run has the metric, or there is nothing to plot.
+        UsageError: No run has the metric, there is nothing to plot, or a file to write has another
+            suffix.
         DependencyError: Plotting needs matplotlib.
 
     Example:
         >>> runs("experiments", metric="val_loss")[0].name  # doctest: +SKIP
         'less-bn'
     """
+    if csv is not None:
+        check_output(csv, ".csv")
+    if plot is not None:
+        check_output(plot, ".png")
     folders = _find([sources] if isinstance(sources, str | os.PathLike) else sources)
     manifests, faults = {}, dict[str, FileError]()
     for name, folder in folders.items():
@@ -271,8 +276,10 @@ def _differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
             continue
         groups = [value for value in values.values() if isinstance(value, Mapping)]
         for name, value in values.items():
-            if value not in (None, False, [], ()):
-                found[name][key] = _part(value, groups) if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping) and any(value.values()):
+                found[name][key] = _part(value, groups)
+            elif value not in (None, False, [], ()) and not isinstance(value, Mapping):
+                found[name][key] = value
     return found
 
 
@@ -282,7 +289,9 @@ def _part(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Any:
     kinds = [other.get(tag) for other in groups]
     alike = [other for other in groups if other.get(tag) == group.get(tag)]
     kind = {} if kinds.count(kinds[0]) == len(kinds) else {"kind": group.get(tag)}
-    other = {k: v for k, v in group.items() if any(o.get(k) != v for o in alike)}
+    other = {
+        k: v for k, v in group.items() if v not in ({}, []) and any(o.get(k) != v for o in alike)
+    }
     return {**kind, **other} or True
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from ortboost.api.run_folder import LOG, PLOT
 from ortboost.core.arguments import checked
-from ortboost.core.errors import FileError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.core.field_types import Range
 from ortboost.drawing import (
     EVAL_GRAPH,
@@ -85,8 +85,8 @@ def plot(
 
     Raises:
         FileError: A file cannot be read or written, or the run has no curves yet.
-        UsageError: There are too many nodes, a node or graph is unknown, or the file type is not
-            supported.
+        UsageError: There are too many nodes, a node or graph is unknown, the file type is not
+            supported, or settings of a graph are given for curves.
         DependencyError: Curves need matplotlib.
 
     Example:
@@ -101,6 +101,12 @@ def plot(
                 "The program has not been trained yet: there are no curves.",
                 where=str(run / LOG),
                 fix="Train it, or draw its graph: give a file that ends in .svg.",
+            )
+        if before is not None or graph != EVAL_GRAPH or around is not None or whole:
+            raise UsageError(
+                "Settings of a graph are given, but curves are drawn.",
+                where="before, graph, around, whole",
+                fix="Leave them out, or give a file that ends in .svg.",
             )
         return Drawing(plot_log(run / LOG, file or run / PLOT))
     page = file is not None and file.suffix.lower() == ".html"

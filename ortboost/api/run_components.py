@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ortboost.api.run_folder import CHECKPOINTS, refuse_part
+from ortboost.api.run_folder import CHECKPOINTS, check_output
 from ortboost.core.arguments import checked
+from ortboost.core.field_types import Range
 from ortboost.core.files import read_json
 from ortboost.program.program import Program
 from ortboost.training.components import principal_components, weight_blocks
@@ -23,7 +24,7 @@ def pca(
     run: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    components: int = 32,
+    components: Annotated[int, Range(1)] = 32,
     checkpoints: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Compute the principal components of the trained weights of a run.
@@ -44,7 +45,7 @@ def pca(
     Raises:
         FileError: A checkpoint cannot be read or does not fit, or the file cannot be written.
         UsageError: There are too few checkpoints for this number of components, or ``output`` is
-            part of a program.
+            part of a program or does not end in ``.npy``.
 
     Example:
         >>> import ortboost as ob
@@ -54,7 +55,7 @@ def pca(
         >>> ob.pca("runs/example/pca", "components.npy", components=2)["weights"]
         2410
     """
-    refuse_part(output)
+    check_output(output, ".npy")
     program = Program.load(run)
     entries = [e for e in program.catalogue.entries("parameter") if e.next is not None]
     folder = Path(run) / CHECKPOINTS if checkpoints is None else Path(checkpoints)

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import FileError, UsageError
+from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.core.files import read_json, write_json
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore
@@ -25,9 +25,10 @@ __all__ = [
     "LOG",
     "PLOT",
     "alone_in",
+    "check_output",
     "in_training",
     "load_run",
-    "refuse_part",
+    "refuse_checkpoint",
     "require_same",
 ]
 
@@ -88,11 +89,15 @@ def require_same(folder: Path, program: Program) -> None:
         )
 
 
-def refuse_part(path: str | os.PathLike[str]) -> None:
-    """Refuse to write a file over a part of a program.
+def check_output(path: str | os.PathLike[str], suffix: str) -> None:
+    """Check the name of a file to write, so that a slip does not replace data or a program.
+
+    Args:
+        path: The file.
+        suffix: The suffix of files of its kind, such as ``.onnx``.
 
     Raises:
-        UsageError: The path is that of a file of a program folder.
+        UsageError: It has another suffix, or is a part of a program.
     """
     target = Path(path).resolve()
     if (target.parent / MANIFEST).is_file() and (is_part(target.name) or target.name == LOG):
@@ -100,6 +105,12 @@ def refuse_part(path: str | os.PathLike[str]) -> None:
             f"'{target.name}' is part of the program in this folder, and would be overwritten.",
             where=str(path),
             fix="Give the file another name.",
+        )
+    if target.suffix.lower() != suffix and not target.is_dir():  # the writer refuses a folder
+        raise UsageError(
+            f"The name of the file to write does not end in {suffix}.",
+            where=str(path),
+            fix=f"Call it {target.stem}{suffix}, for example.",
         )
 
 
@@ -140,6 +151,20 @@ def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
     )
 
 
+def refuse_checkpoint(checkpoint: str) -> None:
+    """Refuse to choose a checkpoint of a plain model.
+
+    Raises:
+        UsageError: A checkpoint was chosen.
+    """
+    if checkpoint != "best":
+        raise UsageError(
+            "Only a program folder has checkpoints.",
+            where=f"checkpoint {checkpoint!r}",
+            fix="Leave it out, or give the folder of a trained program.",
+        )
+
+
 @checked
 def load_run(
     run: str | os.PathLike[str], checkpoint: str = "best"
@@ -152,7 +177,7 @@ def load_run(
             path of a checkpoint file.
 
     Raises:
-        FileError: It is not a program folder, or the checkpoint cannot be used.
+        FileError: It is not a program folder, or the checkpoint does not exist or cannot be used.
 
     Example:
         >>> import ortboost as ob
@@ -166,10 +191,19 @@ def load_run(
     if checkpoint == "initial":
         return program, dict(program.initial), None
     found: Checkpoint | None = None
-    if checkpoint not in ("best", "last"):
-        found = CheckpointStore(folder / CHECKPOINTS).load(checkpoint, program=program.fingerprint)
+    file = None if checkpoint in ("best", "last") else Path(checkpoint)
+    if file is not None and not (file.exists() or file.with_suffix(".json").exists()):
+        files = sorted(str(path) for path in (folder / CHECKPOINTS).glob("step-*.json"))
+        raise FileError(
+            f"There is no checkpoint '{checkpoint}'.",
+            where=str(folder / CHECKPOINTS),
+            fix=nearest(checkpoint, ["best", "last", "initial", *files]),
+        )
+    if file is not None:
+        store = CheckpointStore(file.parent, writes=False)
+        found = store.load(file, program=program.fingerprint)
     elif (folder / CHECKPOINTS).is_dir():  # a store creates its folder, but this must only read
-        store = CheckpointStore(folder / CHECKPOINTS)
+        store = CheckpointStore(folder / CHECKPOINTS, writes=False)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
         steps = store.steps()
         if found is not None and steps and steps[-1] > found.step:

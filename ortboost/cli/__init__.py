@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno is not None:  # permissions, a full disk
             what = f"File system error: {error.strerror}."
             fix = "Check the permissions of the folder and the free disk space."
-            return print_error(what, words, fix, _FILE, error.filename)
+            file = None if error.filename is None else str(error.filename)
+            return print_error(what, words, fix, _FILE, file)
         if isinstance(error, MemoryError):
             fix = "Use a smaller batch, or data that are read on demand (.npy, Parquet, images)."
             what = "There is not enough memory."

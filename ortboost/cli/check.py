@@ -79,7 +79,8 @@ def check(
     options = given(loss=settled.loss.name) + options.replace(given(loss=loss.loss), "", 1)
     printer.line(
         "This model can be trained."
-        f"\nnext: ortboost convert {quote(str(model))} -o run{options}{given(engine=engine)}"
+        f"\nnext: ortboost convert {quote(str(model))} -o {'tuned' if model.is_dir() else 'run'}"
+        f"{options}{given(engine=engine)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ortboost.cli.command import option
 from ortboost.cli.console import Output
-from ortboost.cli.options import Map, refuse
+from ortboost.cli.options import Map, changed, refuse
 from ortboost.core.errors import UsageError
 from ortboost.core.printable import count_of
 
@@ -40,9 +40,16 @@ class TargetOptions:
 
     def refuse_without_target(self) -> None:
         """Reject target options when checking for training."""
-        options = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
-        options |= {"--verify": self.verify, "--map": self.mapping}
+        options = {**changed(self, "fix", "out", "shape"), **self._of_comparison()}
         refuse(options, "about a target", "check", "Add --for tensorrt=11.")
+
+    def refuse_without_fix(self) -> None:
+        """Reject options of the comparison that ``--fix`` makes, if nothing is fixed."""
+        if not self.fix:
+            refuse(self._of_comparison(), "about --fix", "check", "Add --fix -o fixed.onnx.")
+
+    def _of_comparison(self) -> dict[str, object]:
+        return {**changed(self, "verify", "rtol", "atol"), "--map": self.mapping}
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
@@ -57,6 +64,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
             where="check",
             fix="Use --fix -o fixed.onnx; the original is never overwritten.",
         )
+    options.refuse_without_fix()
     if not options.fix:
         report = check(model, target=options.target, shapes=options.shape or ())
         printer.result(report.to_dict())
@@ -79,6 +87,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
     printer.result(fixed.to_dict())
     worst = fixed.parity.worst
     reference = "the original without its training parts" if fixed.stripped else "the original"
+    where = "synthetic inputs" if options.verify is None else "data"
     printer.pairs(
         [
             ("file", fixed.path),
@@ -86,8 +95,8 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
             ("findings", f"{len(fixed.before.findings)} -> {len(fixed.after.findings)}"),
             (
                 "parity",
-                f"max difference {worst.max_abs:.2g} from {reference}, {fixed.parity.samples} "
-                f"samples ({'synthetic inputs' if options.verify is None else 'data'})",
+                f"max difference {worst.max_abs:.2g} from {reference}, "
+                f"{count_of(fixed.parity.samples, 'sample')} ({where})",
             ),
         ]
     )

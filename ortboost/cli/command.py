@@ -1,7 +1,8 @@
 """Commands built from functions whose parameters are option groups, with configuration files.
 
 An option group is a dataclass whose fields are command-line options. A function with parameters of
-such types becomes a command that has every option of its groups. Every command also has::
+such types becomes a command that has every option of its groups. Unless it is marked
+``file=False``, it also has::
 
     --config FILE     read options from a TOML file, keyed by option name; options on the command
                       line take precedence; `version` is the version of the file format

@@ -41,7 +41,7 @@ def list_runs(
         "Metric to compare by: val_accuracy, val_loss, train_loss, ...", metavar="NAME"
     ),
     plot: Path | None = option("Plot the curves of all runs into one file.", metavar="FILE.png"),
-    csv: Path | None = option("Write the logged values of all steps.", metavar="FILE"),
+    csv: Path | None = option("Write the logged values of all steps.", metavar="FILE.csv"),
     *,
     console: Console,
 ) -> None:

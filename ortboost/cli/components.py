@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -32,10 +33,11 @@ def pca(
     """Compute the principal components of the weights in a run's checkpoints."""
     from ortboost import api
 
-    found = api.pca(run, out, components=components, checkpoints=checkpoints)
     printer = console.printer()
+    found = api.pca(run, out, components=components, checkpoints=checkpoints)
     printer.result({"path": str(out), **found})
     printer.pairs([*found.items(), ("file", out)])
     printer.line(
-        f"\nnext: ortboost convert MODEL.onnx -o reduced --boost dim-reduce:pca-mat-path={out}"
+        "\nnext: ortboost convert MODEL.onnx -o reduced --boost "
+        + quote(f"dim-reduce:pca-mat-path={out}")
     )

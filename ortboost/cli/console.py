@@ -19,7 +19,7 @@ __all__ = ["Output", "human_bytes", "shape_text"]
 
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(f"{record.levelname.lower()}: {super().format(record)}")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Output:
     def __post_init__(self) -> None:
         level = logging.WARNING if self.verbose == 0 else logging.INFO
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Printable("%(levelname)s %(message)s"))
+        handler.setFormatter(_Printable())
         logging.basicConfig(level=level, handlers=[handler])
         for library in ("onnxscript", "onnx_ir", "matplotlib"):  # their warnings are handled here
             logging.getLogger(library).setLevel(logging.INFO if self.verbose else logging.ERROR)

@@ -21,8 +21,11 @@ from ortboost.cli.options import (
     Split,
     Tolerances,
     UpdateBn,
+    changed,
     given,
+    refuse,
 )
+from ortboost.core.printable import count_of
 
 if TYPE_CHECKING:
     from ortboost.api import Comparison, ExportResult
@@ -45,7 +48,7 @@ class PrecisionOptions:
         "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.", default="minmax"
     )
     skip: list[str] | None = option(
-        "Nodes or weights not to quantize; repeatable.", metavar="PATTERN"
+        "Nodes or weights not to quantize (repeatable).", metavar="PATTERN"
     )
     full_range: bool = option(
         "int8 weights of 8 bits, not 7: may saturate on x86 processors without VNNI.",
@@ -65,6 +68,13 @@ class PrecisionOptions:
         from ortboost.cli.parse import parse_int8
 
         quantized = self.precision == "int8"
+        if not quantized:
+            refuse(
+                changed(self, "calibration", "skip", "full_range", "max_drop", "calib_samples"),
+                "about int8",
+                f"export --precision {self.precision}",
+                "Add --precision int8.",
+            )
         how = (self.calibration, self.skip or [], self.full_range, self.calib_samples)
         return {
             "precision": self.precision,
@@ -179,8 +189,8 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
             ("opset", result.exported.model.opset_imports.get("")),
             (
                 "parity",
-                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples "
-                f"({where})",
+                f"max difference {worst.max_abs:.2g} over "
+                f"{count_of(result.parity.samples, 'sample')} ({where})",
             ),
             ("noise", _noise(result) if precision == "int8" else ""),
             *(
@@ -280,7 +290,8 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
         ],
     )
     where = "synthetic inputs" if found.synthetic else "data"
-    printer.line(f"\n{found.parity.samples} samples of {where}, {found.parity.tolerance}")
+    samples = count_of(found.parity.samples, "sample")
+    printer.line(f"\n{samples} of {where}, {found.parity.tolerance}")
     for name, (before, after) in found.metrics.items():
         printer.line(f"{name}: {before:.4f} and {after:.4f}")
     for note in found.notes:

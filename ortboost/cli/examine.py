@@ -129,6 +129,8 @@ def inspect(
     if reports:
         for report in data.get("reports", []):
             printer.line(f"\n{Report.from_dict(report)}")
+        if data["kind"] != "program":
+            printer.line("\nno reports to show: only a program keeps them")
 
 
 def _model(printer: Output, data: dict[str, Any]) -> None:
@@ -144,7 +146,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
             *(("input", _value(v)) for v in data["inputs"]),
             *(("output", _value(v)) for v in data["outputs"]),
             ("nodes", data["nodes"]),
-            ("work", _work(data) if "macs" in data else None),
+            ("work", _work(data) if data.get("macs") != 0 and "macs" in data else None),
             (
                 "weights",
                 f"{count_of(len(trained), 'trainable tensor')}, {data['trainable_elements']:,} "
@@ -242,7 +244,7 @@ def _format(config: dict[str, Any]) -> str:
 
 
 def _value(value: dict[str, Any]) -> str:
-    return f"{value['name']} {value['dtype']} {shape_text(value['shape'])}"
+    return f"{value['name']} {value['dtype'] or '?'} {shape_text(value['shape'])}"
 
 
 def _section(
@@ -268,8 +270,7 @@ def doctor(*, console: Console) -> None:
 
     printer = console.printer()
     findings = diagnose()
-    bad = [finding for finding in findings if finding.status == "fail"]
-    printer.result({"ok": not bad, "findings": [vars(finding) for finding in findings]})
+    printer.result({"ok": findings.ok, "findings": [vars(finding) for finding in findings]})
     printer.table(
         ["", "what", "found", "fix"],
         [
@@ -277,5 +278,6 @@ def doctor(*, console: Console) -> None:
             for f in findings
         ],
     )
-    printer.line("\nReady to train." if not bad else f"\n{len(bad)} to fix before training.")
+    bad = sum(finding.status == "fail" for finding in findings)
+    printer.line(f"\n{bad} to fix before training." if bad else "\nReady to train.")
     raise typer.Exit(7 if bad else 0)

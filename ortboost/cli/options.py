@@ -34,6 +34,7 @@ __all__ = [
     "Threads",
     "Tolerances",
     "UpdateBn",
+    "changed",
     "given",
     "refuse",
 ]
@@ -162,7 +163,7 @@ class Tolerances:
     """How much outputs may differ."""
 
     rtol: list[str] | None = option(
-        "Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.", metavar="TOL"
+        "Relative tolerance, for all outputs or for one, OUTPUT:1e-4 (repeatable).", metavar="TOL"
     )
     atol: list[str] | None = option("Absolute tolerance, in the same form.", metavar="TOL")
 
@@ -173,6 +174,20 @@ class Tolerances:
         relative, relatives = parse_tolerances(self.rtol or [], "--rtol")
         absolute, absolutes = parse_tolerances(self.atol or [], "--atol")
         return {"rtol": relative, "atol": absolute, "rtols": relatives, "atols": absolutes}
+
+
+def changed(group: Any, *names: str) -> dict[str, bool]:
+    """For fields of an option group: the option to whether its value is not the default.
+
+    Example:
+        >>> changed(DataOptions(batch_size=8), "batch_size", "images")
+        {'--batch-size': True, '--images': False}
+    """
+    usual = type(group)()
+    return {
+        f"--{name.replace('_', '-')}": getattr(group, name) != getattr(usual, name)
+        for name in names
+    }
 
 
 def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> None:

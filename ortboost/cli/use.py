@@ -26,6 +26,7 @@ from ortboost.cli.options import (
     Threads,
     UpdateBn,
     given,
+    refuse,
 )
 
 if TYPE_CHECKING:
@@ -157,6 +158,9 @@ def train(
     if sharing.processes is not None and not in_torchrun():
         command = torchrun(sharing.processes, sys.argv[1:], restarts=sharing.max_restarts)
         os.execv(command[0], command)  # does not return: torchrun starts this command again
+    alone = sharing.processes is None and not in_torchrun()
+    refuse({"--max-restarts": alone and sharing.max_restarts}, "about --processes", "train")
+    printer = console.printer()
     summary = api.train(
         run,
         data,
@@ -178,7 +182,6 @@ def train(
     )
     if int(os.environ.get("RANK", 0)):  # only the first process prints
         return
-    printer = console.printer()
     printer.result(summary.to_dict())
     printer.pairs(_rows(summary))
     verify = given(verify=val or data, map=reading.mapping)

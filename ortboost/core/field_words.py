@@ -78,6 +78,8 @@ class Range:
             "below": self.below,
         }
         said = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
+        if not said:
+            return "a finite number"
         return "a number " + " and ".join(said).replace(" and to ", " to ")
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.errors import FileError, UsageError
+from ortboost.core.printable import count_of
 from ortboost.deploy.bench_feeds import Bind, batch_index, has_open_batch, make_feeds, settle_shapes
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
@@ -144,7 +145,7 @@ def bench_files(
     for threads in config.threads:
         loads = _load_times(paths, config, threads)
         for asked in config.batch_sizes or (None,):
-            shown = "all threads" if threads is None else f"{threads} thread(s)"
+            shown = "all threads" if threads is None else count_of(threads, "thread")
             tell(f"batch {asked or 'as the model says'}, {shown} ...")
             found.append(_cell(paths, sizes, loads, config, asked, threads, bind))
     # By batch size first, which keeps comparable rows together.

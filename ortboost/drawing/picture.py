@@ -133,7 +133,7 @@ def around(picture: Picture, name: str, hops: int) -> Picture:
     part = part_of(picture, sorted(near))
     nodes = sum(box.kind == "node" for box in picture.boxes)
     shown = sum(box.kind == "node" for box in part.boxes)
-    note = f"{shown} of {nodes} nodes: within {hops} steps of {middle(name)}"
+    note = f"{shown} of {nodes} nodes: within {count_of(hops, 'step')} of {middle(name)}"
     return Picture(part.boxes, part.arrows, picture.title, (note, *picture.notes))
 
 

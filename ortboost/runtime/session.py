@@ -296,7 +296,7 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
             if device in DEVICES
             else f"Unknown device '{device}'.",
             where="device",
-            fix=nearest(device, among),
+            fix=nearest("cuda" if device == "gpu" else device, among),
         )
     if device != "auto":
         offered = runtime().get_available_providers()

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.files import atomic_path
+from ortboost.core.printable import count_of
 
 __all__ = ["principal_components", "weight_blocks"]
 
@@ -64,9 +65,11 @@ def principal_components(
     rank = int((values > max(values[0], 0.0) * _NOISE).sum())
     if not 1 <= number <= rank:
         raise UsageError(
-            f"{len(products)} rows of weights have {rank} principal components, not {number}.",
-            where=f"{number} components",
-            fix=f"Request at most {rank}, or save more checkpoints (--checkpoint-every, --keep).",
+            f"The number of principal components is {number}, but those of "
+            f"{count_of(len(products), 'checkpoint')} are {rank}.",
+            where="components",
+            fix="Save more checkpoints (--checkpoint-every, --keep)"
+            + (f", or request 1 to {rank}." if rank else "."),
         )
     mixing = (vectors[:, :number] / np.sqrt(values[:number])).T
     try:

@@ -173,6 +173,12 @@ def strict(metric: Metric) -> Metric:
                     fix="Fix the labels, or name the output that holds the class scores "
                     "(--output).",
                 )
+        elif (strays := labels[(labels < 0) | (labels > 1)]).size:
+            raise UsageError(
+                f"The label {strays.flat[0]:g} is not a class: a model with one score has 0 and 1.",
+                where=f"metric '{metric.name}'",
+                fix="Fix the labels, or name the output that holds the class scores (--output).",
+            )
         return function(scores, labels)
 
     return Metric(metric.name, checked)

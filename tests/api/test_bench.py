@@ -54,7 +54,7 @@ def test_the_verb(capsys):
     words = ["bench", MLP, str(model_path("lenet5")), "--batch-size", "2", *QUICK]
     assert main(words) == 0
     captured = capsys.readouterr()
-    assert captured.err == "batch 2, 1 thread(s) ...\n"
+    assert captured.err == "batch 2, 1 thread ...\n"
     lines = captured.out.splitlines()
     assert lines[0].startswith("onnxruntime ")
     assert "synthetic inputs" in lines[0]

@@ -13,10 +13,13 @@ import pytest
 from ortboost import api
 from ortboost.cli import main
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError
+from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.graph import io
 from ortboost.graph.io import load_model, save_model
+from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ROOT,
     assert_three_lines,
@@ -114,6 +117,52 @@ def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
     save_model(model, fixed)
     result = api.export(fixed, tmp_path / "p.onnx", verify=DIGITS, device="cpu")
     assert result.metrics["accuracy"][1] == pytest.approx(measured)
+    assert result.parity.samples == 360
+    assert api.compare(fixed, tmp_path / "p.onnx", data=DIGITS, device="cpu").parity.samples == 360
+
+
+def test_a_program_of_numbers_has_no_accuracy(tmp_path):
+    """With one it would decide about int8: numbers above 0 would count as class 1."""
+    rng = np.random.default_rng(0)
+    data = {
+        "x": rng.standard_normal((32, 4), np.float32),
+        "labels": rng.random((32, 1), np.float32),
+    }
+    run, out = tmp_path / "run", tmp_path / "o.onnx"
+    api.convert(small_mlp(classes=1), run, ProgramConfig(loss=LossConfig("mse")))
+    settings = {"checkpoint": "initial", "verify": data, "precision": "int8", "calibration": data}
+    assert not api.export(run, out, **settings).metrics
+    assert not api.compare(run, out, checkpoint="initial", data=data).metrics
+    with pytest.raises(ParityError, match="below 200 dB"):
+        api.export(run, out, **settings, min_sqnr=200.0)
+
+
+def test_a_ratio_that_does_not_decide_is_told(trained, tmp_path):
+    settings = {"verify": DIGITS, "precision": "int8", "calibration": DIGITS}
+    found = api.export(trained, tmp_path / "o.onnx", **settings, min_sqnr=200.0)
+    assert "The accuracy decided about 'logits', not --min-sqnr." in found.notes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize(("dtype", "why"), [("double", "none computes"), ("float", "--explain")])
+def test_a_note_if_no_node_was_converted(precision, dtype, why, tmp_path):
+    path, out = tmp_path / "net.onnx", tmp_path / "o.onnx"
+    graph = f"net ({dtype}[n,4] x, {dtype}[4] w) => ({dtype}[n,4] y) {{ y = Softplus(x) }}"
+    model = text_model(f'<ir_version: 10, opset_import: ["" : 18]> {graph}', w=weights(4))
+    save_model(model, path)
+    data = {"x": np.ones((8, 4), np.float64 if dtype == "double" else np.float32)}
+    found = api.export(path, out, precision=precision, calibration=data, verify=data)
+    assert [note for note in found.notes if f"No node was converted to {precision}: {why}" in note]
+
+
+def test_only_a_program_has_checkpoints(convnet, tmp_path):
+    for verb in (
+        lambda: api.export(convnet, tmp_path / "o.onnx", checkpoint="last"),
+        lambda: api.compare(convnet, convnet, checkpoint="last"),
+        lambda: api.evaluate(convnet, DIGITS, checkpoint="last"),
+    ):
+        with pytest.raises(UsageError, match="Only a program folder has checkpoints"):
+            verb()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +175,9 @@ def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
         ({"calibration": DIGITS}, "lower precision"),
         ({"rtols": {"nope": 1.0}}, "no such output"),
         ({"opset": 4}, "opset 4"),
+        ({"int8": Int8Config()}, "Settings of int8"),
+        ({"precision": "int8", "min_sqnr": float("nan")}, "a finite number"),
+        ({"precision": "int8", "max_drop": float("nan")}, "0 or more"),
     ],
 )
 def test_what_is_refused(settings, text, convnet, tmp_path):

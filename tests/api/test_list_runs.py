@@ -89,6 +89,16 @@ def test_settings_of_one_kind_differ_in_what_differs(tmp_path):
     assert c == {"loss_scale": {"kind": "fixed"}, "grad_freeze": True}
 
 
+def test_empty_settings_are_not_listed(tmp_path):
+    make_run(tmp_path / "a", inputs={"dims": {}, "batch_axes": {}})
+    make_run(tmp_path / "b", inputs={"dims": {}, "batch_axes": {"x": 1}})
+    make_run(tmp_path / "c", inputs={"dims": {"n": 2}, "batch_axes": {}})
+    a, b, c = (run.differs for run in runs(tmp_path))
+    assert a == {}
+    assert b == {"inputs": {"batch_axes": {"x": 1}}}
+    assert c == {"inputs": {"dims": {"n": 2}}}
+
+
 def test_a_run_that_goes_on_is_said_to(tmp_path):
     run = make_run(tmp_path / "run", accuracy=[0.5], reason=None)
     lock(run, os.getpid())

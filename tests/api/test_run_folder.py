@@ -91,3 +91,36 @@ def test_nothing_is_written_over_a_part_of_a_program(run, tmp_path):
         assert_three_lines(caught.value)
     assert content(run) == before
     ob.export(run, run / "model.onnx")  # a name of its own is free
+
+
+def test_a_checkpoint_that_does_not_exist_is_named_and_its_folder_not_made(run):
+    with pytest.raises(ob.FileError, match="no checkpoint 'step-2'") as caught:
+        ob.load_run(run, "step-2")
+    assert "choices: best, last, initial" in caught.value.fix
+    assert not (run / "checkpoints").exists()
+    ob.train(run, DATA, epochs=2, batch_size=8)
+    file = run / "checkpoints" / "step-00000002.json"
+    with pytest.raises(ob.FileError, match="no checkpoint") as caught:
+        ob.load_run(run, file.stem)
+    assert str(file) in caught.value.fix
+    for name in (file, file.with_suffix("")):
+        assert ob.load_run(run, str(name))[2].step == 2
+
+
+def test_nothing_is_written_over_a_file_of_another_kind(run, tmp_path):
+    ob.train(run, DATA, epochs=2, batch_size=8)
+    model, data = tmp_path / "model.onnx", tmp_path / "data.npz"
+    ob.export(run, model)
+    np.savez(data, **DATA)
+    for taken, write in (
+        (data, lambda out: ob.export(run, out, verify=data)),
+        (data, lambda out: fix_for(model, out, "tensorrt=11", verify=data)),
+        (model, lambda out: ob.pca(run, out, components=1)),
+        (data, lambda out: ob.runs(run, csv=out)),
+        (model, lambda out: ob.runs(run, plot=out)),
+    ):
+        before = taken.read_bytes()
+        with pytest.raises(ob.UsageError, match=r"does not end in \.\w+") as caught:
+            write(taken)
+        assert_three_lines(caught.value)
+        assert taken.read_bytes() == before

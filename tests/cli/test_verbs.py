@@ -12,9 +12,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.api.doctor_machine import Diagnosis, HealthCheck
 from ortboost.cli import main
 from ortboost.cli.console import Output
 from ortboost.deploy.pipeline import REWRITES
+from ortboost.graph.io import save_model
 from ortboost.optimizers import OPTIMIZERS
 from ortboost.transforms.loss_config import LOSSES
 from tests.support import model_path, needs_native, text_model, weights
@@ -172,6 +174,14 @@ def test_doctor_finds_this_environment_fit(capsys):
     text = capsys.readouterr().out
     assert "Ready to train." in text
     assert "engine native" in text
+
+
+def test_a_diagnosis_is_a_list_that_is_shown_short():
+    good, bad = HealthCheck("python", "ok", "3.11"), HealthCheck("numpy", "fail", "missing")
+    assert Diagnosis([good]).ok
+    assert not Diagnosis([good, bad]).ok
+    assert Diagnosis([good, bad])[1:] == [bad]
+    assert repr(Diagnosis([good, bad])) == "<Diagnosis: python 3.11; numpy FAIL: missing>"
 
 
 @pytest.mark.parametrize(
@@ -489,6 +499,62 @@ def test_the_list_of_verbs_is_not_cut_off(capsys):
 def test_check_proposes_a_convert_with_the_same_weights(capsys):
     assert main(["check", MLP, "--freeze", "fc1.*"]) == 0
     assert "--freeze 'fc1.*'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["eval", "{run}/eval.onnx", "--data", DIGITS], "This is the eval graph of a program"),
+        (["eval", "{run}/step.onnx", "--data", DIGITS], "This is the step graph of a program"),
+        (["compare", MLP, "{run}"], "Only the first of two models may be a program folder"),
+        (["eval", MLP, "--data", DIGITS, "--device", "gpu"], "did you mean 'cuda'"),
+    ],
+)
+def test_a_likely_slip_is_named(words, hint, trained, capsys):
+    assert main([word.format(run=trained) for word in words]) == 2
+    assert hint in error_lines(capsys)
+
+
+def test_inspect_calls_a_node_without_a_name_by_its_output(tmp_path, capsys):
+    path = tmp_path / "model.onnx"
+    graph = "g (float[2] x) => (float[2] y) {y = Relu(x)}"
+    save_model(text_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}'), path)
+    assert main(["inspect", str(path), "--layers", "--precision", "--reports"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "y     Relu  y       [2]" in lines
+    assert "y     fp32       as in the file" in lines
+    assert lines[-1] == "no reports to show: only a program keeps them"
+    assert main(["plot", str(path), "-o", str(tmp_path / "g.svg"), "--around", "y"]) == 0
+
+
+def test_check_proposes_another_folder_for_a_program(trained, capsys):
+    assert main(["check", str(trained)]) == 0
+    assert f"next: ortboost convert {trained} -o tuned" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["export", MLP, "-o", "{tmp}/o.onnx", "--skip", "fc*"], "--skip is about int8"),
+        (["export", MLP, "-o", "{tmp}/o.onnx", "--max-drop", "0.1"], "--max-drop is about int8"),
+        (["check", MLP, "--rtol", "0.1"], "--rtol is about a target"),
+        (["eval", MLP, "--data", DIGITS, "--metric", "loss"], "An ONNX file has no loss"),
+        (["plot", "{run}", "--graph", "step"], "but curves are drawn"),
+        (["train", "{run}", "--data", DIGITS, "--max-restarts", "2"], "is about --processes"),
+        (["check", MLP, "--for", "tensorrt", "--verify", DIGITS], "--verify is about --fix"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words, option, trained, tmp_path, capsys):
+    assert main([word.format(tmp=tmp_path, run=trained) for word in words]) == 2
+    assert option in error_lines(capsys)
+
+
+def test_warnings_of_a_training_look_like_those_of_other_verbs(trained):
+    words = ["train", str(trained), "--data", DIGITS, "--images", "resize=3"]
+    found = subprocess.run(
+        [sys.executable, "-m", "ortboost", *words], capture_output=True, text=True, check=False
+    )
+    assert found.stderr.startswith(f"warning: {DIGITS}: no images"), found.stderr
 
 
 def test_a_folder_is_no_file_to_write(trained, tmp_path, capsys):

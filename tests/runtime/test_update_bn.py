@@ -142,7 +142,10 @@ def test_eval_and_export_estimate_them(short_run, tmp_path, capsys):
     assert ob.evaluate(out, data)["accuracy"] == after["accuracy"]
     assert main(["eval", str(run), "--data", str(data), "--update-bn", str(data), "--json"]) == 0
     assert '"loss"' in capsys.readouterr().out
-    for verb in (["eval", str(out), "--data", str(data)], ["export", str(out), "-o", f"{out}.2"]):
+    for verb in (
+        ["eval", str(out), "--data", str(data)],
+        ["export", str(out), "-o", f"{out}.2.onnx"],
+    ):
         assert main([*verb, "--update-bn", str(data)]) == 2
         assert "Only a program" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.metrics import Mean, accuracy, get_metric, top_k
+from ortboost.training.metrics import Mean, accuracy, get_metric, strict, top_k
 
 
 def test_accuracy_of_class_numbers_one_hot_and_positions():
@@ -25,6 +25,15 @@ def test_accuracy_of_class_numbers_one_hot_and_positions():
 def test_binary_accuracy(shape):
     scores = np.array([-1.0, 2.0, 0.5, np.nan]).reshape(shape)
     assert accuracy(scores, np.array([0, 1, 0, 0])).tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("scores", [np.ones(2), np.ones((2, 1)), np.ones((2, 3))])
+@pytest.mark.parametrize("stray", [-1, 7])
+def test_what_is_no_class_is_refused_for_a_bare_model(scores, stray):
+    metric = strict(get_metric("accuracy")).function
+    assert len(metric(scores, np.array([0, 1]))) == 2
+    with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
+        metric(scores, np.array([0, stray]))
 
 
 def test_nan_scores_are_wrong():

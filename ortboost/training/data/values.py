@@ -92,7 +92,8 @@ def value_fault(
             f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
             where,
             "Labels are class indices; for rows of probabilities convert with --dense-labels, "
-            "for real values with --loss mse."
+            "for real values with --loss mse. Without its program a file is evaluated as a "
+            "classifier."
             if is_labels(spec)
             else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
         )
