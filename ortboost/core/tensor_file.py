@@ -16,6 +16,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -158,13 +159,20 @@ class Overlay(Mapping[str, NDArray[np.generic]]):
         return len({*self._front, *self._behind})
 
 
+@runtime_checkable
+class _WithForms(Protocol):
+    """Tensors that are read, from a file or a device, when they are accessed."""
+
+    def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]: ...
+
+
 def form_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Shape and dtype of one of several tensors, without reading it from a file."""
+    """Shape and dtype of one of several tensors, without reading it from a file or a device."""
     if isinstance(tensors, Overlay):
         return form_of(tensors.holder(name), name)
-    if isinstance(tensors, TensorFile):
+    if isinstance(tensors, _WithForms):
         return tensors.form(name)
     return tuple(tensors[name].shape), tensors[name].dtype
 

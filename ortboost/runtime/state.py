@@ -11,7 +11,7 @@ The same holds for the state that tells a process its rank, :data:`~ortboost.boo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ortboost.boosts.roles import PART
 from ortboost.core.arrays import as_dtype
 from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
-from ortboost.program.catalogue import Catalogue
+from ortboost.program.catalogue import Catalogue, StateEntry
 from ortboost.program.program import check_state
 from ortboost.runtime.session import runtime
 
@@ -162,9 +162,17 @@ class DeviceState:
                 fix="Convert the model again with its new value.",
             )
 
-    def read_all(self) -> Mapping[str, NDArray[Any]]:
-        """Copy the whole state to the host; sharded states are read when they are accessed."""
-        held = {e.name: self.read(e.name) for e in self.catalogue.state if e.name not in self._rows}
+    def read_all(self, *, copy: bool = True) -> Mapping[str, NDArray[Any]]:
+        """The whole state on the host; sharded states are read when they are accessed.
+
+        Args:
+            copy: False: each tensor is copied when it is accessed, so the values are those at that
+                moment, and memory holds one copy at a time.
+        """
+        entries = {e.name: e for e in self.catalogue.state if e.name not in self._rows}
+        held: Mapping[str, NDArray[Any]] = _Current(self.read, entries)
+        if copy:
+            held = dict(held)
         return Overlay(held, self._whole) if self._rows else held
 
     def write_all(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -179,3 +187,28 @@ class DeviceState:
                 self._check_kept(state, name)
             else:
                 self.write(name, state[name])
+
+
+class _Current(Mapping[str, NDArray[Any]]):
+    """Name to tensor; each access copies it to the host."""
+
+    def __init__(
+        self, read: Callable[[str], NDArray[Any]], entries: Mapping[str, StateEntry]
+    ) -> None:
+        self._read, self._entries = read, entries
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._read(self._entries[name].name)  # KeyError, as of any mapping
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # that of Mapping would copy the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of a tensor, without copying it."""
+        return self._entries[name].shape, self._entries[name].dtype

@@ -329,11 +329,17 @@ class Stepper(Shown):
 
     # ---- state ---------------------------------------------------------------------------------
 
-    def state(self) -> Mapping[str, NDArray[Any]]:
-        """Copy the state to the host; of several processes: :mod:`ortboost.runtime.shared_step`."""
+    def state(self, *, copy: bool = True) -> Mapping[str, NDArray[Any]]:
+        """The state on the host; of several processes: :mod:`ortboost.runtime.shared_step`.
+
+        Args:
+            copy: False: each tensor is copied when it is accessed, instead of all of them now. So
+                a checkpoint needs no second copy of the state in memory. The values are those at
+                that moment: read them before the next step.
+        """
         if self.shared is not None:
             self.shared.settle(self._state)
-        return self._state.read_all()
+        return self._state.read_all(copy=copy)
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the whole state.

@@ -123,8 +123,12 @@ class Stepper(Protocol):
             Whether there was one; always False without accumulation.
         """
 
-    def state(self) -> Mapping[str, Array]:
-        """A host copy of every state tensor."""
+    def state(self, *, copy: bool = True) -> Mapping[str, Array]:
+        """Every state tensor on the host.
+
+        Args:
+            copy: False: each one is copied when it is accessed, before the next step.
+        """
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Replace the whole state."""

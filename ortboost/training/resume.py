@@ -41,7 +41,7 @@ def find_checkpoint(
     Raises:
         FileError: There are checkpoints, but none of them can be used.
     """
-    found = store.latest(program=program, expect=stepper.state())
+    found = store.latest(program=program, expect=stepper.state(copy=False))
     for refused in found.refused:
         tell(f"warning: checkpoint refused: {refused.path}: {refused.reason}")
     if found.checkpoint is not None:

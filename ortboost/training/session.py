@@ -133,7 +133,8 @@ class Recorder:
             "best": best,
             "seconds": s.before + s.seconds,
         }
-        s.saved = self.store.save(self.stepper.state(), progress, program=self.program, best=best)
+        state = self.stepper.state(copy=False)
+        s.saved = self.store.save(state, progress, program=self.program, best=best)
         s.saved_step = s.state.step
         self.event(s, "checkpoint", path=str(s.saved), best=best)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from threading import Thread
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.loss_scale import NO_SCALE
+from ortboost.core.tensor_file import form_of, write_tensors
 from ortboost.optimizers import Adam
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
@@ -77,6 +79,42 @@ def test_state_is_a_copy(training):
     state["cw"][:] = 7
     training.get("cw")[:] = 8
     assert training.get("cw").tobytes() == PROGRAM.initial["cw"].tobytes()
+
+
+def test_state_without_a_copy_is_read_on_access(training):
+    state = training.state(copy=False)
+    assert list(state) == list(training.state())
+    training.step(FEEDS, RATE)
+    assert_same_bits(state, training.state())
+    for name, array in training.state().items():
+        assert form_of(state, name) == (array.shape, array.dtype)
+    assert "cw" in state
+    assert "unknown" not in state
+    with pytest.raises(KeyError):
+        state["unknown"]
+
+
+def test_writing_the_state_copies_one_tensor_at_a_time(tmp_path):
+    layers, size = 16, 64 * 64 * 4  # bytes
+    names = [f"w{i}" for i in range(layers)]
+    nodes = "".join(f"h{i + 1} = MatMul(h{i}, {name})\n" for i, name in enumerate(names))
+    inputs = ", ".join(f"float[64,64] {name}" for name in names)
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[N,64] x, {inputs}) => (float[N,64] y) {{
+            h0 = Identity(x) {nodes} y = Identity(h{layers})
+        }}""",
+        **{name: np.eye(64, dtype=np.float32) for name in names},
+    )
+    training = stepper(build_program(model, ProgramConfig(optimizer=Adam())))
+    tracemalloc.start()
+    try:
+        write_tensors(tmp_path / "state.safetensors", training.state(copy=False))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "state.safetensors").stat().st_size > 3 * layers * size
+    assert peak < layers * size
 
 
 def test_state_comes_in_the_order_of_the_catalogue(training):

@@ -83,7 +83,7 @@ class LinearStepper:
     def flush(self, hyper: Mapping[str, float]) -> bool:
         return False
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, copy: bool = True) -> dict[str, Any]:
         return {
             "w": self.w.copy(),
             "b": self.b.copy(),
