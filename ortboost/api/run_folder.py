@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError, nearest
-from ortboost.core.files import read_json, write_json
+from ortboost.core.files import read_json, writable_path, write_json
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore
 
@@ -90,7 +90,7 @@ def require_same(folder: Path, program: Program) -> None:
 
 
 def check_output(path: str | os.PathLike[str], suffix: str) -> None:
-    """Check the name of a file to write, so that a slip does not replace data or a program.
+    """Check the path of a file to write before any work, so that a slip replaces nothing.
 
     Args:
         path: The file.
@@ -98,15 +98,16 @@ def check_output(path: str | os.PathLike[str], suffix: str) -> None:
 
     Raises:
         UsageError: It has another suffix, or is a part of a program.
+        FileError: It cannot be written there; see :func:`ortboost.core.files.writable_path`.
     """
-    target = Path(path).resolve()
+    target = writable_path(path).resolve()
     if (target.parent / MANIFEST).is_file() and (is_part(target.name) or target.name == LOG):
         raise UsageError(
             f"'{target.name}' is part of the program in this folder, and would be overwritten.",
             where=str(path),
             fix="Give the file another name.",
         )
-    if target.suffix.lower() != suffix and not target.is_dir():  # the writer refuses a folder
+    if target.suffix.lower() != suffix:
         raise UsageError(
             f"The name of the file to write does not end in {suffix}.",
             where=str(path),

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import FileError, ModelError, ParityError
-from ortboost.core.files import temporary_folder
+from ortboost.core.errors import ModelError, ParityError
+from ortboost.core.files import temporary_folder, writable_path
 from ortboost.deploy.bisect import faulty_step
 from ortboost.deploy.export import Exported
 from ortboost.deploy.tolerance import Tolerance
@@ -67,13 +67,7 @@ def write_verified(
             rewrite that is the cause.
         FileError: The folder cannot be written.
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileError(
-            "The folder to export to does not exist.",
-            where=str(target.parent),
-            fix="Create it, or give another path.",
-        )
+    target = writable_path(path)
     tolerance = tolerance or Tolerance()
     original = exported.base or exported.model  # a rewrite must not lose an output
     outputs = [value.name or "" for value in original.graph.outputs]

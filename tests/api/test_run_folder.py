@@ -124,3 +124,10 @@ def test_nothing_is_written_over_a_file_of_another_kind(run, tmp_path):
             write(taken)
         assert_three_lines(caught.value)
         assert taken.read_bytes() == before
+
+
+def test_a_missing_folder_is_named_before_any_work(run, tmp_path):
+    """The run has no checkpoint, which is found when it is opened."""
+    with pytest.raises(ob.FileError, match=r"The folder for 'm.onnx' does not exist") as caught:
+        ob.export(run, tmp_path / "none" / "m.onnx")
+    assert_three_lines(caught.value)
