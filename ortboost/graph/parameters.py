@@ -40,7 +40,8 @@ _VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0")
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
 _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
-    "a convolution: export without folding to train the same parameters as torch"
+    "a convolution: export without folding (optimize=False or do_constant_folding=False) to train "
+    "the same parameters as torch"
 )
 _COMPUTED = (
     "the exporter computed it, from numbers or from a parameter: export with optimize=False to "
@@ -291,10 +292,14 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
         return _Verdict("constant", f"the same value everywhere, {use.where}")
     # Only moved elements, a transposed weight, train like the parameter itself.
     reordered = use.recurrent or (
-        use.op in _PRODUCTS and origin.direct and len(origin.folded_from) == 1
+        use.op in _PRODUCTS
+        and not use.computed
+        and origin.direct
+        and origin.transposed
+        and len(origin.folded_from) == 1
     )
     if not origin.folded_from and not origin.known:  # TorchScript transposes these weights
-        reordered = use.recurrent or use.op in _PRODUCTS
+        reordered = use.recurrent or use.linear
     if by_use != "constant" and use.kind <= UseKind.BIAS and reordered:
         return _Verdict(by_use, reason, "", by_use)
     if by_use == "constant":

@@ -6,6 +6,7 @@ import pytest
 
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
+from ortboost.graph.origins import missing_parameters
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.store_weights import store_weights
 from tests.support import (
@@ -236,15 +237,28 @@ def test_weights_that_are_moved_about_are_weights(moves, shape):
     assert (found.trainable, found.doubt) == (True, "")
 
 
-def torch_model(body: str, kinds: dict[str, str] | None = None, **stored) -> ir.Model:
-    """A file of torch: from the dynamo exporter if kinds are given, else from TorchScript."""
+def torch_model(
+    body: str,
+    kinds: dict[str, str] | None = None,
+    folded: dict[str, tuple[np.ndarray, list[str]]] | None = None,
+    **stored,
+) -> ir.Model:
+    """A file of torch: from the dynamo exporter if kinds are given, else from TorchScript.
+
+    Folded tensors come with the names that the exporter lists as their sources.
+    """
+    stored |= {name: array for name, (array, _) in (folded or {}).items()}
     declared = ", ".join(f"float[{','.join(map(str, np.shape(v)))}] {n}" for n, v in stored.items())
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[batch,4] x, {declared}) => (y) {{ {body} }}""",
         **stored,
     )
-    for name, kind in (kinds or {}).items():
+    for name, (_, listed) in (folded or {}).items():
+        key = "pkg.onnxscript.optimizer.folded_from"
+        model.graph.initializers[name].metadata_props[key] = str(listed)
+    for name in (kinds or {}).keys() & stored:
+        kind = (kinds or {})[name]
         key = "pkg.torch.export.graph_signature.InputSpec.kind"
         model.graph.initializers[name].metadata_props[key] = kind
     if kinds:
@@ -405,6 +419,51 @@ def test_what_an_exporter_folded_is_a_weight_and_told_if_not_the_same():
         "onnx::Conv_13": (True, True),
         "onnx::MatMul_14": (True, False),
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "doubted"),
+    [
+        ("y = MatMul(x, m)", False),
+        ("y = Gemm<transB=1>(x, m)", True),  # weight normalization; a plain weight keeps its name
+        ("s = MatMul(m, w) y = MatMul(x, s)", True),  # `scale * B` of LoRA
+        ("n = Abs(m) y = MatMul(x, n)", True),
+        ("i = Constant<value_ints = [0, 1, 2]>() g = Gather(m, i) y = MatMul(x, g)", True),
+    ],
+)
+def test_what_torchscript_folds_into_more_than_a_linear_layer_is_doubtful(body, doubted):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] m, float[4,4] w) => (y) {{ {body} }}""",
+        m=W44,
+        w=W44,
+    )
+    value = model.graph.initializers.pop("m")
+    value.name = "onnx::MatMul_14"
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "onnx::MatMul_14") == (True, doubted)
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "expected"),
+    [
+        ("val_3", ["v"], (True, False)),
+        ("t", ["v"], (True, False)),
+        ("t", ["v", "div"], (True, True)),  # a normalized weight, transposed
+        ("tril", ["v"], (True, True)),
+        ("index", ["v", "idx"], (True, True)),  # a circulant matrix
+        ("slice_7", ["idx", "val_2"], (False, False)),
+        ("mul_2", ["w", "val_2"], (False, True)),  # `w` is in the file, too
+        ("mul_2", ["val_1", "val_2"], (False, False)),
+    ],
+)
+def test_what_the_dynamo_exporter_lists_as_sources_decides(name, listed, expected):
+    kinds = {"w": "PARAMETER", "v": "PARAMETER", "idx": "BUFFER"}
+    folded = {name: (weights(4, 4), listed)}
+    model = torch_model(f"a = MatMul(x, w) y = MatMul(a, {name})", kinds, folded, w=W44)
+    assert told(model, name) == expected
+    assert missing_parameters(model) == ("v",)
 
 
 @pytest.mark.parametrize("name", ["onnx::Exp_20", "/model/Squeeze_output_0"])
