@@ -40,6 +40,8 @@ __all__ = [
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
 _SCAN_WITHOUT_BATCH = 9
+_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
@@ -82,6 +84,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
     infer_shapes(model)
+    _compare_as_int32(model)
     check_lengths(model)
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
         found = [
@@ -253,6 +256,23 @@ def _make_axes_vectors(model: ir.Model) -> None:
         axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
+
+
+def _compare_as_int32(model: ir.Model) -> None:
+    """Compare integers of 8 and 16 bits as int32: onnxruntime 1.19 cannot compare them.
+
+    torch's dynamo exporter counts rows and columns of an identity matrix in uint8.
+    """
+    builder = Builder(model.graph, "compared")
+    for node in list(model.graph.all_nodes()):
+        if is_standard(node, *_COMPARISONS):
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.dtype in _SMALL_INTEGERS:
+                    wide = builder.op("Cast", value, dtype=ir.DataType.INT32, to=ir.DataType.INT32)
+                    wide.shape = value.shape
+                    node.replace_input_with(index, wide)
+            if builder.nodes and node.graph is not None:
+                node.graph.insert_before(node, builder.take())
 
 
 def name_nodes(model: ir.Model) -> None:
