@@ -90,7 +90,8 @@ class Origins:
 
     Args:
         of: Name of a tensor to its origin.
-        missing: Parameters of the torch module that the file does not contain under their names.
+        missing: Parameters of the torch module that the file does not contain under their names,
+            and the statistics of a BatchNormalization that has no parameters.
     """
 
     of: Mapping[str, Origin]
@@ -109,7 +110,7 @@ def origin_of(value: ir.Value) -> Origin:
 
 
 def missing_parameters(model: ir.Model) -> tuple[str, ...]:
-    """Parameters of the torch module that the file does not contain under their names."""
+    """Tensors of the torch module that the file lacks; see :attr:`Origins.missing`."""
     found = model.graph.meta.get(_MISSING, ())
     return tuple(found) if isinstance(found, tuple) else ()
 
@@ -157,7 +158,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = Origin("folded", direct=direct, transposed=True)
         else:
             found[name] = Origin("module")
-    return Origins(found, tuple(sorted(missing)))
+    return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:
@@ -208,6 +209,18 @@ def _missing(
 def _readers(value: ir.Value) -> set[str]:
     """The innermost modules whose nodes read a tensor: several if modules share a parameter."""
     return {scopes[-1] for usage in value.uses() if (scopes := _scopes(usage.node))}
+
+
+def _folded_statistics(signature: Mapping[str, str], stored: Collection[str]) -> set[str]:
+    """Running statistics of layers without parameters that an exporter folded into others."""
+    layers = {_module(name) for name, kind in signature.items() if kind == "PARAMETER"}
+    return {
+        name
+        for name in signature
+        if name.endswith((".running_mean", ".running_var"))
+        and name not in stored
+        and _module(name) not in layers
+    }
 
 
 def _computed(

@@ -14,6 +14,7 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.ceil_pools import write_out_counted_padding
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
@@ -95,7 +96,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
     check_rewritten(model, "write_out_batch_statistics")
-    reports += [detached, stored, tied, *([written] if written.modified else [])]
+    pools = write_out_counted_padding(model)
+    check_rewritten(model, "write_out_counted_padding")
+    reports += [detached, stored, tied, *(r for r in (written, pools) if r.changed or r.kept)]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -143,6 +146,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *choice.notes,
             *tied.notes,
             *detached.notes,
+            *pools.notes,
             *still.notes,
             *moving.notes,
             *padded.notes,

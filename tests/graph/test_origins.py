@@ -110,3 +110,13 @@ def test_what_cannot_be_parsed_is_left_out():
     found = dynamo()
     found.graph[2].metadata_props[SCOPES] = "[''"
     assert tensor_origins(found).of["val_3"].folded_from == ()
+
+
+def test_statistics_of_a_norm_without_parameters_are_missing():
+    """The optimizing exporter folds such a BatchNormalization without leaving a trace."""
+    found = dynamo()
+    found.graph.metadata_props[SIGNATURE] += (
+        "p_n: PARAMETER target='n.weight'\nb_m: BUFFER target='n.running_mean' persistent=True\n"
+        "b_v: BUFFER target='net.plain.running_var' persistent=True\n"
+    )
+    assert tensor_origins(found).missing == ("n.weight", "net.fc.weight", "net.plain.running_var")

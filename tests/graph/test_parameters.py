@@ -319,6 +319,26 @@ def test_names_of_torchscript_leave_doubt_or_none():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "array", "expected"),
+    [
+        ("kernel", weights(4, 1, 3, 3), (True, True)),
+        ("kernel", np.tile(weights(1, 1, 3, 3), (4, 1, 1, 1)), (False, True)),
+        ("weight", np.tile(weights(1, 1, 3, 3), (4, 1, 1, 1)), (True, False)),
+    ],
+)
+def test_a_kernel_may_be_a_buffer(name, array, expected):
+    """A fixed filter, such as Sobel's, in a file of TorchScript."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4,6,6] x, float[4,1,3,3] {name}, float[3,4,1,1] head) => (y) {{
+          a = Conv<group = 4>(x, {name}) y = Conv(a, head) }}""",
+        **{name: array, "head": weights(3, 4, 1, 1)},
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == expected
+
+
 def test_numbers_in_the_code_of_torch_are_no_parameters():
     """Also as a bias: the zero that the dynamo exporter gives to convolutions without one."""
     model = torch_model(
