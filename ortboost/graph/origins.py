@@ -176,7 +176,8 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
 
 
 def _signature(model: ir.Model) -> list[tuple[str, str]]:
-    return _SPEC.findall(model.graph.metadata_props.get(_SIGNATURE, ""))
+    inputs = model.graph.metadata_props.get(_SIGNATURE, "").partition("# outputs")[0]
+    return _SPEC.findall(inputs)  # outputs repeat names, as PARAMETER_MUTATION
 
 
 def _missing(

@@ -47,6 +47,7 @@ _COMPUTED = (
     "the exporter computed it, from numbers or from a parameter: export with optimize=False to "
     "train the same parameters as torch"
 )
+_SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow: the file does not say whether it is trained"
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 
@@ -184,6 +185,10 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         if kind in ("parameter", "module") and any(use.op == "Pow" for use in uses):
             doubt = _AMBIGUOUS if kind == "module" else ""  # the exponent of a generalized mean
             return _Verdict("weight", f"an exponent, {where}", doubt)
+        if kind in ("parameter", "module"):  # a learned bound of a Clip
+            return _Verdict("constant", f"a setting, {where}", _SETTING)
+        if origin_of(value).direct and any(use.op == "Clip" for use in uses):
+            return _Verdict("constant", f"a setting, {where}", _FOLDED)
         return _Verdict("constant", f"a setting, {where}")
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:
@@ -289,7 +294,8 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
     if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
     if use.kind == UseKind.PLAIN and same and not origin.folded_from:
-        return _Verdict("constant", f"the same value everywhere, {use.where}")
+        doubt = _FOLDED if origin.direct else ""  # the softmax of zeros, as learned weights begin
+        return _Verdict("constant", f"the same value everywhere, {use.where}", doubt)
     # Only moved elements, a transposed weight, train like the parameter itself.
     reordered = use.recurrent or (
         use.op in _PRODUCTS

@@ -8,7 +8,7 @@ decision.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.origins import missing_parameters, origin_of
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names
+from ortboost.graph.query import is_standard, match_names
 from ortboost.graph.reach import reach
 from ortboost.graph.source import source_name
 from ortboost.program.config import ProgramConfig
@@ -284,8 +284,9 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     tied = []
     for parameter in trained:
         value = model.graph.initializers[parameter.name]
-        nodes = {usage.node.name for usage in value.uses()}
-        operators = {usage.node.op_type for usage in value.uses()}
+        readers = list(_readers(value))
+        nodes = {node.name for node in readers}
+        operators = {node.op_type for node in readers}
         if len(nodes) > 1 and len(operators) == 1 and value.const_value is not None:
             numbers = value.const_value.numpy()
             if (numbers == numbers.flat[0]).all():
@@ -297,6 +298,15 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
         "shared by several nodes and trained as one; if they should be separate, export again "
         "without merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
     ]
+
+
+def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that read a value; TorchScript puts an Identity in place of an equal tensor."""
+    for usage in value.uses():
+        if is_standard(usage.node, "Identity"):
+            yield from _readers(usage.node.outputs[0])
+        else:
+            yield usage.node
 
 
 def _shown(names: Sequence[str]) -> str:

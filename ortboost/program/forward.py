@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.fourier import write_out_real_inverses
 from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError, nearest
@@ -127,6 +128,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     reports += [loss.report, batching, still, norms.report, dropout, choice]
     moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
     reports.append(moving)
+    inverses = write_out_real_inverses(model)  # late: its matrices are no parameters
+    check_rewritten(model, "write_out_real_inverses")
+    reports += [inverses] if inverses.modified else []
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
     padded = Report("padding_rows")
     padded.notes += [

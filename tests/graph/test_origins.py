@@ -120,3 +120,11 @@ def test_statistics_of_a_norm_without_parameters_are_missing():
         "b_v: BUFFER target='net.plain.running_var' persistent=True\n"
     )
     assert tensor_origins(found).missing == ("n.weight", "net.fc.weight", "net.plain.running_var")
+
+
+def test_a_parameter_that_the_module_changes_is_still_one():
+    """``Embedding(max_norm=...)`` scales its rows in place: the signature names it twice."""
+    found = dynamo()
+    found.graph.initializers["w"].metadata_props.clear()
+    found.graph.metadata_props[SIGNATURE] += "\n# outputs\nr: PARAMETER_MUTATION target='w'\n"
+    assert kinds(found)["w"] == "parameter"

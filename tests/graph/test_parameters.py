@@ -486,6 +486,42 @@ def test_what_the_dynamo_exporter_lists_as_sources_decides(name, listed, expecte
     assert missing_parameters(model) == ("v",)
 
 
+@pytest.mark.parametrize(
+    ("name", "doubted"), [("alpha", True), ("onnx::Clip_7", True), ("/model/Cast_output_0", False)]
+)
+def test_a_learned_bound_of_a_clip_is_told(name, doubted):
+    """``clamp(x, max=alpha)`` of learned quantization, as TorchScript writes it."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float s) => (y) {
+          a = MatMul(x, w) y = Clip(a, , s) }""",
+        w=W44,
+        s=np.float32(0.8),
+    )
+    value = model.graph.initializers.pop("s")
+    value.name = name
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == (False, doubted)
+
+
+@pytest.mark.parametrize("name", ["onnx::Split_20", "/model/Expand_output_0"])
+def test_equal_numbers_that_torchscript_folded_are_told(name):
+    """The softmax of zeros: weights of layers as they begin. Numbers of the code are expanded."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] s) => (y) {
+          a = MatMul(x, w) y = Mul(a, s) }""",
+        w=W44,
+        s=np.full(4, 0.25),
+    )
+    value = model.graph.initializers.pop("s")
+    value.name = name
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == (False, name.startswith("onnx::"))
+
+
 @pytest.mark.parametrize("name", ["onnx::Exp_20", "/model/Squeeze_output_0"])
 def test_a_single_number_that_torchscript_folded_is_told(name):
     """``exp(-log_var)`` becomes Exp of a stored ``-log_var``: the parameter is lost.

@@ -137,6 +137,13 @@ net (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
   h = MatMul(x, w)  i = Add(h, b)  j = MatMul(i, w)  y = Add(j, b) }"""
 
 
+def test_an_equal_tensor_that_became_an_identity_is_tied_by_chance_too():
+    """TorchScript's form of two layer scales, fresh from their initialization."""
+    model = text_model(TIED.replace("j, b)", "j, c)").replace("h =", "c = Identity(b)  h ="),
+                       w=weights(3, 3), b=np.ones(3, np.float32))  # fmt: skip
+    assert sum("trained as one" in note for note in chosen(model)[1]) == 1
+
+
 @pytest.mark.parametrize(("bias", "noted"), [(np.zeros(3), True), (np.arange(3.0), False)])
 def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted):
     model = text_model(TIED, w=weights(3, 3), b=bias.astype(np.float32))
