@@ -49,6 +49,7 @@ _COMPUTED = (
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow: the file does not say whether it is trained"
+_FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 
 
@@ -275,6 +276,8 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_AMBIGUOUS}, but '{last}' is a common name of buffers"
         return _Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)
+    if _is_of_a_frozen_norm(value.graph, name):
+        return _Verdict("constant", f"of a frozen normalization, {use.where}", _FROZEN, by_use)
     if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return _Verdict(role, use.where, "", role)
     return _Verdict(role, use.where, _AMBIGUOUS, role)
@@ -285,6 +288,16 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
     if graph is None or not name.endswith("_bias") or name.endswith(".in_proj_bias"):
         return False
     return name.removesuffix("bias") + "weight" not in graph.initializers
+
+
+def _is_of_a_frozen_norm(graph: ir.Graph | None, name: str) -> bool:
+    """Whether it is the scale or shift of a normalization whose statistics no such node reads."""
+    module, _, last = name.rpartition(".")
+    if graph is None or last not in ("weight", "bias"):
+        return False
+    variance = graph.initializers.get(f"{module}.running_var")
+    operators = {usage.node.op_type for usage in variance.uses()} if variance is not None else set()
+    return bool(operators) and "BatchNormalization" not in operators
 
 
 def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:

@@ -339,6 +339,27 @@ def test_a_kernel_may_be_a_buffer(name, array, expected):
     assert told(model, name) == expected
 
 
+def test_a_frozen_batch_norm_is_not_trained():
+    """torchvision's FrozenBatchNorm2d: four buffers, and no BatchNormalization in the file."""
+    names = ("n.weight", "n.bias", "n.running_var")
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] g, float[4] s, float[4] v) => (y) {
+          a = MatMul(x, w) r = Sqrt(v) k = Div(g, r) b = Mul(a, k) y = Add(b, s) }""",
+        w=W44,
+        g=V4,
+        s=V4 + 1,
+        v=V4**2,
+    )
+    for old, new in zip("gsv", names, strict=True):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert {name: told(model, name) for name in names} == dict.fromkeys(names, (False, True))
+    assert told(model, "w")[0]
+
+
 def test_numbers_in_the_code_of_torch_are_no_parameters():
     """Also as a bias: the zero that the dynamo exporter gives to convolutions without one."""
     model = torch_model(
