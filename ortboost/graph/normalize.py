@@ -20,6 +20,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.old_resizes import find_old_resizes, keep_positions
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import constant, find_schema, input_at, is_read, is_standard
@@ -150,6 +151,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
+    resizes = find_old_resizes(model)
     detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
@@ -174,6 +176,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     for node in model.graph.all_nodes():  # the converter may drop their metadata
         if node.outputs[0].name in detached:
             node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
+    keep_positions(model, resizes)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
 
