@@ -33,6 +33,7 @@ __all__ = [
     "Origin",
     "Origins",
     "missing_parameters",
+    "names_a_parameter",
     "origin_of",
     "stamp_origin",
     "stamp_origins",
@@ -159,6 +160,19 @@ def tensor_origins(model: ir.Model) -> Origins:
         else:
             found[name] = Origin("module")
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
+
+
+def names_a_parameter(model: ir.Model, name: str) -> bool:
+    """Whether a value of a file of TorchScript has the name of a parameter or buffer.
+
+    Example:
+        >>> file = ir.from_onnx_text('<ir_version: 10, producer_name: "pytorch", '
+        ...     'opset_import: ["" : 18]> net (float[1] x) => (float[1] y) { y = Neg(x) }')
+        >>> names_a_parameter(file, "norm.bias"), names_a_parameter(file, "/Identity_output_0")
+        (True, False)
+    """
+    torchscript = model.producer_name == "pytorch" and not _signature(model)
+    return torchscript and _EXPORTER_NAME.match(name) is None
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:

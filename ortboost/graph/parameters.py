@@ -27,7 +27,7 @@ __all__ = ["Parameter", "find_parameters"]
 _TRAINABLE = ("weight", "bias", "norm_scale", "norm_shift")
 _PARAMETER_NAME = re.compile(
     r"(.*_)?(weight|bias|gamma|beta)(_[a-z]+_?l\d+.*|_[gvk]|_table)?\d*|original\d?"
-    r"|.*(token|embed|embedding|(layer|logit)_?scale)s?\d*"
+    r"|(?!embed(ding)?s?\d*$).*(token|embed|embedding|(layer|logit)_?scale)s?\d*"
 )
 _BUFFER_NAME = re.compile(
     r"(.*_)?(inv_freq|freqs?(_cis)?|mask|anchors?|anchor_grid|anchor_points|strides?|window"

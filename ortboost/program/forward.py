@@ -24,6 +24,7 @@ from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, match_names, static_shape
 from ortboost.graph.reach import dropped_detaches, stops_gradient
+from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
@@ -89,6 +90,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
+    separated = separate_equals(model)
+    check_rewritten(model, "separate_equals")
     stored = store_weights(model)
     check_rewritten(model, "store_weights")
     named = {*(config.parameters or ()), *config.trainable, *config.freeze}
@@ -99,7 +102,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     check_rewritten(model, "write_out_batch_statistics")
     pools = write_out_counted_padding(model)
     check_rewritten(model, "write_out_counted_padding")
-    reports += [detached, stored, tied, *(r for r in (written, pools) if r.changed or r.kept)]
+    some = [report for report in (separated, written, pools) if report.changed or report.kept]
+    reports += [detached, stored, tied, *some]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -150,6 +154,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *choice.notes,
             *tied.notes,
             *detached.notes,
+            *separated.notes,
             *pools.notes,
             *still.notes,
             *moving.notes,
