@@ -21,6 +21,7 @@ from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, format_shape, known_shape, label
+from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
@@ -351,6 +352,7 @@ def _parameters(
     normal = model.clone()
     try:
         normalize(normal, opsets=_ANY_OPSET, ir_version=model.ir_version)
+        separate_equals(normal)
         store_weights(normal)
         tie_copies(normal, apart=listed or ())
     except ModelError:  # it cannot be trained; describe it unchanged

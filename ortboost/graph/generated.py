@@ -59,6 +59,8 @@ def generated(value: ir.Value, *, plain: bool = False) -> str | None:
         return "it holds sines or cosines of positions"
     if not plain or array.size < _MASK:
         return None
+    if _one_filter(array):
+        return "all channels have the same filter, as in blurs and edge detectors"
     distinct = np.unique(array)
     if len(distinct) == 2 and 0 in distinct:
         other = float(distinct[distinct != 0][0])
@@ -71,6 +73,13 @@ def generated(value: ir.Value, *, plain: bool = False) -> str | None:
     ):
         return "at least half of it is 0 and nothing is negative, as in filter banks"
     return None
+
+
+def _one_filter(array: NDArray[np.float64]) -> bool:
+    """Whether a depthwise convolution filters all channels alike, but not with the same numbers."""
+    if array.ndim < 3 or array.shape[0] < 2 or array.shape[1] != 1:
+        return False
+    return bool((array == array[0]).all() and np.ptp(array) > 0)
 
 
 def _array(value: ir.Value) -> NDArray[np.float64] | None:

@@ -20,6 +20,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.old_resizes import find_old_resizes, keep_positions
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import constant, find_schema, input_at, is_read, is_standard
@@ -40,6 +41,8 @@ __all__ = [
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
 _SCAN_WITHOUT_BATCH = 9
+_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
@@ -83,6 +86,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
     infer_shapes(model)
+    _compare_as_int32(model)
     check_lengths(model)
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
         found = [
@@ -148,6 +152,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
+    resizes = find_old_resizes(model)
     detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
@@ -172,6 +177,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     for node in model.graph.all_nodes():  # the converter may drop their metadata
         if node.outputs[0].name in detached:
             node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
+    keep_positions(model, resizes)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
 
@@ -268,6 +274,23 @@ def _separate_outputs(model: ir.Model) -> None:
                 copy.outputs[0].name, copy.outputs[0].type = f"{value.name}/{index}", value.type
                 graph.append(copy)
                 graph.outputs[index] = copy.outputs[0]
+
+
+def _compare_as_int32(model: ir.Model) -> None:
+    """Compare integers of 8 and 16 bits as int32: onnxruntime 1.19 cannot compare them.
+
+    torch's dynamo exporter counts rows and columns of an identity matrix in uint8.
+    """
+    builder = Builder(model.graph, "compared")
+    for node in list(model.graph.all_nodes()):
+        if is_standard(node, *_COMPARISONS):
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.dtype in _SMALL_INTEGERS:
+                    wide = builder.op("Cast", value, dtype=ir.DataType.INT32, to=ir.DataType.INT32)
+                    wide.shape = value.shape
+                    node.replace_input_with(index, wide)
+            if builder.nodes and node.graph is not None:
+                node.graph.insert_before(node, builder.take())
 
 
 def name_nodes(model: ir.Model) -> None:

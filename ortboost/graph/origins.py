@@ -4,9 +4,10 @@ ONNX has initializers but no notion of a parameter. Exporters leave traces:
 
 - torch's dynamo exporter writes for each initializer the kind that ``torch.export`` gave it
   (``PARAMETER``, ``BUFFER``, ``CONSTANT_TENSOR``), and the graph's whole signature. With
-  ``optimize=True`` it folds some parameters into new tensors called ``val_12``; the module of the
-  node that reads such a tensor tells which parameter it was computed from. A parameter that two
-  modules share is stored once, under its name in one of them.
+  ``optimize=True`` it folds some parameters into new tensors, called ``val_12`` or after the last
+  call, and lists all that a tensor was computed from; before it did, the module of the node that
+  reads such a tensor tells. A parameter that two modules share is stored once, under its name in
+  one of them.
 - torch's TorchScript exporter keeps the names of parameters and buffers, but does not distinguish
   them; folded tensors are called ``onnx::MatMul_123``, and literals in the code are ``Constant``
   nodes.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,7 @@ __all__ = [
     "Origin",
     "Origins",
     "missing_parameters",
+    "names_a_parameter",
     "origin_of",
     "stamp_origin",
     "stamp_origins",
@@ -43,9 +45,12 @@ _MISSING = "ortboost.missing_parameters"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors they create.
 _EXPORTER_NAME = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
+# Those of them that a transposed parameter may have.
+_TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 
 # TorchScript folds nothing but parameters and buffers; numbers in the code are Constant nodes.
 _TORCHSCRIPT_FOLDED = "onnx::"
@@ -59,9 +64,10 @@ class Origin:
         kind: ``parameter`` or ``buffer``, according to the exporter; ``literal``, a number in the
             code or computed from such numbers; ``module``, a parameter or a buffer of a torch
             module; ``folded``, computed by the exporter; ``unknown``.
-        folded_from: For a folded tensor, the parameters missing from the file that belong to the
-            module which reads it.
+        folded_from: For a folded tensor, the parameters that it was computed from; if the exporter
+            does not list them, those missing from the file and part of the module that reads it.
         direct: Whether it was computed from tensors of the module itself, not of a submodule.
+        transposed: Whether it may be a transposed parameter; otherwise it is certainly more.
         known: Whether the exporter lists all parameters, so that an empty ``folded_from`` is
             conclusive.
         computed: For a literal, whether the exporter computed it, from numbers or from parameters
@@ -71,6 +77,7 @@ class Origin:
     kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
     folded_from: tuple[str, ...] = ()
     direct: bool = False
+    transposed: bool = False
     known: bool = False
     computed: bool = False
 
@@ -84,7 +91,8 @@ class Origins:
 
     Args:
         of: Name of a tensor to its origin.
-        missing: Parameters of the torch module that the file does not contain under their names.
+        missing: Parameters of the torch module that the file does not contain under their names,
+            and the statistics of a BatchNormalization that has no parameters.
     """
 
     of: Mapping[str, Origin]
@@ -103,7 +111,7 @@ def origin_of(value: ir.Value) -> Origin:
 
 
 def missing_parameters(model: ir.Model) -> tuple[str, ...]:
-    """Parameters of the torch module that the file does not contain under their names."""
+    """Tensors of the torch module that the file lacks; see :attr:`Origins.missing`."""
     found = model.graph.meta.get(_MISSING, ())
     return tuple(found) if isinstance(found, tuple) else ()
 
@@ -140,15 +148,31 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = _UNKNOWN
         elif name in constants:
             found[name] = Origin("literal")
+        elif listed := _names(value.metadata_props.get(_FOLDED_FROM, "")):
+            found[name] = _computed(name, listed, signature, missing)
         elif signature and missing:
             found[name] = _folded(value, missing)
         elif signature:  # `val_12` is a number; what has the name of a call was computed
             found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
         elif _EXPORTER_NAME.match(name):
-            found[name] = Origin("folded", direct=name.startswith(_TORCHSCRIPT_FOLDED))
+            direct = name.startswith(_TORCHSCRIPT_FOLDED)
+            found[name] = Origin("folded", direct=direct, transposed=True)
         else:
             found[name] = Origin("module")
-    return Origins(found, tuple(sorted(missing)))
+    return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
+
+
+def names_a_parameter(model: ir.Model, name: str) -> bool:
+    """Whether a value of a file of TorchScript has the name of a parameter or buffer.
+
+    Example:
+        >>> file = ir.from_onnx_text('<ir_version: 10, producer_name: "pytorch", '
+        ...     'opset_import: ["" : 18]> net (float[1] x) => (float[1] y) { y = Neg(x) }')
+        >>> names_a_parameter(file, "norm.bias"), names_a_parameter(file, "/Identity_output_0")
+        (True, False)
+    """
+    torchscript = model.producer_name == "pytorch" and not _signature(model)
+    return torchscript and _EXPORTER_NAME.match(name) is None
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:
@@ -166,7 +190,8 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
 
 
 def _signature(model: ir.Model) -> list[tuple[str, str]]:
-    return _SPEC.findall(model.graph.metadata_props.get(_SIGNATURE, ""))
+    inputs = model.graph.metadata_props.get(_SIGNATURE, "").partition("# outputs")[0]
+    return _SPEC.findall(inputs)  # outputs repeat names, as PARAMETER_MUTATION
 
 
 def _missing(
@@ -187,15 +212,43 @@ def _missing(
     }
     absent = [name for name in parameters if name not in values]
     modules = [_module(name) for name in absent]
+    folded = {n for v in values.values() for n in _names(v.metadata_props.get(_FOLDED_FROM, ""))}
     # If two are absent from one module, either may be the tied one: both count as missing.
     return [
-        n for n, m in zip(absent, modules, strict=True) if m not in tied or modules.count(m) > 1
+        n
+        for n, m in zip(absent, modules, strict=True)
+        if m not in tied or modules.count(m) > 1 or n in folded
     ]
 
 
 def _readers(value: ir.Value) -> set[str]:
     """The innermost modules whose nodes read a tensor: several if modules share a parameter."""
     return {scopes[-1] for usage in value.uses() if (scopes := _scopes(usage.node))}
+
+
+def _folded_statistics(signature: Mapping[str, str], stored: Collection[str]) -> set[str]:
+    """Running statistics of layers without parameters that an exporter folded into others."""
+    layers = {_module(name) for name, kind in signature.items() if kind == "PARAMETER"}
+    return {
+        name
+        for name in signature
+        if name.endswith((".running_mean", ".running_var"))
+        and name not in stored
+        and _module(name) not in layers
+    }
+
+
+def _computed(
+    name: str, listed: Collection[str], signature: Mapping[str, str], missing: Collection[str]
+) -> Origin:
+    """The origin of a tensor that the exporter computed from the tensors listed."""
+    parameters = tuple(sorted(n for n in listed if signature.get(n) == "PARAMETER"))
+    if any(parameter in missing for parameter in parameters):
+        transposed = len(listed) == 1 and _TRANSPOSED_NAME.fullmatch(name) is not None
+        return Origin("folded", parameters, direct=True, transposed=transposed, known=True)
+    if not parameters and any(n in signature for n in listed):
+        return Origin("buffer")
+    return Origin("literal", computed=bool(parameters))
 
 
 def _folded(value: ir.Value, missing: set[str]) -> Origin:
@@ -210,7 +263,14 @@ def _folded(value: ir.Value, missing: set[str]) -> Origin:
                 found |= own or inner
                 direct = direct and bool(own)
                 break
-    return Origin("folded", tuple(sorted(found)), direct and bool(found), known=True)
+    transposed = _TRANSPOSED_NAME.fullmatch(value.name or "") is not None
+    return Origin(
+        "folded",
+        tuple(sorted(found)),
+        direct=direct and bool(found),
+        transposed=transposed,
+        known=True,
+    )
 
 
 def _module(parameter: str) -> str:
@@ -221,8 +281,13 @@ def _module(parameter: str) -> str:
 
 def _scopes(node: ir.Node) -> list[str]:
     """The modules that a node belongs to, the outermost first, without the last entry, the call."""
+    return _names(node.metadata_props.get(_SCOPES, ""))[:-1]
+
+
+def _names(text: str) -> list[str]:
+    """The strings of a Python list; empty if it is none."""
     try:
-        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
-    except (SyntaxError, ValueError):  # not as torch writes it
+        found = ast.literal_eval(text or "[]")
+    except (SyntaxError, ValueError):  # not as the exporter writes it
         return []
-    return [scope for scope in scopes if isinstance(scope, str)][:-1]
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []

@@ -26,8 +26,8 @@ __all__ = ["Parameter", "find_parameters"]
 
 _TRAINABLE = ("weight", "bias", "norm_scale", "norm_shift")
 _PARAMETER_NAME = re.compile(
-    r"(.*_)?(weight|bias|gamma|beta|kernel)(_[a-z]+_?l\d+.*|_[gvk]|_table)?\d*|original\d?"
-    r"|.*(token|embed|embedding|(layer|logit)_?scale)s?\d*"
+    r"(.*_)?(weight|bias|gamma|beta)(_[a-z]+_?l\d+.*|_[gvk]|_table)?\d*|original\d?"
+    r"|(?!embed(ding)?s?\d*$).*(token|embed|embedding|(layer|logit)_?scale)s?\d*"
 )
 _BUFFER_NAME = re.compile(
     r"(.*_)?(inv_freq|freqs?(_cis)?|mask|anchors?|anchor_grid|anchor_points|strides?|window"
@@ -40,13 +40,16 @@ _VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0")
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
 _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
-    "a convolution: export without folding to train the same parameters as torch"
+    "a convolution: export without folding (optimize=False or do_constant_folding=False) to train "
+    "the same parameters as torch"
 )
 _COMPUTED = (
     "the exporter computed it, from numbers or from a parameter: export with optimize=False to "
     "train the same parameters as torch"
 )
+_SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow: the file does not say whether it is trained"
+_FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 
 
@@ -183,6 +186,10 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         if kind in ("parameter", "module") and any(use.op == "Pow" for use in uses):
             doubt = _AMBIGUOUS if kind == "module" else ""  # the exponent of a generalized mean
             return _Verdict("weight", f"an exponent, {where}", doubt)
+        if kind in ("parameter", "module"):  # a learned bound of a Clip
+            return _Verdict("constant", f"a setting, {where}", _SETTING)
+        if origin_of(value).direct and any(use.op == "Clip" for use in uses):
+            return _Verdict("constant", f"a setting, {where}", _FOLDED)
         return _Verdict("constant", f"a setting, {where}")
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:
@@ -269,6 +276,8 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_AMBIGUOUS}, but '{last}' is a common name of buffers"
         return _Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)
+    if _is_of_a_frozen_norm(value.graph, name):
+        return _Verdict("constant", f"of a frozen normalization, {use.where}", _FROZEN, by_use)
     if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return _Verdict(role, use.where, "", role)
     return _Verdict(role, use.where, _AMBIGUOUS, role)
@@ -281,6 +290,16 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
     return name.removesuffix("bias") + "weight" not in graph.initializers
 
 
+def _is_of_a_frozen_norm(graph: ir.Graph | None, name: str) -> bool:
+    """Whether it is the scale or shift of a normalization whose statistics no such node reads."""
+    module, _, last = name.rpartition(".")
+    if graph is None or last not in ("weight", "bias"):
+        return False
+    variance = graph.initializers.get(f"{module}.running_var")
+    operators = {usage.node.op_type for usage in variance.uses()} if variance is not None else set()
+    return bool(operators) and "BatchNormalization" not in operators
+
+
 def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
     source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
@@ -288,13 +307,18 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
     if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
     if use.kind == UseKind.PLAIN and same and not origin.folded_from:
-        return _Verdict("constant", f"the same value everywhere, {use.where}")
+        doubt = _FOLDED if origin.direct else ""  # the softmax of zeros, as learned weights begin
+        return _Verdict("constant", f"the same value everywhere, {use.where}", doubt)
     # Only moved elements, a transposed weight, train like the parameter itself.
     reordered = use.recurrent or (
-        use.op in _PRODUCTS and origin.direct and len(origin.folded_from) == 1
+        use.op in _PRODUCTS
+        and not use.computed
+        and origin.direct
+        and origin.transposed
+        and len(origin.folded_from) == 1
     )
     if not origin.folded_from and not origin.known:  # TorchScript transposes these weights
-        reordered = use.recurrent or use.op in _PRODUCTS
+        reordered = use.recurrent or use.linear
     if by_use != "constant" and use.kind <= UseKind.BIAS and reordered:
         return _Verdict(by_use, reason, "", by_use)
     if by_use == "constant":

@@ -105,6 +105,7 @@ class WeightUse:
         waves: Whether it is multiplied by integers inside a sine or cosine.
         computed: Whether it is combined with other stored tensors first.
         start: Whether it is multiplied by a stored matrix, as an initial state is.
+        linear: Whether it alone is the right factor of a MatMul with data, as in a linear layer.
     """
 
     kind: UseKind
@@ -119,6 +120,7 @@ class WeightUse:
     waves: bool = False
     computed: bool = False
     start: bool = False
+    linear: bool = False
 
 
 def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
@@ -154,6 +156,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
             recurrent = op in _RECURRENT
             matrix = node.inputs[1] if op in ("Gemm", "MatMul") and index == 0 else None
             start = matrix is not None and _is_stored(matrix, {})
+            right = op == "MatMul" and index == 1 and not computed
+            data = node.inputs[0] if right else None
             return WeightUse(
                 kind,
                 role,
@@ -163,6 +167,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
                 waves=waves,
                 computed=computed,
                 start=start,
+                linear=data is not None and not _is_stored(data, {}),
             )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
     affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])

@@ -256,7 +256,7 @@ def _grouped(doubts: Iterable[tuple[str, str, bool]]) -> list[str]:
 
 
 def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig) -> list[str]:
-    """Notes on parameters of the torch module that no tensor of the file represents unchanged."""
+    """Notes on tensors of the torch module that no tensor of the file represents unchanged."""
     if config.parameters is not None:
         return []
     represented: set[str] = set()
@@ -268,8 +268,8 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
     if not lost:
         return []
     return [
-        f"{count_of(len(lost), 'parameter')} of the torch module are not in the file by "
-        f"name: {_shown(lost)}; shared with another module, folded into another tensor (a "
+        f"not in the file by name: {count_of(len(lost), 'tensor')} of the torch module, "
+        f"{_shown(lost)}; shared with another module, folded into another tensor (a "
         "BatchNormalization into its convolution: export again with optimize=False to train the "
         "same parameters as torch), or not needed by the outputs"
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.fourier import write_out_real_inverses
 from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError, nearest
@@ -14,6 +15,7 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.ceil_pools import write_out_counted_padding
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
@@ -22,6 +24,7 @@ from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, match_names, static_shape
 from ortboost.graph.reach import dropped_detaches, stops_gradient
+from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
@@ -87,6 +90,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
+    separated = separate_equals(model)
+    check_rewritten(model, "separate_equals")
     stored = store_weights(model)
     check_rewritten(model, "store_weights")
     named = {*(config.parameters or ()), *config.trainable, *config.freeze}
@@ -95,7 +100,10 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
     check_rewritten(model, "write_out_batch_statistics")
-    reports += [detached, stored, tied, *([written] if written.modified else [])]
+    pools = write_out_counted_padding(model)
+    check_rewritten(model, "write_out_counted_padding")
+    some = [report for report in (separated, written, pools) if report.changed or report.kept]
+    reports += [detached, stored, tied, *some]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
@@ -124,6 +132,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     reports += [loss.report, batching, still, norms.report, dropout, choice]
     moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
     reports.append(moving)
+    inverses = write_out_real_inverses(model)  # late: its matrices are no parameters
+    check_rewritten(model, "write_out_real_inverses")
+    reports += [inverses] if inverses.modified else []
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
     padded = Report("padding_rows")
     padded.notes += [
@@ -143,6 +154,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *choice.notes,
             *tied.notes,
             *detached.notes,
+            *separated.notes,
+            *pools.notes,
             *still.notes,
             *moving.notes,
             *padded.notes,

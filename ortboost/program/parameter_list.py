@@ -23,6 +23,7 @@ from ortboost.core.files import atomic_path, read_text
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.query import FLOAT_TYPES, all_tensors
+from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.tie_copies import tie_copies
 
 __all__ = ["read_parameters", "write_parameters"]
@@ -106,6 +107,7 @@ def write_parameters(
     """
     loaded = load_model(model)
     stamp_origins(loaded, tensor_origins(loaded))
+    separate_equals(loaded)
     tied = tie_copies(loaded).changed
     stored = {
         value.name or "": tensor.numpy()

@@ -52,6 +52,7 @@ def test_what_may_be_learned_is_not_generated(array):
     [
         (np.triu(np.ones((4, 4)), 1) * -10000, "as masks do"),
         (np.maximum(weights(6, 5) - 0.3, 0), "filter banks"),
+        (np.tile(weights(1, 1, 3, 3), (4, 1, 1, 1)), "the same filter"),
     ],
 )
 def test_masks_and_filter_banks_where_a_name_does_not_say_more(array, words):
@@ -59,6 +60,7 @@ def test_masks_and_filter_banks_where_a_name_does_not_say_more(array, words):
     assert generated(value(array)) is None
     assert generated(value(weights(6, 5)), plain=True) is None
     assert generated(value(np.full((6, 5), 1e-6)), plain=True) is None  # a layer scale
+    assert generated(value(weights(4, 1, 3, 3)), plain=True) is None
 
 
 def test_counting_is_of_one_axis_and_from_zero():

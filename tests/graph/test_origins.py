@@ -110,3 +110,21 @@ def test_what_cannot_be_parsed_is_left_out():
     found = dynamo()
     found.graph[2].metadata_props[SCOPES] = "[''"
     assert tensor_origins(found).of["val_3"].folded_from == ()
+
+
+def test_statistics_of_a_norm_without_parameters_are_missing():
+    """The optimizing exporter folds such a BatchNormalization without leaving a trace."""
+    found = dynamo()
+    found.graph.metadata_props[SIGNATURE] += (
+        "p_n: PARAMETER target='n.weight'\nb_m: BUFFER target='n.running_mean' persistent=True\n"
+        "b_v: BUFFER target='net.plain.running_var' persistent=True\n"
+    )
+    assert tensor_origins(found).missing == ("n.weight", "net.fc.weight", "net.plain.running_var")
+
+
+def test_a_parameter_that_the_module_changes_is_still_one():
+    """``Embedding(max_norm=...)`` scales its rows in place: the signature names it twice."""
+    found = dynamo()
+    found.graph.initializers["w"].metadata_props.clear()
+    found.graph.metadata_props[SIGNATURE] += "\n# outputs\nr: PARAMETER_MUTATION target='w'\n"
+    assert kinds(found)["w"] == "parameter"

@@ -6,6 +6,7 @@ import pytest
 
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
+from ortboost.graph.origins import missing_parameters
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.store_weights import store_weights
 from tests.support import (
@@ -236,15 +237,28 @@ def test_weights_that_are_moved_about_are_weights(moves, shape):
     assert (found.trainable, found.doubt) == (True, "")
 
 
-def torch_model(body: str, kinds: dict[str, str] | None = None, **stored) -> ir.Model:
-    """A file of torch: from the dynamo exporter if kinds are given, else from TorchScript."""
+def torch_model(
+    body: str,
+    kinds: dict[str, str] | None = None,
+    folded: dict[str, tuple[np.ndarray, list[str]]] | None = None,
+    **stored,
+) -> ir.Model:
+    """A file of torch: from the dynamo exporter if kinds are given, else from TorchScript.
+
+    Folded tensors come with the names that the exporter lists as their sources.
+    """
+    stored |= {name: array for name, (array, _) in (folded or {}).items()}
     declared = ", ".join(f"float[{','.join(map(str, np.shape(v)))}] {n}" for n, v in stored.items())
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[batch,4] x, {declared}) => (y) {{ {body} }}""",
         **stored,
     )
-    for name, kind in (kinds or {}).items():
+    for name, (_, listed) in (folded or {}).items():
+        key = "pkg.onnxscript.optimizer.folded_from"
+        model.graph.initializers[name].metadata_props[key] = str(listed)
+    for name in (kinds or {}).keys() & stored:
+        kind = (kinds or {})[name]
         key = "pkg.torch.export.graph_signature.InputSpec.kind"
         model.graph.initializers[name].metadata_props[key] = kind
     if kinds:
@@ -303,6 +317,47 @@ def test_names_of_torchscript_leave_doubt_or_none():
         "gain": (True, True),
         "g": (True, True),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "expected"),
+    [
+        ("kernel", weights(4, 1, 3, 3), (True, True)),
+        ("kernel", np.tile(weights(1, 1, 3, 3), (4, 1, 1, 1)), (False, True)),
+        ("weight", np.tile(weights(1, 1, 3, 3), (4, 1, 1, 1)), (True, False)),
+    ],
+)
+def test_a_kernel_may_be_a_buffer(name, array, expected):
+    """A fixed filter, such as Sobel's, in a file of TorchScript."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4,6,6] x, float[4,1,3,3] {name}, float[3,4,1,1] head) => (y) {{
+          a = Conv<group = 4>(x, {name}) y = Conv(a, head) }}""",
+        **{name: array, "head": weights(3, 4, 1, 1)},
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == expected
+
+
+def test_a_frozen_batch_norm_is_not_trained():
+    """torchvision's FrozenBatchNorm2d: four buffers, and no BatchNormalization in the file."""
+    names = ("n.weight", "n.bias", "n.running_var")
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] g, float[4] s, float[4] v) => (y) {
+          a = MatMul(x, w) r = Sqrt(v) k = Div(g, r) b = Mul(a, k) y = Add(b, s) }""",
+        w=W44,
+        g=V4,
+        s=V4 + 1,
+        v=V4**2,
+    )
+    for old, new in zip("gsv", names, strict=True):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert {name: told(model, name) for name in names} == dict.fromkeys(names, (False, True))
+    assert told(model, "w")[0]
 
 
 def test_numbers_in_the_code_of_torch_are_no_parameters():
@@ -405,6 +460,87 @@ def test_what_an_exporter_folded_is_a_weight_and_told_if_not_the_same():
         "onnx::Conv_13": (True, True),
         "onnx::MatMul_14": (True, False),
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "doubted"),
+    [
+        ("y = MatMul(x, m)", False),
+        ("y = Gemm<transB=1>(x, m)", True),  # weight normalization; a plain weight keeps its name
+        ("s = MatMul(m, w) y = MatMul(x, s)", True),  # `scale * B` of LoRA
+        ("n = Abs(m) y = MatMul(x, n)", True),
+        ("i = Constant<value_ints = [0, 1, 2]>() g = Gather(m, i) y = MatMul(x, g)", True),
+    ],
+)
+def test_what_torchscript_folds_into_more_than_a_linear_layer_is_doubtful(body, doubted):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] m, float[4,4] w) => (y) {{ {body} }}""",
+        m=W44,
+        w=W44,
+    )
+    value = model.graph.initializers.pop("m")
+    value.name = "onnx::MatMul_14"
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "onnx::MatMul_14") == (True, doubted)
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "expected"),
+    [
+        ("val_3", ["v"], (True, False)),
+        ("t", ["v"], (True, False)),
+        ("t", ["v", "div"], (True, True)),  # a normalized weight, transposed
+        ("tril", ["v"], (True, True)),
+        ("index", ["v", "idx"], (True, True)),  # a circulant matrix
+        ("slice_7", ["idx", "val_2"], (False, False)),
+        ("mul_2", ["w", "val_2"], (False, True)),  # `w` is in the file, too
+        ("mul_2", ["val_1", "val_2"], (False, False)),
+    ],
+)
+def test_what_the_dynamo_exporter_lists_as_sources_decides(name, listed, expected):
+    kinds = {"w": "PARAMETER", "v": "PARAMETER", "idx": "BUFFER"}
+    folded = {name: (weights(4, 4), listed)}
+    model = torch_model(f"a = MatMul(x, w) y = MatMul(a, {name})", kinds, folded, w=W44)
+    assert told(model, name) == expected
+    assert missing_parameters(model) == ("v",)
+
+
+@pytest.mark.parametrize(
+    ("name", "doubted"), [("alpha", True), ("onnx::Clip_7", True), ("/model/Cast_output_0", False)]
+)
+def test_a_learned_bound_of_a_clip_is_told(name, doubted):
+    """``clamp(x, max=alpha)`` of learned quantization, as TorchScript writes it."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float s) => (y) {
+          a = MatMul(x, w) y = Clip(a, , s) }""",
+        w=W44,
+        s=np.float32(0.8),
+    )
+    value = model.graph.initializers.pop("s")
+    value.name = name
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == (False, doubted)
+
+
+@pytest.mark.parametrize("name", ["onnx::Split_20", "/model/Expand_output_0"])
+def test_equal_numbers_that_torchscript_folded_are_told(name):
+    """The softmax of zeros: weights of layers as they begin. Numbers of the code are expanded."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] s) => (y) {
+          a = MatMul(x, w) y = Mul(a, s) }""",
+        w=W44,
+        s=np.full(4, 0.25),
+    )
+    value = model.graph.initializers.pop("s")
+    value.name = name
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == (False, name.startswith("onnx::"))
 
 
 @pytest.mark.parametrize("name", ["onnx::Exp_20", "/model/Squeeze_output_0"])

@@ -555,3 +555,36 @@ def test_a_momentum_of_1_is_told():
     frozen = dataclasses.replace(config, frozen_norm=("*",))
     notes = [note for report in build_program(model, frozen).reports for note in report.notes]
     assert not any("momentum" in note for note in notes)
+
+
+def test_a_real_inverse_transform_is_written_out_for_evaluation_too():
+    """A global filter (Rao et al., 2021); onnxruntime 1.19 does not open the model itself."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,8,3,1] x, float[5,3,2] w) => (float[N,8,3,1] y) {
+          s = DFT<axis = 1, onesided = 1>(x)  p = Mul(s, w)
+          y = DFT<axis = 1, inverse = 1, onesided = 1>(p) }""",
+        w=weights(5, 3, 2),
+    )
+    program = build_program(model, ProgramConfig(loss=LossConfig("mse")))
+    assert state_names(program, "parameter") == ["w"]
+    x, w = weights(2, 8, 3, 1), weights(5, 3, 2)
+    spectrum = np.fft.rfft(x[..., 0], axis=1)
+    filtered = spectrum.real * w[..., 0] + 1j * spectrum.imag * w[..., 1]
+    found = run(program.evaluation, {"x": x, "w": w, "labels": np.zeros_like(x)})["y"]
+    np.testing.assert_allclose(found[..., 0], np.fft.irfft(filtered, axis=1), atol=1e-6)
+
+
+def test_the_last_window_of_an_average_pool_is_that_of_the_standard():
+    """torch's `AvgPool2d(2, ceil_mode=True)`: onnxruntime 1.19 counts positions past the end."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,3,3] x, float[1,1,1,1] w) => (float[N,1,2,2] y) { h = Conv(x, w)
+          y = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1, count_include_pad=1>(h)
+        }""",
+        w=weights(1, 1, 1, 1),
+    )
+    program = build_program(model, ProgramConfig(loss=LossConfig("mse")))
+    feeds = {"x": np.ones((2, 1, 3, 3), np.float32), "w": np.ones((1, 1, 1, 1), np.float32)}
+    found = run(program.evaluation, {**feeds, "labels": np.zeros((2, 1, 2, 2), np.float32)})
+    np.testing.assert_allclose(found["y"], np.ones((2, 1, 2, 2)))

@@ -4,6 +4,10 @@ With `N` values along the axis, a transform of length `L` and `M = min(N, L)`:
 
     y[k] = c * sum over n < M of x[n] * exp(-+ 2 pi i k n / L),  c = 1, or 1 / L for the inverse
 
+The inverse transform of one side, `N = floor(L / 2) + 1`, has a real result: the other side of the
+spectrum is the conjugate of this one, so each value but the first, and the last if `L` is even,
+counts twice, and the real part remains.
+
 The standard stores real and imaginary part in the last axis
 (https://onnx.ai/onnx/operators/onnx__DFT.html), so real and imaginary part of `y` are the product
 of one real matrix with those of `x`. It takes `O(N L)` operations per transform, not
@@ -20,9 +24,10 @@ from numpy.typing import NDArray
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.sizes import length
-from ortboost.graph.rewriting import Refusal, Site
+from ortboost.core.report import Report
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
-__all__: list[str] = []
+__all__ = ["write_out_real_inverses"]
 
 _AXIS_IS_INPUT = 20  # opset
 _LARGEST = 1 << 26  # elements of the matrix
@@ -43,18 +48,21 @@ def _dft(site: Site) -> list[ir.Value | None]:
     if parts not in (1, 2):
         raise Refusal("it is not known whether its input is real or complex")
     inverse, onesided = bool(site.integer("inverse", 0)), bool(site.integer("onesided", 0))
-    if inverse and onesided:
-        raise Refusal("an inverse transform of one side")
     values, given = shape[axis], site.array(1)
-    if site.optional(1) is None:
-        given = None if not isinstance(values, int) else np.array(values)
+    if site.optional(1) is None and isinstance(values, int):
+        given = np.array(2 * (values - 1) if inverse and onesided else values)
     if isinstance(values, int) and given is not None:
         count = int(given.reshape(-1)[0])
         kept = count // 2 + 1 if onesided else count
         if values * parts * kept * 2 > _LARGEST:
             raise Refusal(f"a transform of {count} values is too long for a product with a matrix")
-        array = _matrix(values, count, kept, parts, inverse=inverse)
+        if inverse and onesided:
+            array = _matrix_of_one_side(values, count, parts)
+        else:
+            array = _matrix(values, count, kept, parts, inverse=inverse)
         matrix = site.const(array, site.dtype)
+    elif inverse and onesided:
+        raise Refusal("an inverse transform of one side of unknown length")
     else:
         matrix = _matrix_at_run_time(site, axis, parts, inverse=inverse, onesided=onesided)
 
@@ -63,8 +71,27 @@ def _dft(site: Site) -> list[ir.Value | None]:
     lead = [0] * (rank - 2)  # 0 keeps a dimension
     rows = site.op("Reshape", turned, site.ints(*lead, -1))
     product = site.op("MatMul", rows, matrix)
-    result = site.op("Reshape", product, site.ints(*lead, -1, 2))
+    result = site.op("Reshape", product, site.ints(*lead, -1, 1 if inverse and onesided else 2))
     return [_transposed(site, result, [order.index(i) for i in range(rank)])]
+
+
+def write_out_real_inverses(model: ir.Model) -> Report:
+    """Decompose inverse transforms of one side, in place, also where no gradient passes.
+
+    Evaluation needs it, too: onnxruntime 1.19 does not open a model with such a transform.
+
+    Args:
+        model: A normalized model, its shapes inferred.
+
+    Returns:
+        A report of the transforms, and of those kept with the reason. Idempotent.
+    """
+    rule = {"DFT": _dft}
+    return rewrite_nodes(model, "write_out_real_inverses", rule, only=_is_real_inverse)
+
+
+def _is_real_inverse(node: ir.Node) -> bool:
+    return bool(node.attributes.get_int("inverse", 0) and node.attributes.get_int("onesided", 0))
 
 
 def _transposed(site: Site, value: ir.Value, order: list[int]) -> ir.Value:
@@ -120,3 +147,13 @@ def _matrix(
     imaginary = np.stack([sin, cos], -1)
     matrix = np.stack([real, imaginary][:parts], 1) * used[..., None, None]
     return matrix.reshape(values * parts, kept * 2)
+
+
+def _matrix_of_one_side(values: int, count: int, parts: int) -> NDArray[np.floating[Any]]:
+    """The matrix from one side of a spectrum, `[values, 2]` flattened, to `[count]` real values."""
+    if parts != 2 or values != count // 2 + 1:
+        raise Refusal(f"{values} values of one side do not make {count}: runtimes disagree")
+    k, n = np.arange(values)[:, None], np.arange(count)[None, :]
+    angle = (2 * np.pi / count) * ((n * k) % count)
+    times = np.where((k == 0) | (2 * k == count), 1, 2) / count
+    return np.stack([times * np.cos(angle), -times * np.sin(angle)], 1).reshape(-1, count)

@@ -17,6 +17,7 @@ from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import format_shape, known_shape
+from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
@@ -79,6 +80,7 @@ class Network(Shown, Cell):
         self.precision = PrecisionConfig()  # of the training steps; see ortboost.mindspore.amp
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
+        separate_equals(self.model)
         store_weights(self.model)
         tie_copies(self.model)
         # To training form and back: training splits running statistics that layers share, and the

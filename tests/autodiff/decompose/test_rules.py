@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.decompose import DECOMPOSITIONS, decompose
+from ortboost.autodiff.decompose.fourier import write_out_real_inverses
 from ortboost.autodiff.engine import differentiate, get_engine
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import ENGINES, native_only, run
@@ -211,6 +212,11 @@ def test_reduce_max_spreads_the_gradient_among_ties():
         ("d = Div(h, w) f = Floor(d) m = Mul(f, h) y = Sub(h, m)", "its derivative is zero"),
         ("y = DFT<axis=0>(h)", "real or complex"),
         (
+            "c = Constant<value_ints=[2, 5, 2]>() i = Expand(h, c) n = Constant<value_int=12>() "
+            "y = DFT<axis=1, inverse=1, onesided=1>(i, n)",
+            "5 values of one side do not make 12",
+        ),
+        (
             "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "
             'Pad<mode="edge">(k, p)',
             "no fixed length",
@@ -278,6 +284,28 @@ def test_dft_is_that_of_numpy(attributes, length, shape, expected, opset, fixed)
     found = run(model, feeds)["y"]
     z = feeds["x"][..., 0] + 1j * (feeds["x"][..., 1] if shape.endswith("2") else 0)
     np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected(z), atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [None, 8, 9])
+@pytest.mark.parametrize("opset", [18, 20])
+def test_an_inverse_dft_of_one_side_is_that_of_numpy(length, opset):
+    """onnxruntime 1.19 does not open such a model."""
+    attributes, given = "inverse = 1, onesided = 1", "n" if length else ""
+    if opset == 20:
+        given = f"{given}, axis"
+    else:
+        attributes += ", axis = 1"
+    model = graph(
+        f"""g (float[2,5,3,2] x) => (float[2,L,3,1] y) {{
+        n = Constant<value_int={length or 0}>() axis = Constant<value_int=1>()
+        h = Identity(x) y = DFT<{attributes}>(h, {given}) }}""",
+        opset,
+    )
+    feeds = random_feeds(model)
+    assert write_out_real_inverses(model).modified
+    z = feeds["x"][..., 0] + 1j * feeds["x"][..., 1]
+    expected = np.fft.irfft(z, n=length, axis=1)
+    np.testing.assert_allclose(run(model, feeds)["y"][..., 0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("equation", ["ii->i", "ii->", "aii->ia", "iji->j", "iii->i"])
