@@ -23,7 +23,15 @@ from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.old_resizes import find_old_resizes, keep_positions
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import constant, find_schema, input_at, is_read, is_standard
+from ortboost.graph.query import (
+    constant,
+    find_schema,
+    input_at,
+    is_read,
+    is_standard,
+    known_shape,
+    label,
+)
 from ortboost.graph.reach import stops_gradient
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
@@ -41,6 +49,8 @@ __all__ = [
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
 _SCAN_WITHOUT_BATCH = 9
+_BATCH_NORM_PER_CHANNEL = 9
+_HARDMAX_OF_ONE_AXIS = 13
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
@@ -138,14 +148,16 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         )
     if version in opsets:
         return report
-    scan = next((node for node in model.graph.all_nodes() if node.op_type == "Scan"), None)
-    if version < _SCAN_WITHOUT_BATCH and scan is not None:
-        raise ModelError(
-            f"Scan of opset {version} scans each sample of a batch; the converter treats it like "
-            f"that of opset {_SCAN_WITHOUT_BATCH}, which does not.",
-            where=f"{source_name(model)}: '{scan.name}'",
-            fix=f"Export the model with opset {_SCAN_WITHOUT_BATCH} or newer.",
-        )
+    for node in model.graph.all_nodes():
+        meaning = _former_meaning(node, version)
+        if meaning is not None:
+            since, what = meaning
+            raise ModelError(
+                f"{node.op_type} of opset {version} {what}; the converter treats it like that of "
+                f"opset {since}, which does not.",
+                where=f"{source_name(model)}: '{label(node)}'",
+                fix=f"Export the model with opset {since} or newer.",
+            )
     target = opsets[0] if version < opsets[0] else opsets[-1]
     fix = (
         f"Export the model with opset {opsets[0]} to {opsets[-1]}."
@@ -180,6 +192,21 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     keep_positions(model, resizes)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
+
+
+def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
+    """The opset that changed a node's meaning, and what it was, if the converter ignores it."""
+    if not is_standard(node):
+        return None
+    if node.op_type == "Scan" and version < _SCAN_WITHOUT_BATCH:
+        return _SCAN_WITHOUT_BATCH, "scans each sample of a batch"
+    if node.op_type == "BatchNormalization" and not node.attributes.get_int("spatial", 1):
+        return _BATCH_NORM_PER_CHANNEL, "with spatial=0 normalizes each position separately"
+    if node.op_type == "Hardmax" and version < _HARDMAX_OF_ONE_AXIS:
+        axis, shape = node.attributes.get_int("axis", 1), known_shape(node.inputs[0])
+        if axis != -1 and (not shape or axis % len(shape) != len(shape) - 1):
+            return _HARDMAX_OF_ONE_AXIS, "joins all axes from its 'axis' on"
+    return None
 
 
 def _unknown_operators(model: ir.Model, version: int) -> list[str]:

@@ -276,6 +276,33 @@ def test_scan_of_opset_8_is_refused():
     assert "'scan'" in caught.value.where
 
 
+@pytest.mark.parametrize(
+    ("opset", "node", "what"),
+    [
+        (11, "y = Hardmax<axis = 1>(x)", "joins all axes"),
+        (8, "y = BatchNormalization<spatial = 0>(x, s, s, s, s)", "each position"),
+    ],
+)
+def test_operators_that_the_converter_changes_are_refused(opset, node, what):
+    text = f"""<ir_version: 4, opset_import: ["" : {opset}]>
+        g (float[2,3,4] x, float[3,4] s) => (float[2,3,4] y) {{ {node} }}"""
+    with pytest.raises(ModelError, match=what) as caught:
+        normalized(onnx.parser.parse_model(text))
+    assert_three_lines(caught.value)
+
+
+@pytest.mark.parametrize("shape", [[2, 3], [2, 3, 4]])
+def test_hardmax_of_the_last_axis_is_converted(shape):
+    axis = len(shape) - 1
+    model = normalized(
+        onnx.parser.parse_model(f"""<ir_version: 4, opset_import: ["" : 11]>
+        g (float{shape} x) => (float{shape} y) {{ y = Hardmax<axis = {axis}>(x) }}""")
+    )
+    x = np.random.default_rng(0).random(shape, np.float32)
+    found = run(model, {"x": x})["y"]
+    np.testing.assert_array_equal(found, x == x.max(-1, keepdims=True))
+
+
 def test_a_sequence_out_of_a_branch_is_no_tensor():
     text = """<ir_version: 8, opset_import: ["" : 18]>
     g (bool c, float[2] x, int64 i) => (float[k] y)
