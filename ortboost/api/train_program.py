@@ -243,7 +243,7 @@ def train(
             summary = trainer.fit(source, held_out, resume=resume)
             return dataclasses.replace(
                 summary,
-                notes=_notes(program, summary, held_out),
+                notes=_notes(program, summary, source, held_out),
                 class_counts=_class_counts(program, source),
             )
 
@@ -347,18 +347,26 @@ def _class_counts(program: Program, source: Source) -> tuple[int, ...]:
     return source.counts(spec.name, spec.classes)
 
 
-def _notes(program: Program, summary: TrainSummary, validation: Source | None) -> tuple[str, ...]:
-    """A note if the running statistics used in validation lag behind the weights."""
+def _notes(
+    program: Program, summary: TrainSummary, source: Source, validation: Source | None
+) -> tuple[str, ...]:
+    """Notes on bytes taken as pixels, and on running statistics that lag behind the weights."""
+    scaled = source.scaled if isinstance(source, ArraySource) else ()
+    notes = [
+        f"the bytes of '{name}' were divided by 255, as pixels: do the same before the exported "
+        "model, or save the array with another dtype to train on its numbers"
+        for name in scaled
+    ]
     updates = summary.steps - summary.skipped_steps
     # running = momentum running + (1 - momentum) batch, so momentum^n of the first value is left
     left = max((m**updates for m in momenta(program).values()), default=0.0)
-    if validation is None or left < _LAG:
-        return ()
-    return (
-        f"after {updates} updates the running statistics of BatchNormalization still contain "
-        f"{left:.0%} of their initial values, and validation uses them: train longer, or let eval "
-        "and export re-estimate them with --update-bn DATA",
-    )
+    if validation is not None and left >= _LAG:
+        notes.append(
+            f"after {updates} updates the running statistics of BatchNormalization still contain "
+            f"{left:.0%} of their initial values, and validation uses them: train longer, or let "
+            "eval and export re-estimate them with --update-bn DATA"
+        )
+    return tuple(notes)
 
 
 _OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")

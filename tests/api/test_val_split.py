@@ -1,4 +1,4 @@
-"""--val-split and the balance of classes in the summary."""
+"""--val-split, and what the summary says of the data."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def test_the_summary_shows_the_balance_of_classes(made, capsys):
         line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line
     )
     assert rows["classes"].strip() == "3, 13 (class 1) to 14 (class 0) labels each"
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("uint8", True), ("int16", False)])
+def test_the_summary_tells_of_bytes_taken_as_pixels(made, dtype, told):
+    run, _, arrays = made
+    data = {**arrays, "x": (arrays["x"] * 20 + 100).astype(dtype)}
+    notes = ob.train(run, data, batch_size=5, epochs=1).notes
+    assert [("'x' were divided by 255" in note) for note in notes] == [True] * told
 
 
 def test_refusals(made):

@@ -242,6 +242,17 @@ class ArraySource:
         found = self._image_array
         return None if found is None else found.config
 
+    @property
+    def scaled(self) -> tuple[str, ...]:
+        """The arrays of bytes that are divided by 255; images, which have settings, are not."""
+        return tuple(
+            name
+            for name, array in self.arrays.items()
+            if self._dtypes.get(name, array.dtype) != array.dtype == np.uint8
+            and np.issubdtype(self._dtypes[name], np.floating)
+            and name not in self._lazy
+        )
+
     def counts(self, name: str, number: int) -> tuple[int, ...]:
         """The number of labels of each class; labels that are not a class are not counted.
 
