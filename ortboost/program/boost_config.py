@@ -154,7 +154,7 @@ class DimReduceSection(_Section):
         pca_mat_path: File of the components, written by ``ortboost pca``.
         weight_load_dir: Checkpoints to compute the components from; for AutoBoost only, a program
             uses those of ``ortboost pca --checkpoints``.
-        timeout: Ignored: no process waits for the file of another.
+        timeout: No effect, as the report says: no process waits for the file of another.
     """
 
     NAME = "dim_reduce"
@@ -340,6 +340,8 @@ def resolve_boost(
     for name in data:
         if name != "common" and not getattr(on, name):
             idle[name] = f"settings of a boost that is off ({_because(level, mode)})"
+    if "timeout" in data.get("dim_reduce", {}):
+        idle["dim_reduce.timeout"] = "no process waits for the file of another"
     return BoostConfig(level=level, mode=mode, on=on, idle=idle, **sections)
 
 

@@ -34,6 +34,7 @@ from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program.boost_config import DimReduceSection
 from ortboost.training.components import principal_components, weight_blocks
+from ortboost.training.data.batches import part_rows
 
 __all__ = ["DimReduce", "read_components"]
 
@@ -47,13 +48,18 @@ class DimReduce(OptimizerWrapper):
     projection, the line search and the update are graphs too. Of the optimizer only the parameters
     are used, not its rates, momentum and decay.
 
+    With several processes all must make it together. As in MindSpore each passes its own rows of
+    the components, and its steps keep only these in memory; a temporary file has all of them. The
+    processes may instead all pass all rows, which they then keep: that exchanges fewer bytes per
+    step, see docs/cards/dim-reduce.md.
+
     Args:
         network: The network, or one with its loss.
         optimizer: The optimizer.
         weight: The trained parameters, in the order of the columns of ``pca_mat_local``.
-        pca_mat_local: The principal components, ``[n_components, n]``. (In MindSpore each process
-            passes some of the rows; here each passes all.)
-        n_components: Number of components.
+        pca_mat_local: The principal components of this process, ``[rows, n]``: of `k` components
+            process `r` of `R` has the rows from `floor(k r / R)` to `floor(k (r + 1) / R)`.
+        n_components: Number of components of all processes, `k`.
         rho: Rate of the second trial.
         gamma: Decay of the momentum of the residual.
         alpha: Rate of the residual.
@@ -100,26 +106,55 @@ class DimReduce(OptimizerWrapper):
                 where="DimReduce, weight",
                 fix="Give tuple(net.trainable_params()), and make the optimizer with the same.",
             )
-        sizes = [parameter.size for parameter in weight]
-        wanted = (n_components, sum(sizes))
+        own = part_rows(n_components, rank, rank_size)
+        divided = len(pca_mat_local) != n_components
+        length = sum(parameter.size for parameter in weight)
+        wanted = (own.stop - own.start if divided else n_components, length)
         if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
             raise ArgumentValueError(
                 f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of "
                 f"the shape {list(wanted)} are needed.",
                 where="DimReduce, pca_mat_local",
-                fix="Give all components of these weights: ortboost pca makes them.",
+                fix="Give the components of these weights: ortboost pca makes them.",
             )
+        if divided and n_components < rank_size:
+            raise ArgumentValueError(
+                f"{rank_size} processes cannot share {n_components} components.",
+                where="DimReduce, n_components",
+                fix="Use more components, or give every process all of them.",
+            )
+        group = shared_group()
+        if group is not None:
+            facts = {"the number of components": n_components, "whether they are divided": divided}
+            group.agree(facts, fix="Give every process its own rows, or every process all.")
         # The columns follow `weight`; the boost needs them in the order of the step graph.
-        columns = np.split(pca_mat_local, np.cumsum(sizes)[:-1], axis=1)
-        by_name = {p.name: part for p, part in zip(weight, columns, strict=True)}
-        # The boost reads a file and copies it into the program; the file exists as long as this
-        # object.
+        ends = np.cumsum([0, *(parameter.size for parameter in weight)])
+        columns = {p.name: slice(*ends[i : i + 2]) for i, p in enumerate(weight)}
+        # The boost reads a file; it exists as long as this object.
         folder = tempfile.mkdtemp(prefix="ortboost-components-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = str(Path(folder) / "components.npy")
-        np.save(path, np.concatenate([by_name[name] for name in self._order], 1, dtype=np.float32))
+        shape = (n_components, length)
+        file = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        first = own.start if divided else 0
+        for index in range(n_components):
+            row = np.zeros(length, np.float32)
+            if 0 <= index - first < len(pca_mat_local):
+                row[:] = pca_mat_local[index - first]
+            if divided and group is not None:
+                row = group.sum(row)  # from the one process that has it
+            if not np.isfinite(row).all():
+                raise ArgumentValueError(
+                    f"The component {index} is not finite.",
+                    where="DimReduce, pca_mat_local",
+                    fix="Compute the components from finite weights: ortboost pca makes them.",
+                )
+            file[index] = np.concatenate([row[columns[name]] for name in self._order])
+        file.flush()
         with as_argument_error("DimReduce"):
-            self._boost = DimReduceBoost(path, n_components, rho, gamma, alpha, sigma)
+            self._boost = DimReduceBoost(
+                path, n_components, rho, gamma, alpha, sigma, shard=divided
+            )
 
     def updates(self) -> Updates:
         """How a training step applies it."""

@@ -304,6 +304,8 @@ def _owned(catalogue: Catalogue) -> dict[str, list[str]]:
     """The states of a compiled step that belong to the network, the optimizer and the scale."""
     found: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
     for entry in catalogue.state:
+        if entry.sharded:  # never changes, and the processes need not hold all of it
+            continue
         if entry.kind in ("parameter", "buffer"):
             found["network"].append(entry.name)
         elif entry.kind == "slot" or entry.name.startswith(_COUNTERS):
