@@ -18,6 +18,7 @@ from ortboost.mindspore.mixed_precision import (
     AmpLevel,
     auto_mixed_precision,
     custom_mixed_precision,
+    dtype_name,
     get_black_list,
     get_white_list,
 )
@@ -185,8 +186,8 @@ def build_train_network(
         **kwargs: ``loss_scale_manager``, which may be a
             :class:`ortboost.mindspore.boost.GroupLossScaleManager`; the default at level ``O2`` is
             a :class:`DynamicLossScaleManager`; ``None`` for none. ``keep_batchnorm_fp32`` overrides
-            the level's rule for normalizations, ``cast_model_type`` (``float16`` or ``bfloat16``)
-            the precision; both have no effect at level ``O0``.
+            the rule of the levels ``O2`` and ``O3`` for normalizations, ``cast_model_type``
+            (``float16`` or ``bfloat16``, ``float32`` at level ``O0``) the precision.
     """
     for key in kwargs:
         require_known(
@@ -200,12 +201,25 @@ def build_train_network(
     manager = kwargs.get("loss_scale_manager", default)
     types = LossScaleManager | GroupLossScaleManager | None
     check_argument("build_train_network", "loss_scale_manager", manager, types)
+    dtype = kwargs.get("cast_model_type", "float32" if level == "O0" else "float16")
+    if level == "O0" and dtype_name(dtype) != "float32":
+        raise ArgumentValueError(
+            f"'cast_model_type' is {dtype}, but level O0 computes in float32.",
+            where="build_train_network, cast_model_type",
+            fix="Leave it out, or give level='O2' or 'O3'.",
+        )
+    check_argument(
+        "build_train_network",
+        "keep_batchnorm_fp32",
+        kwargs.get("keep_batchnorm_fp32"),
+        bool | None,
+    )
     cell: Cell = network if loss_fn is None else WithLossCell(network, loss_fn)
     if level != "O0":
         auto_mixed_precision(
             cell,
             level,
-            kwargs.get("cast_model_type", "float16"),
+            dtype,
             keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),
         )
     boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)

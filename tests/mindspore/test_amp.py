@@ -73,6 +73,8 @@ def test_with_a_boost_level_the_steps_are_those_of_boost(manager):
     [
         ({"level": "O2", "cast_model_type": "int8"}, ValueError),
         ({"level": "O3", "keep_batchnorm_fp32": 1}, TypeError),
+        ({"cast_model_type": "float16"}, ValueError),  # level O0
+        ({"keep_batchnorm_fp32": 1}, TypeError),
         ({"boost_level": "O3"}, ValueError),
         ({"level": "O9"}, ValueError),
         ({"loss_scale_manager": 1}, TypeError),
@@ -143,6 +145,7 @@ def test_lists_of_operators():
     amp.custom_mixed_precision(net, white_list=["Gemm"])
     assert net.precision.force_low == ("Gemm",)
     assert "Relu" in net.precision.keep_fp32
+    amp.custom_mixed_precision(net, white_list=[*amp.get_white_list(), "Relu"])
     amp.custom_mixed_precision(nn.WithLossCell(net, loss), black_list=["Relu", "Softmax"])
     assert net.precision.keep_fp32 == ("Relu",)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), nn.SGD(net.trainable_params(), 0.05))
@@ -155,6 +158,8 @@ def test_lists_of_operators():
         ({}, ValueError),
         ({"white_list": ["Gemm"], "black_list": ["Relu"]}, ValueError),
         ({"white_list": ["Conv"]}, ValueError),
+        ({"white_list": ["Gemm", "Sotfmax"]}, ValueError),
+        ({"black_list": ["Sotfmax"]}, ValueError),
         ({"white_list": [nn.SGD]}, TypeError),
         ({"white_list": ["Gemm"], "dtype": "float32"}, ValueError),
     ],

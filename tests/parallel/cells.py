@@ -22,10 +22,18 @@ def trained(steps, rows, place=None, divided=False):
         weights = network.trainable_params()
         length = sum(weight.size for weight in weights)
         p = np.random.default_rng(9).standard_normal((5, length)) / np.sqrt(length)
-        if divided:
-            p = p[part_rows(5, *place)]
-        settings = (5, 0.55, 0.9, 0.001, 0.4, *place)
-        optimizer = boost.DimReduce(network, optimizer, weights, p.astype(np.float32), *settings)
+        p = p.astype(np.float32)
+        if divided == "by AutoBoost":
+            np.save(f"{sys.argv[1]}.{place[0]}.npy", p)
+            section = {"n_components": 5, "pca_mat_path": f"{sys.argv[1]}.{place[0]}.npy"}
+            config = {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": section}
+            _, optimizer = boost.AutoBoost("O0", config).network_auto_process_train(
+                network, optimizer
+            )
+        else:
+            p = p[part_rows(5, *place)] if divided else p
+            settings = (5, 0.55, 0.9, 0.001, 0.4, *place)
+            optimizer = boost.DimReduce(network, optimizer, weights, p, *settings)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     cell = boost.BoostTrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
     for step in range(steps):
@@ -62,7 +70,7 @@ if __name__ == "__main__":
     apart = max(float(np.abs(weights[n] - alone[n]).max()) for n in alone)
     place = (get_rank(), get_group_size())
     reduced_apart, held = [], []
-    for divided in (False, True):
+    for divided in (False, True, "by AutoBoost"):
         reduced, _, cell = trained(6, part_rows(12, *place), place, divided)
         reduced_apart.append(max(float(np.abs(reduced[n] - reduced_alone[n]).max()) for n in alone))
         (stepper, _), *_ = cell._steps._built.values()

@@ -64,7 +64,19 @@ class AdaSum:
             delta_weights: Old minus new weights of this server.
             parameters: The parameters, in the order of the constructor.
             old_parameters: Their values before the update.
+
+        Raises:
+            ArgumentValueError: They are not the parameters of the constructor, or not as many.
         """
+        names = [parameter.name for parameter in parameters]
+        if names != self._names or not len(names) == len(delta_weights) == len(old_parameters):
+            raise ArgumentValueError(
+                "The parameters differ from those that AdaSum was made with, or in number from the "
+                "updates or old values.",
+                where="AdaSum call",
+                fix="Give the same parameters in the same order, with a delta and an old value for "
+                "each.",
+            )
         deltas = {
             name: np.asarray(delta, np.float32)
             for name, delta in zip(self._names, delta_weights, strict=True)

@@ -41,7 +41,7 @@ class AutoBoost:
     dictionary or a JSON file configures details, see :mod:`ortboost.program.boost_config`.
 
     Unlike in MindSpore, instances do not share a configuration, the tables of the levels are never
-    modified, and unknown or out-of-range values are errors.
+    modified, unknown or out-of-range values are errors, and settings without effect are warned of.
 
     Args:
         level: ``O0``, ``O1`` or ``O2``.
@@ -72,6 +72,9 @@ class AutoBoost:
         self.level = level
         self.reports: tuple[Report, ...] = ()
         self._boosted: WeakKeyDictionary[Network, Network] = WeakKeyDictionary()
+        if self.config.idle:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.config.idle.items())
+            warnings.warn(f"settings of AutoBoost without effect: {reasons}", stacklevel=2)
         if any(self.boost_config.values()):
             _UNUSED.add(self)
 

@@ -107,7 +107,7 @@ class DimReduce(OptimizerWrapper):
                 fix="Give tuple(net.trainable_params()), and make the optimizer with the same.",
             )
         own = part_rows(n_components, rank, rank_size)
-        divided = len(pca_mat_local) != n_components
+        divided = pca_mat_local.shape[:1] != (n_components,)
         length = sum(parameter.size for parameter in weight)
         wanted = (own.stop - own.start if divided else n_components, length)
         if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":

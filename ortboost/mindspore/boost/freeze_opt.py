@@ -13,7 +13,7 @@ from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from ortboost.mindspore.nn.optimizer import Optimizer
-from ortboost.mindspore.nn.parameter_groups import rate_at
+from ortboost.mindspore.nn.parameter_groups import check_rate, rate_at, read_parameters
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 
 __all__ = ["FreezeOpt"]
@@ -30,8 +30,9 @@ class FreezeOpt(OptimizerWrapper):
 
     Args:
         opt: The optimizer; its parameters keep their rates and weight decays.
-        train_parameter_groups: A list or tuple of groups, each a list or tuple of parameters (or of
-            dicts with ``params``); all parameters of ``opt`` in one group if not given.
+        train_parameter_groups: A list or tuple of groups, each a list or tuple of parameters, or of
+            dicts with ``params`` (other keys must repeat the settings of ``opt``); all parameters
+            of ``opt`` in one group if not given.
         train_strategy: Index of the group of each update, a list, tuple or 1-D array of integers,
             which repeats. If not given, the groups take turns.
 
@@ -42,8 +43,10 @@ class FreezeOpt(OptimizerWrapper):
             first step for a shared one (not in MindSpore).
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if a group is empty
-            or contains a parameter that ``opt`` lacks, or an index is out of range.
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if a group is empty,
+            contains a parameter that ``opt`` lacks, or has settings of its own, or an index is out
+            of range.
+        ArgumentKeyError: A dict of a group lacks ``params`` or has an unknown key.
 
     Example:
         >>> own = net.trainable_params()  # doctest: +SKIP
@@ -145,8 +148,7 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
             if not isinstance(item, Mapping):
                 members.append(item)
             elif "order_params" not in item:
-                _refuse_settings(opt, item, where)
-                members += item["params"]
+                members += _read_dict(opt, item, where)
         for member in members:
             check_argument(where, "params", member, Parameter)
             if id(member) not in known:
@@ -167,14 +169,33 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
     return tuple(found)
 
 
-def _refuse_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
-    """Refuse settings in groups: rates and decays are those of the optimizer."""
-    if not (opt.is_group or set(item) <= {"params"}):
-        raise ArgumentValueError(
-            f"A group has its own {', '.join(sorted(set(item) - {'params'}))}.",
-            where=where,
-            fix="Set rates, decays and centralization in the inner optimizer.",
-        )
+def _read_dict(opt: Optimizer, item: Mapping[str, Any], where: str) -> list[Parameter]:
+    """The parameters of a dict; refuse settings other than those of the optimizer, which apply."""
+    _, (given,), members, _ = read_parameters(where, [item])
+    own = {id(p): group for group in opt.init_params["params"] for p in _params_of(group)}
+    for p in members:
+        group = own.get(id(p))
+        settings = group if isinstance(group, Mapping) else {}
+        rate = check_rate(where, settings.get("lr", opt.learning_rate))
+        decay = settings.get("weight_decay", opt.weight_decay)
+        centralize = settings.get("grad_centralization", False)
+        for key, value, inner in (
+            ("lr", given.rate, rate),
+            ("weight_decay", given.weight_decay, decay),
+            ("grad_centralization", given.centralize or None, centralize),
+        ):
+            if value is not None and not np.array_equal(value, inner):
+                raise ArgumentValueError(
+                    f"A group has its own {key}: {value}, but that of the optimizer for "
+                    f"'{p.name}' is {inner}.",
+                    where=where,
+                    fix="Set rates, decays and centralization in the inner optimizer.",
+                )
+    return members
+
+
+def _params_of(group: Parameter | Mapping[str, Any]) -> Sequence[Parameter]:
+    return group.get("params", ()) if isinstance(group, Mapping) else (group,)
 
 
 def _read_strategy(strategy: Any, number: int) -> list[int] | None:

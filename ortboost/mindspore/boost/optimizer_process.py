@@ -14,6 +14,7 @@ from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS
 from ortboost.mindspore.nn.parameter_groups import listed
+from ortboost.mindspore.nn.thor import thor
 from ortboost.mindspore.nn.wrap import network_of
 
 __all__ = ["OptimizerProcess"]
@@ -138,7 +139,7 @@ class OptimizerProcess:
         owner = "OptimizerProcess.generate_new_optimizer"
         parameters = listed(owner, self.origin_params)
         split = isinstance(parameters[0], Mapping) and not self._opt.is_group
-        if split and not self.is_lars:  # the filter of LARS decides which parameters decay
+        if split and not isinstance(self._opt, LARS | thor):  # whose filters decide what decays
             parameters = [part for group in parameters for part in _with_exempt(group)]
         fresh = self._opt.renewed(parameters)
         fresh.learning_rate = self.learning_rate

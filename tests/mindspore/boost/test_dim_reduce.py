@@ -135,6 +135,7 @@ def test_wrong_arguments_are_refused(tmp_path):
     cases = [
         ({"p": p[:, 1:]}, ValueError, "components are float32"),
         ({"n_components": 5}, ValueError, "components are float32"),
+        ({"p": p * np.nan}, ValueError, "component 0 is not finite"),
         ({"weight": weight[1:], "p": p[:, weight[0].size :]}, ValueError, "optimizer trains"),
         ({"weight": tuple(other.trainable_params())}, ValueError, "another network"),
         ({"rank": 1, "rank_size": 2}, ValueError, "is not this one"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ortboost
-from ortboost import nn
+from ortboost import Tensor, nn
 from ortboost.core.errors import OrtBoostError
 from ortboost.mindspore.core.network import load
 from ortboost.program.config import ProgramConfig
@@ -167,6 +167,7 @@ def test_the_learning_rate_can_be_replaced():
         (lambda p: nn.SGD([{"params": p}, p[0]]), TypeError),
         (lambda p: nn.SGD([{"params": [p[0]]}, {"order_params": p, "lr": 0.1}]), ValueError),
         (lambda p: nn.LARS(nn.LARS(nn.SGD(p))), TypeError),
+        (lambda p: nn.LARS(nn.thor(affine(), Tensor(0.1), 0.03, 0.9)), TypeError),
         (lambda p: nn.SGD(p)([1.0]), NotImplementedError),
     ],
 )
