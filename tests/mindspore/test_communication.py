@@ -62,7 +62,7 @@ def test_a_cell_shares_its_steps(tmp_path):
     assert found["apart"] <= 1e-6
     assert max(found["reduced_apart"]) <= 1e-6
     assert found["held"] == [5, 2, 2]  # rows of the components: all, or those of the first process
-    assert "whether they are divided differs" in found["refused"]["partly_divided"]
+    assert "pca_mat_local differs" in found["refused"]["partly_divided"]
     assert "Process 0 of 1 is not this one" in found["refused"]["rank_size"]
     assert found["joined"] == pytest.approx([1.0, 1.0, 0.0, 0.0], abs=1e-6)
     assert "init() first" in found["refused"]["before"]

@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.dim_reduce import DimReduce as DimReduceBoost
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import read_npy
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.core.field_types import Range
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
 from ortboost.mindspore.core.arguments import (
@@ -33,6 +33,7 @@ from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program.boost_config import DimReduceSection
+from ortboost.runtime.process_group import ProcessGroup
 from ortboost.training.components import principal_components, weight_blocks
 from ortboost.training.data.batches import part_rows
 
@@ -71,6 +72,8 @@ class DimReduce(OptimizerWrapper):
         ArgumentTypeError: An argument has the wrong type.
         ArgumentValueError: The components do not fit the parameters, the parameters are not those
             of optimizer and network, a number is out of range or does not match the processes.
+        UsageError: Some processes give their own rows, and others all.
+        FileError: The temporary file cannot be written.
 
     Example:
         >>> p = np.load("p.npy")  # doctest: +SKIP
@@ -108,8 +111,8 @@ class DimReduce(OptimizerWrapper):
             )
         own = part_rows(n_components, rank, rank_size)
         divided = pca_mat_local.shape[:1] != (n_components,)
-        length = sum(parameter.size for parameter in weight)
-        wanted = (own.stop - own.start if divided else n_components, length)
+        shape = (n_components, sum(parameter.size for parameter in weight))
+        wanted = (own.stop - own.start, shape[1]) if divided else shape
         if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
             raise ArgumentValueError(
                 f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of "
@@ -125,32 +128,23 @@ class DimReduce(OptimizerWrapper):
             )
         group = shared_group()
         if group is not None:
-            facts = {"the number of components": n_components, "whether they are divided": divided}
+            facts = {"pca_mat_local": "own rows" if divided else "all rows", "k, n": shape}
             group.agree(facts, fix="Give every process its own rows, or every process all.")
-        # The columns follow `weight`; the boost needs them in the order of the step graph.
-        ends = np.cumsum([0, *(parameter.size for parameter in weight)])
-        columns = {p.name: slice(*ends[i : i + 2]) for i, p in enumerate(weight)}
-        # The boost reads a file; it exists as long as this object.
+        # The boost reads a file, which exists as long as this object.
         folder = tempfile.mkdtemp(prefix="ortboost-components-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = str(Path(folder) / "components.npy")
-        shape = (n_components, length)
-        file = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-        first = own.start if divided else 0
-        for index in range(n_components):
-            row = np.zeros(length, np.float32)
-            if 0 <= index - first < len(pca_mat_local):
-                row[:] = pca_mat_local[index - first]
-            if divided and group is not None:
-                row = group.sum(row)  # from the one process that has it
-            if not np.isfinite(row).all():
-                raise ArgumentValueError(
-                    f"The component {index} is not finite.",
-                    where="DimReduce, pca_mat_local",
-                    fix="Compute the components from finite weights: ortboost pca makes them.",
-                )
-            file[index] = np.concatenate([row[columns[name]] for name in self._order])
-        file.flush()
+        # The columns follow `weight`; the boost needs them in the order of the step graph.
+        ends = np.cumsum([0, *(parameter.size for parameter in weight)])
+        columns = {p.name: slice(*ends[i : i + 2]) for i, p in enumerate(weight)}
+        rows = range(n_components)[own] if divided else range(n_components)
+        _write_components(
+            path,
+            dict(zip(rows, pca_mat_local, strict=True)),
+            shape,
+            [columns[name] for name in self._order],
+            group if divided else None,
+        )
         with as_argument_error("DimReduce"):
             self._boost = DimReduceBoost(
                 path, n_components, rho, gamma, alpha, sigma, shard=divided
@@ -169,6 +163,49 @@ class DimReduce(OptimizerWrapper):
             where="DimReduce",
             fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
         )
+
+
+def _write_components(
+    path: str,
+    rows: Mapping[int, NDArray[Any]],
+    shape: tuple[int, int],
+    columns: Sequence[slice],
+    group: ProcessGroup | None,
+) -> None:
+    """Write all components, row by row.
+
+    Args:
+        path: The ``.npy`` file.
+        rows: Index to row, of those that this process has.
+        shape: `k` and `n`.
+        columns: Parts of a row, in the order to write.
+        group: The processes that have the other rows; ``None`` if there are none.
+
+    Raises:
+        ArgumentValueError: A row is not finite.
+        FileError: The file cannot be written.
+    """
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    try:
+        with open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for index in range(shape[0]):
+                row = np.asarray(rows.get(index, np.zeros(shape[1])), np.float32)
+                if group is not None:
+                    row = group.sum(row)  # from the one process that has it
+                if not np.isfinite(row).all():
+                    raise ArgumentValueError(
+                        f"The component {index} is not finite.",
+                        where="DimReduce, pca_mat_local",
+                        fix="Compute the components from finite weights: ortboost pca makes them.",
+                    )
+                file.write(np.concatenate([row[part] for part in columns]).astype("<f4").data)
+    except OSError as error:
+        raise FileError(
+            "The components cannot be written.",
+            where=f"{path}: {error}",
+            fix="Check the free space there; TMPDIR names another folder for temporary files.",
+        ) from error
 
 
 def read_components(section: DimReduceSection, network: Network) -> NDArray[np.float32]:
