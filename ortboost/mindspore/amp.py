@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any, Literal, TypeAlias
 
 from ortboost.core.arguments import check_argument, checked
@@ -30,7 +31,7 @@ from ortboost.mindspore.nn.loss_scale import (
 )
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
-from ortboost.mindspore.nn.updates import OptimizerWrapper
+from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
 from ortboost.mindspore.nn.wrap import WithLossCell
 
 __all__ = [
@@ -75,7 +76,7 @@ class FixedLossScaleManager(LossScaleManager):
     Args:
         loss_scale: The scale, at least 1.
         drop_overflow_update: Whether an overflow skips the update. With False the training step
-            does not unscale: give the optimizer the same ``loss_scale``.
+            does not unscale: give the optimizer the same ``loss_scale``. Another one is warned of.
 
     Example:
         >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None
@@ -229,5 +230,13 @@ def build_train_network(
         scaled = BoostTrainOneStepWithLossScaleCell if boosted else TrainOneStepWithLossScaleCell
         return scaled(cell, optimizer, update_cell)
     sens = None if manager is None else manager.get_loss_scale()
+    updates = updates_of(optimizer)
+    divisor = updates.optimizer.loss_scale
+    if sens not in (None, divisor) and updates.line_search is None:  # which always unscales
+        warnings.warn(
+            f"the loss is multiplied by {sens:g}, but the optimizer divides its gradients by "
+            f"{divisor:g}: with drop_overflow_update=False give it loss_scale={sens:g}",
+            stacklevel=3,
+        )
     plain = BoostTrainOneStepCell if boosted else TrainOneStepCell
     return plain(cell, optimizer, sens)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,19 @@ def test_every_manager_gets_the_step_it_asks_for(manager, kind, scale):
     file = golden.read("train_mlp")
     errors = golden.errors(net, file["meta"]["layout"]["mlp"], file["momentum/wd0/params"][-1])
     assert max(errors.values()) < 1e-6
+
+
+def test_a_scale_that_nothing_divides_by_is_told():
+    net, loss = parts()
+    optimizer = boost.GradientAccumulation(2, nn.SGD(net.trainable_params(), loss_scale=2.0))
+    for scale in (2.0, 256.0):
+        manager = amp.FixedLossScaleManager(scale, drop_overflow_update=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            amp.build_train_network(net, optimizer, loss, loss_scale_manager=manager)
+        assert [str(w.message)[:33] for w in caught] == ["the loss is multiplied by 256, bu"] * (
+            scale == 256
+        )
 
 
 def test_the_step_can_be_built_on_a_loss_cell():

@@ -44,6 +44,8 @@ def test_adasum_refuses_other_parameters_than_its_own(two_processes, monkeypatch
     monkeypatch.setattr(adasum, "SharedAdaSum", lambda *_: SimpleNamespace(join=dict))
     set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=True)
     own = [Parameter(np.ones(2, np.float32), name) for name in "ab"]
+    with pytest.raises(TypeError, match="device_number"):
+        adasum.AdaSum(0, "1", 2, own)
     join = adasum.AdaSum(0, 1, 2, own)
     deltas, old = ([Tensor(np.full(2, value, np.float32))] * 2 for value in (0.25, 1.0))
     for given in ((deltas, own[::-1], old), (deltas[:1], own, old), (deltas, own, old[:1])):

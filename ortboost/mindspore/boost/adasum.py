@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ortboost.boosts.adasum import AdaSum as AdaSumBoost
+from ortboost.core.arguments import checked
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
-from ortboost.mindspore.core.arguments import ArgumentValueError, as_argument_error
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    CountOrZero,
+    as_argument_error,
+)
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.runtime.adasum import SharedAdaSum
@@ -28,12 +34,18 @@ class AdaSum:
         parameter_tuple: The parameters.
 
     Raises:
+        ArgumentTypeError: An argument has the wrong type.
         ArgumentValueError: The numbers do not match the processes.
         ArgumentRuntimeError: The processes are not connected.
     """
 
+    @checked
     def __init__(
-        self, rank: int, device_number: int, group_number: int, parameter_tuple: Sequence[Parameter]
+        self,
+        rank: CountOrZero,
+        device_number: Count,
+        group_number: Count,
+        parameter_tuple: Sequence[Parameter],
     ) -> None:
         if (rank, device_number * group_number) != (get_rank(), get_group_size()):
             raise ArgumentValueError(
