@@ -88,6 +88,17 @@ class FreezeOpt(OptimizerWrapper):
         return Updates(self._inner, freeze=freeze)
 
     @property
+    def learning_rate(self) -> Any:
+        """The learning rate as given; may be replaced, also for :attr:`opts`."""
+        return self._inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._inner.learning_rate = value
+        for number, opt in enumerate(self._opts or ()):
+            opt.learning_rate = self._rate_of_group(value, number)
+
+    @property
     def opts(self) -> list[Optimizer]:
         """An independent optimizer for each group, for :func:`freeze_cell`."""
         if self._opts is None:
@@ -99,13 +110,11 @@ class FreezeOpt(OptimizerWrapper):
 
     def _of_group(self, number: int) -> Optimizer:
         chosen = {id(p) for p in self.train_parameter_groups[number]}
-        # This optimizer counts only the updates of its group, but rates follow all updates.
-        places = [place for place, group in enumerate(self._sequence()) if group == number]
 
         def part(group: Mapping[str, Any]) -> dict[str, Any]:
             found = {**group, "params": [p for p in group["params"] if id(p) in chosen]}
             if "lr" in group:
-                found["lr"] = _rate_of_group(group["lr"], places, len(self._sequence()))
+                found["lr"] = self._rate_of_group(group["lr"], number)
             return found
 
         origin = self._inner.init_params["params"]
@@ -114,9 +123,16 @@ class FreezeOpt(OptimizerWrapper):
             parts = [part(group) for group in origin if "params" in group]
             parameters = [group for group in parts if group["params"]]
         fresh = self._inner.renewed(parameters)
-        rate = self._inner.learning_rate
-        fresh.learning_rate = _rate_of_group(rate, places, len(self._sequence()))
+        fresh.learning_rate = self._rate_of_group(self._inner.learning_rate, number)
         return fresh
+
+    def _rate_of_group(self, rate: Any, number: int) -> Any:
+        """A rate by the count of updates of one group: rates follow the count of all updates."""
+        sequence = self._sequence()
+        places = [place for place, group in enumerate(sequence) if group == number]
+        rate = check_rate("FreezeOpt", rate)
+        constant = isinstance(rate, float) or not places
+        return rate if constant else _RateOfGroup(rate, places, len(sequence))
 
 
 class _RateOfGroup(LearningRateSchedule):
@@ -130,10 +146,6 @@ class _RateOfGroup(LearningRateSchedule):
         """The learning rate of update ``global_step`` of the group."""
         rounds, index = divmod(global_step, len(self.places))
         return rate_at(self.rate, rounds * self.period + self.places[index])
-
-
-def _rate_of_group(rate: Any, places: Sequence[int], period: int) -> Any:
-    return rate if isinstance(rate, float) or not places else _RateOfGroup(rate, places, period)
 
 
 def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ...]:

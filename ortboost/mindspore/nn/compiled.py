@@ -99,7 +99,9 @@ class CompiledSteps:
             ModelError: The model cannot be trained in this form.
         """
         data, labels = self._arrays(inputs)
-        rates = self.optimizer.rates()  # before anything changes: a list of rates may have ended
+        rates = {names.LEARNING_RATE: 0.0}  # a line search uses none
+        if self.line_search is None:
+            rates = self.optimizer.rates()  # before anything changes: a list may have ended
         stepper = self.stepper(labels)
         feeds = dict(data)
         if labels is not None:

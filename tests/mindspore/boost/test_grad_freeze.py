@@ -183,8 +183,10 @@ def test_it_answers_like_the_optimizer_inside():
     net = mixed_net()
     optimizer = FreezeOpt(momentum(net))
     assert (optimizer.learning_rate, optimizer.get_lr(), optimizer.global_step) == (0.05, 0.05, 0)
+    assert [opt.learning_rate for opt in optimizer.opts] == [0.05] * optimizer.groups_num
     optimizer.learning_rate = 0.25
     assert optimizer.optimizer.learning_rate == 0.25
+    assert [opt.learning_rate for opt in optimizer.opts] == [0.25] * optimizer.groups_num
     assert optimizer.parameters == net.trainable_params()
 
 
