@@ -134,7 +134,9 @@ def test_a_lars_filter_says_who_is_adapted_and_decays():
 def test_lars_shares_rates_and_steps_of_its_inner_optimizer():
     net = affine()
     inner = nn.SGD(net.trainable_params(), learning_rate=[0.5, 0.25])
+    inner.gc_multiple_of = 1
     outer = nn.LARS(inner)
+    assert outer.gc_multiple_of == 1
     one_step(net, outer)
     assert (outer.global_step, outer.get_lr(), outer.learning_rate.tolist()) == (
         1,
