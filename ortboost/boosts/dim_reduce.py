@@ -83,7 +83,8 @@ class DimReduce(LineSearch):
         first: Initial `B`, as a multiple of the identity (1 in MindSpore). Use less if no rate is
             ever accepted because a step of the gradient's length is too long.
         shard: Divide the rows of `P` among the processes, which then exchange gradients and steps
-            instead of `k` values.
+            instead of `k` values. The file is mapped, not read: it must not change until the
+            program is written, or as long as an unwritten one is in use.
 
     Raises:
         ConfigError: A value out of range.
@@ -127,6 +128,9 @@ class DimReduce(LineSearch):
         """The name of `gk` if all that is needed of the gradients is their projection."""
         return None if self.alpha or self.shard else PROJECTED
 
+    def _basis(self, length: int) -> NDArray[np.float32]:
+        return read_basis(self.pca_mat_path, length, self.n_components, mapped=self.shard)
+
     # ---- the graph `step` ---------------------------------------------------------------------
 
     def states(self, trained: Sequence[Parameter]) -> list[State]:
@@ -135,7 +139,7 @@ class DimReduce(LineSearch):
         Raises:
             FileError: The file of components cannot be read, or does not fit the parameters.
         """
-        basis = read_basis(self.pca_mat_path, sum(p.size for p in trained), self.n_components)
+        basis = self._basis(sum(p.size for p in trained))
         k, zeros = len(basis), np.zeros(len(basis), np.float32)
         start = self.first * np.eye(k, dtype=np.float32)
         found = [
@@ -182,7 +186,7 @@ class DimReduce(LineSearch):
         inputs.extend(old.values())  # the update declares their shapes
         whole = _joined(b, [made[f"{p.name}_grad"] for p in graph.trained])
         length = sum(p.size for p in graph.trained)
-        k = len(read_basis(self.pca_mat_path, length, self.n_components))
+        k = len(self._basis(length))
         if self.shard:
             own = b.op("MatMul", b.op("MatMul", old[_BASIS], whole), old[_ROWS])
             gk = b.op("Identity", own, name=f"{_EXCHANGED}/gk", shape=(k,))
@@ -295,13 +299,16 @@ class DimReduce(LineSearch):
         return found
 
 
-def read_basis(path: str, length: int, number: int = 0) -> NDArray[np.float32]:
+def read_basis(
+    path: str, length: int, number: int = 0, *, mapped: bool = False
+) -> NDArray[np.float32]:
     """Read the components.
 
     Args:
         path: The ``.npy`` file.
         length: `n`, the number of elements of all trained weights.
         number: Number of components to use; 0 for all.
+        mapped: Map the file instead of reading it into memory, if it has this type and order.
 
     Returns:
         The components, float32 ``[k, n]``.
@@ -328,8 +335,10 @@ def read_basis(path: str, length: int, number: int = 0) -> NDArray[np.float32]:
             where=path,
             fix=fix,
         )
-    found = np.array(basis[: number or None], np.float32, order="C")
-    if not np.isfinite(found).all():
+    found = np.asarray(basis[: number or None], np.float32, order="C")
+    if not mapped:
+        found = found.copy()
+    if not all(np.isfinite(row).all() for row in found):
         raise FileError("The principal components are not finite.", where=path, fix=fix)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any, Literal, TypeAlias
 
 from ortboost.core.arguments import check_argument, checked
@@ -18,6 +19,7 @@ from ortboost.mindspore.mixed_precision import (
     AmpLevel,
     auto_mixed_precision,
     custom_mixed_precision,
+    dtype_name,
     get_black_list,
     get_white_list,
 )
@@ -29,7 +31,7 @@ from ortboost.mindspore.nn.loss_scale import (
 )
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
-from ortboost.mindspore.nn.updates import OptimizerWrapper
+from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
 from ortboost.mindspore.nn.wrap import WithLossCell
 
 __all__ = [
@@ -74,7 +76,7 @@ class FixedLossScaleManager(LossScaleManager):
     Args:
         loss_scale: The scale, at least 1.
         drop_overflow_update: Whether an overflow skips the update. With False the training step
-            does not unscale: give the optimizer the same ``loss_scale``.
+            does not unscale: give the optimizer the same ``loss_scale``. Another one is warned of.
 
     Example:
         >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None
@@ -185,8 +187,8 @@ def build_train_network(
         **kwargs: ``loss_scale_manager``, which may be a
             :class:`ortboost.mindspore.boost.GroupLossScaleManager`; the default at level ``O2`` is
             a :class:`DynamicLossScaleManager`; ``None`` for none. ``keep_batchnorm_fp32`` overrides
-            the level's rule for normalizations, ``cast_model_type`` (``float16`` or ``bfloat16``)
-            the precision; both have no effect at level ``O0``.
+            the rule of the levels ``O2`` and ``O3`` for normalizations, ``cast_model_type``
+            (``float16`` or ``bfloat16``, ``float32`` at level ``O0``) the precision.
     """
     for key in kwargs:
         require_known(
@@ -200,12 +202,25 @@ def build_train_network(
     manager = kwargs.get("loss_scale_manager", default)
     types = LossScaleManager | GroupLossScaleManager | None
     check_argument("build_train_network", "loss_scale_manager", manager, types)
+    dtype = kwargs.get("cast_model_type", "float32" if level == "O0" else "float16")
+    if level == "O0" and dtype_name(dtype) != "float32":
+        raise ArgumentValueError(
+            f"'cast_model_type' is {dtype}, but level O0 computes in float32.",
+            where="build_train_network, cast_model_type",
+            fix="Leave it out, or give level='O2' or 'O3'.",
+        )
+    check_argument(
+        "build_train_network",
+        "keep_batchnorm_fp32",
+        kwargs.get("keep_batchnorm_fp32"),
+        bool | None,
+    )
     cell: Cell = network if loss_fn is None else WithLossCell(network, loss_fn)
     if level != "O0":
         auto_mixed_precision(
             cell,
             level,
-            kwargs.get("cast_model_type", "float16"),
+            dtype,
             keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),
         )
     boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)
@@ -215,5 +230,13 @@ def build_train_network(
         scaled = BoostTrainOneStepWithLossScaleCell if boosted else TrainOneStepWithLossScaleCell
         return scaled(cell, optimizer, update_cell)
     sens = None if manager is None else manager.get_loss_scale()
+    updates = updates_of(optimizer)
+    divisor = updates.optimizer.loss_scale
+    if sens not in (None, divisor) and updates.line_search is None:  # which always unscales
+        warnings.warn(
+            f"the loss is multiplied by {sens:g}, but the optimizer divides its gradients by "
+            f"{divisor:g}: with drop_overflow_update=False give it loss_scale={sens:g}",
+            stacklevel=3,
+        )
     plain = BoostTrainOneStepCell if boosted else TrainOneStepCell
     return plain(cell, optimizer, sens)

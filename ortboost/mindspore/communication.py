@@ -10,6 +10,7 @@ connects to the others, and training cells compiled afterwards share their steps
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Final
 
 from ortboost.mindspore.core.arguments import (
@@ -104,7 +105,9 @@ def set_auto_parallel_context(**settings: Any) -> None:
 
     Args:
         **settings: ``parallel_mode``: ``stand_alone`` or ``data_parallel``; ``gradients_mean``:
-            True; ``device_num``: the number of processes, which is checked.
+            True, the mean over all samples; ``device_num``: the number of processes, which is
+            checked. MindSpore's default of ``gradients_mean`` is False, the sum, so that
+            ``data_parallel`` without it gives a warning.
 
     Raises:
         ArgumentValueError: A value is invalid, or the number of processes differs.
@@ -114,9 +117,10 @@ def set_auto_parallel_context(**settings: Any) -> None:
     Example:
         >>> set_auto_parallel_context(parallel_mode=ParallelMode.STAND_ALONE)
     """
-    where = "set_auto_parallel_context"
+    where, given = "set_auto_parallel_context", frozenset(settings)
     mode = settings.pop("parallel_mode", _Process.mode)
     number = settings.pop("device_num", None)
+    says_mean = "gradients_mean" in settings or "parallel_mode" not in given
     mean = settings.pop("gradients_mean", True)
     known = [value for name, value in vars(ParallelMode).items() if name.isupper()]
     if mode not in known:
@@ -130,11 +134,21 @@ def set_auto_parallel_context(**settings: Any) -> None:
             where=where,
             fix="Use parallel_mode='data_parallel' with gradients_mean=True.",
         )
-    if mode == ParallelMode.DATA_PARALLEL and number not in (None, _group().size):
+    if mode == ParallelMode.DATA_PARALLEL:
+        _group()
+    size = 1 if _Process.group is None else _Process.group.size
+    if number not in (None, size):
+        found = "is 1 process" if size == 1 else f"are {size} processes"
         raise ArgumentValueError(
-            f"device_num is {number}, but there are {_group().size} processes.",
+            f"device_num is {number}, but there {found}.",
             where=where,
-            fix="Leave it out, or start that many: torchrun --nproc-per-node N.",
+            fix="Leave it out, or start that many, torchrun --nproc-per-node N, and call init().",
+        )
+    if mode == ParallelMode.DATA_PARALLEL and not says_mean:
+        warnings.warn(
+            "gradients_mean is not given: gradients are averaged, where MindSpore's default is "
+            "their sum; give gradients_mean=True",
+            stacklevel=2,
         )
     _Process.mode = mode
 

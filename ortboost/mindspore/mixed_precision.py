@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
+import onnx
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import ArgumentValueError
@@ -22,6 +23,7 @@ __all__ = [
     "AmpLevel",
     "auto_mixed_precision",
     "custom_mixed_precision",
+    "dtype_name",
     "get_black_list",
     "get_white_list",
 ]
@@ -83,8 +85,8 @@ def custom_mixed_precision(
         dtype: As for :func:`auto_mixed_precision`.
 
     Raises:
-        ArgumentValueError: Neither or both lists are given, or no operator of the network is in the
-            white list.
+        ArgumentValueError: Neither or both lists are given, an operator is unknown, or the white
+            list has none of the network.
 
     Example:
         >>> custom_mixed_precision(net, white_list=[*get_white_list(), "Relu"])  # doctest: +SKIP
@@ -98,6 +100,13 @@ def custom_mixed_precision(
             fix="Give one of the two.",
         )
     present = sorted({node.op_type for node in backbone.model.graph})
+    for name in (*(white_list or ()), *(black_list or ())):
+        if name not in {*present, *_listed_operators()}:
+            raise ArgumentValueError(
+                f"Unknown operator '{name}'.",
+                where="custom_mixed_precision",
+                fix=f"The network has {', '.join(present)}.",
+            )
     if white_list is None:
         kept = tuple(name for name in present if name in set(black_list or ()))
         backbone.precision = PrecisionConfig(
@@ -126,13 +135,27 @@ def get_black_list() -> list[str]:
     return list(FP32_OPERATORS)
 
 
+def _listed_operators() -> set[str]:
+    """Operators of ONNX, and those of onnxruntime that the lists name."""
+    return {
+        *(schema.name for schema in onnx.defs.get_all_schemas()),
+        *LOW_PRECISION_OPERATORS,
+        *FP32_OPERATORS,
+    }
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of an element type, which may already be a name."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return str(np.dtype(dtype).name)
+    except TypeError:
+        return str(dtype)
+
+
 def _compute(dtype: Any) -> Literal["fp16", "bf16"]:
-    name = dtype if isinstance(dtype, str) else None
-    if name is None:
-        try:
-            name = np.dtype(dtype).name
-        except TypeError:
-            name = str(dtype)
+    name = dtype_name(dtype)
     if name not in _DTYPES:
         raise ArgumentValueError(
             f"'dtype' is {dtype!r}.", where="dtype", fix="Give 'float16' or 'bfloat16'."

@@ -98,10 +98,10 @@ class CommonSection(_Section):
     """Settings shared by several boosts.
 
     Args:
-        gradient_split_groups: Positions in the list of parameters where a new group for the
-            exchange between processes starts; ``None`` for one in the middle. It has no effect with
-            one process.
-        device_number: Number of devices per server.
+        gradient_split_groups: Positions in the list of parameters where a new ``comm_fusion``
+            starts; ``None`` for one in the middle. It has no effect on training: the exchange
+            between processes forms its own groups.
+        device_number: Number of devices per server, for AdaSum.
     """
 
     NAME = "common"
@@ -154,7 +154,7 @@ class DimReduceSection(_Section):
         pca_mat_path: File of the components, written by ``ortboost pca``.
         weight_load_dir: Checkpoints to compute the components from; for AutoBoost only, a program
             uses those of ``ortboost pca --checkpoints``.
-        timeout: Ignored: no process waits for the file of another.
+        timeout: No effect, as the report says: no process waits for the file of another.
     """
 
     NAME = "dim_reduce"
@@ -340,6 +340,13 @@ def resolve_boost(
     for name in data:
         if name != "common" and not getattr(on, name):
             idle[name] = f"settings of a boost that is off ({_because(level, mode)})"
+    common = data.get("common", {})
+    if "gradient_split_groups" in common:
+        idle["common.gradient_split_groups"] = "the exchange of gradients forms its own groups"
+    if "device_number" in common and not on.adasum:
+        idle["common.device_number"] = f"adasum is off ({_because(level, mode)})"
+    if "timeout" in data.get("dim_reduce", {}):
+        idle["dim_reduce.timeout"] = "no process waits for the file of another"
     return BoostConfig(level=level, mode=mode, on=on, idle=idle, **sections)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,19 @@ def test_every_manager_gets_the_step_it_asks_for(manager, kind, scale):
     assert max(errors.values()) < 1e-6
 
 
+def test_a_scale_that_nothing_divides_by_is_told():
+    net, loss = parts()
+    optimizer = boost.GradientAccumulation(2, nn.SGD(net.trainable_params(), loss_scale=2.0))
+    for scale in (2.0, 256.0):
+        manager = amp.FixedLossScaleManager(scale, drop_overflow_update=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            amp.build_train_network(net, optimizer, loss, loss_scale_manager=manager)
+        assert [str(w.message)[:33] for w in caught] == ["the loss is multiplied by 256, bu"] * (
+            scale == 256
+        )
+
+
 def test_the_step_can_be_built_on_a_loss_cell():
     net, loss = parts()
     step = amp.build_train_network(
@@ -73,6 +88,8 @@ def test_with_a_boost_level_the_steps_are_those_of_boost(manager):
     [
         ({"level": "O2", "cast_model_type": "int8"}, ValueError),
         ({"level": "O3", "keep_batchnorm_fp32": 1}, TypeError),
+        ({"cast_model_type": "float16"}, ValueError),  # level O0
+        ({"keep_batchnorm_fp32": 1}, TypeError),
         ({"boost_level": "O3"}, ValueError),
         ({"level": "O9"}, ValueError),
         ({"loss_scale_manager": 1}, TypeError),
@@ -143,6 +160,7 @@ def test_lists_of_operators():
     amp.custom_mixed_precision(net, white_list=["Gemm"])
     assert net.precision.force_low == ("Gemm",)
     assert "Relu" in net.precision.keep_fp32
+    amp.custom_mixed_precision(net, white_list=[*amp.get_white_list(), "Relu"])
     amp.custom_mixed_precision(nn.WithLossCell(net, loss), black_list=["Relu", "Softmax"])
     assert net.precision.keep_fp32 == ("Relu",)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), nn.SGD(net.trainable_params(), 0.05))
@@ -155,6 +173,8 @@ def test_lists_of_operators():
         ({}, ValueError),
         ({"white_list": ["Gemm"], "black_list": ["Relu"]}, ValueError),
         ({"white_list": ["Conv"]}, ValueError),
+        ({"white_list": ["Gemm", "Sotfmax"]}, ValueError),
+        ({"black_list": ["Sotfmax"]}, ValueError),
         ({"white_list": [nn.SGD]}, TypeError),
         ({"white_list": ["Gemm"], "dtype": "float32"}, ValueError),
     ],

@@ -90,7 +90,7 @@ def test_a_switch_as_a_setting_makes_the_mode_manual_unless_one_is_given():
 
 def test_settings_of_a_boost_that_is_off_are_named():
     config = resolve_boost("O0", {"grad_freeze": {"freeze_p": 0.5}, "common": {"device_number": 4}})
-    assert list(config.idle) == ["grad_freeze"]
+    assert list(config.idle) == ["grad_freeze", "common.device_number"]
     assert resolve_boost("O1", {"grad_freeze": {"freeze_p": 0.5}}).idle == {}
 
 

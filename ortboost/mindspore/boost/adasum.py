@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ortboost.boosts.adasum import AdaSum as AdaSumBoost
+from ortboost.core.arguments import checked
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
-from ortboost.mindspore.core.arguments import ArgumentValueError, as_argument_error
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    CountOrZero,
+    as_argument_error,
+)
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.runtime.adasum import SharedAdaSum
@@ -28,12 +34,18 @@ class AdaSum:
         parameter_tuple: The parameters.
 
     Raises:
+        ArgumentTypeError: An argument has the wrong type.
         ArgumentValueError: The numbers do not match the processes.
         ArgumentRuntimeError: The processes are not connected.
     """
 
+    @checked
     def __init__(
-        self, rank: int, device_number: int, group_number: int, parameter_tuple: Sequence[Parameter]
+        self,
+        rank: CountOrZero,
+        device_number: Count,
+        group_number: Count,
+        parameter_tuple: Sequence[Parameter],
     ) -> None:
         if (rank, device_number * group_number) != (get_rank(), get_group_size()):
             raise ArgumentValueError(
@@ -64,7 +76,19 @@ class AdaSum:
             delta_weights: Old minus new weights of this server.
             parameters: The parameters, in the order of the constructor.
             old_parameters: Their values before the update.
+
+        Raises:
+            ArgumentValueError: They are not the parameters of the constructor, or not as many.
         """
+        names = [parameter.name for parameter in parameters]
+        if names != self._names or not len(names) == len(delta_weights) == len(old_parameters):
+            raise ArgumentValueError(
+                "The parameters differ from those that AdaSum was made with, or in number from the "
+                "updates or old values.",
+                where="AdaSum call",
+                fix="Give the same parameters in the same order, with a delta and an old value for "
+                "each.",
+            )
         deltas = {
             name: np.asarray(delta, np.float32)
             for name, delta in zip(self._names, delta_weights, strict=True)

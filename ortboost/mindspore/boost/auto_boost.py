@@ -26,6 +26,7 @@ from ortboost.mindspore.nn.updates import OptimizerWrapper
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of, parts_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
+from ortboost.training.data.batches import part_rows
 
 __all__ = ["AutoBoost", "warn_of_unused"]
 
@@ -40,7 +41,7 @@ class AutoBoost:
     dictionary or a JSON file configures details, see :mod:`ortboost.program.boost_config`.
 
     Unlike in MindSpore, instances do not share a configuration, the tables of the levels are never
-    modified, and unknown or out-of-range values are errors.
+    modified, unknown or out-of-range values are errors, and settings without effect are warned of.
 
     Args:
         level: ``O0``, ``O1`` or ``O2``.
@@ -71,6 +72,9 @@ class AutoBoost:
         self.level = level
         self.reports: tuple[Report, ...] = ()
         self._boosted: WeakKeyDictionary[Network, Network] = WeakKeyDictionary()
+        if self.config.idle:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.config.idle.items())
+            warnings.warn(f"settings of AutoBoost without effect: {reasons}", stacklevel=2)
         if any(self.boost_config.values()):
             _UNUSED.add(self)
 
@@ -194,18 +198,19 @@ class AutoBoost:
     def _reduced(self, network: Network, optimizer: Optimizer) -> DimReduce:
         """Replace the step of the optimizer by that of dimension reduction."""
         section, group = self.config.dim_reduce, shared_group()
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
         return DimReduce(
             network,
             optimizer,
             network.trainable_params(),
-            read_components(section, network),
+            read_components(section, network)[part_rows(section.n_components, rank, size)],
             section.n_components,
             section.rho,
             section.gamma,
             section.alpha,
             section.sigma,
-            0 if group is None else group.rank,
-            1 if group is None else group.size,
+            rank,
+            size,
         )
 
     def _check_version(self, owner: str) -> None:

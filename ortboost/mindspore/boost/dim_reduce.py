@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.dim_reduce import DimReduce as DimReduceBoost
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import read_npy
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.core.field_types import Range
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
 from ortboost.mindspore.core.arguments import (
@@ -33,7 +33,9 @@ from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program.boost_config import DimReduceSection
+from ortboost.runtime.process_group import ProcessGroup
 from ortboost.training.components import principal_components, weight_blocks
+from ortboost.training.data.batches import part_rows
 
 __all__ = ["DimReduce", "read_components"]
 
@@ -47,13 +49,18 @@ class DimReduce(OptimizerWrapper):
     projection, the line search and the update are graphs too. Of the optimizer only the parameters
     are used, not its rates, momentum and decay.
 
+    With several processes all must make it together. As in MindSpore each passes its own rows of
+    the components, and its steps keep only these in memory; a temporary file has all of them. The
+    processes may instead all pass all rows, which they then keep: that exchanges fewer bytes per
+    step, see docs/cards/dim-reduce.md.
+
     Args:
         network: The network, or one with its loss.
         optimizer: The optimizer.
         weight: The trained parameters, in the order of the columns of ``pca_mat_local``.
-        pca_mat_local: The principal components, ``[n_components, n]``. (In MindSpore each process
-            passes some of the rows; here each passes all.)
-        n_components: Number of components.
+        pca_mat_local: The principal components of this process, ``[rows, n]``: of `k` components
+            process `r` of `R` has the rows from `floor(k r / R)` to `floor(k (r + 1) / R)`.
+        n_components: Number of components of all processes, `k`.
         rho: Rate of the second trial.
         gamma: Decay of the momentum of the residual.
         alpha: Rate of the residual.
@@ -65,6 +72,8 @@ class DimReduce(OptimizerWrapper):
         ArgumentTypeError: An argument has the wrong type.
         ArgumentValueError: The components do not fit the parameters, the parameters are not those
             of optimizer and network, a number is out of range or does not match the processes.
+        UsageError: Some processes give their own rows, and others all.
+        FileError: The temporary file cannot be written.
 
     Example:
         >>> p = np.load("p.npy")  # doctest: +SKIP
@@ -100,26 +109,46 @@ class DimReduce(OptimizerWrapper):
                 where="DimReduce, weight",
                 fix="Give tuple(net.trainable_params()), and make the optimizer with the same.",
             )
-        sizes = [parameter.size for parameter in weight]
-        wanted = (n_components, sum(sizes))
+        own = part_rows(n_components, rank, rank_size)
+        divided = pca_mat_local.shape[:1] != (n_components,)
+        shape = (n_components, sum(parameter.size for parameter in weight))
+        wanted = (own.stop - own.start, shape[1]) if divided else shape
         if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
             raise ArgumentValueError(
                 f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of "
                 f"the shape {list(wanted)} are needed.",
                 where="DimReduce, pca_mat_local",
-                fix="Give all components of these weights: ortboost pca makes them.",
+                fix="Give the components of these weights: ortboost pca makes them.",
             )
-        # The columns follow `weight`; the boost needs them in the order of the step graph.
-        columns = np.split(pca_mat_local, np.cumsum(sizes)[:-1], axis=1)
-        by_name = {p.name: part for p, part in zip(weight, columns, strict=True)}
-        # The boost reads a file and copies it into the program; the file exists as long as this
-        # object.
+        if divided and n_components < rank_size:
+            raise ArgumentValueError(
+                f"{rank_size} processes cannot share {n_components} components.",
+                where="DimReduce, n_components",
+                fix="Use more components, or give every process all of them.",
+            )
+        group = shared_group()
+        if group is not None:
+            facts = {"pca_mat_local": "own rows" if divided else "all rows", "k, n": shape}
+            group.agree(facts, fix="Give every process its own rows, or every process all.")
+        # The boost reads a file, which exists as long as this object.
         folder = tempfile.mkdtemp(prefix="ortboost-components-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = str(Path(folder) / "components.npy")
-        np.save(path, np.concatenate([by_name[name] for name in self._order], 1, dtype=np.float32))
+        # The columns follow `weight`; the boost needs them in the order of the step graph.
+        ends = np.cumsum([0, *(parameter.size for parameter in weight)])
+        columns = {p.name: slice(*ends[i : i + 2]) for i, p in enumerate(weight)}
+        rows = range(n_components)[own] if divided else range(n_components)
+        _write_components(
+            path,
+            dict(zip(rows, pca_mat_local, strict=True)),
+            shape,
+            [columns[name] for name in self._order],
+            group if divided else None,
+        )
         with as_argument_error("DimReduce"):
-            self._boost = DimReduceBoost(path, n_components, rho, gamma, alpha, sigma)
+            self._boost = DimReduceBoost(
+                path, n_components, rho, gamma, alpha, sigma, shard=divided
+            )
 
     def updates(self) -> Updates:
         """How a training step applies it."""
@@ -134,6 +163,49 @@ class DimReduce(OptimizerWrapper):
             where="DimReduce",
             fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
         )
+
+
+def _write_components(
+    path: str,
+    rows: Mapping[int, NDArray[Any]],
+    shape: tuple[int, int],
+    columns: Sequence[slice],
+    group: ProcessGroup | None,
+) -> None:
+    """Write all components, row by row.
+
+    Args:
+        path: The ``.npy`` file.
+        rows: Index to row, of those that this process has.
+        shape: `k` and `n`.
+        columns: Parts of a row, in the order to write.
+        group: The processes that have the other rows; ``None`` if there are none.
+
+    Raises:
+        ArgumentValueError: A row is not finite.
+        FileError: The file cannot be written.
+    """
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    try:
+        with open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for index in range(shape[0]):
+                row = np.asarray(rows.get(index, np.zeros(shape[1])), np.float32)
+                if group is not None:
+                    row = group.sum(row)  # from the one process that has it
+                if not np.isfinite(row).all():
+                    raise ArgumentValueError(
+                        f"The component {index} is not finite.",
+                        where="DimReduce, pca_mat_local",
+                        fix="Compute the components from finite weights: ortboost pca makes them.",
+                    )
+                file.write(np.concatenate([row[part] for part in columns]).astype("<f4").data)
+    except OSError as error:
+        raise FileError(
+            "The components cannot be written.",
+            where=f"{path}: {error}",
+            fix="Check the free space there; TMPDIR names another folder for temporary files.",
+        ) from error
 
 
 def read_components(section: DimReduceSection, network: Network) -> NDArray[np.float32]:

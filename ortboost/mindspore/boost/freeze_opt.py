@@ -13,7 +13,7 @@ from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from ortboost.mindspore.nn.optimizer import Optimizer
-from ortboost.mindspore.nn.parameter_groups import rate_at
+from ortboost.mindspore.nn.parameter_groups import check_rate, rate_at, read_parameters
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 
 __all__ = ["FreezeOpt"]
@@ -30,8 +30,9 @@ class FreezeOpt(OptimizerWrapper):
 
     Args:
         opt: The optimizer; its parameters keep their rates and weight decays.
-        train_parameter_groups: A list or tuple of groups, each a list or tuple of parameters (or of
-            dicts with ``params``); all parameters of ``opt`` in one group if not given.
+        train_parameter_groups: A list or tuple of groups, each a list or tuple of parameters, or of
+            dicts with ``params`` (other keys must repeat the settings of ``opt``); all parameters
+            of ``opt`` in one group if not given.
         train_strategy: Index of the group of each update, a list, tuple or 1-D array of integers,
             which repeats. If not given, the groups take turns.
 
@@ -42,8 +43,10 @@ class FreezeOpt(OptimizerWrapper):
             first step for a shared one (not in MindSpore).
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if a group is empty
-            or contains a parameter that ``opt`` lacks, or an index is out of range.
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if a group is empty,
+            contains a parameter that ``opt`` lacks, or has settings of its own, or an index is out
+            of range.
+        ArgumentKeyError: A dict of a group lacks ``params`` or has an unknown key.
 
     Example:
         >>> own = net.trainable_params()  # doctest: +SKIP
@@ -85,6 +88,17 @@ class FreezeOpt(OptimizerWrapper):
         return Updates(self._inner, freeze=freeze)
 
     @property
+    def learning_rate(self) -> Any:
+        """The learning rate as given; may be replaced, also for :attr:`opts`."""
+        return self._inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._inner.learning_rate = value
+        for number, opt in enumerate(self._opts or ()):
+            opt.learning_rate = self._rate_of_group(value, number)
+
+    @property
     def opts(self) -> list[Optimizer]:
         """An independent optimizer for each group, for :func:`freeze_cell`."""
         if self._opts is None:
@@ -96,13 +110,11 @@ class FreezeOpt(OptimizerWrapper):
 
     def _of_group(self, number: int) -> Optimizer:
         chosen = {id(p) for p in self.train_parameter_groups[number]}
-        # This optimizer counts only the updates of its group, but rates follow all updates.
-        places = [place for place, group in enumerate(self._sequence()) if group == number]
 
         def part(group: Mapping[str, Any]) -> dict[str, Any]:
             found = {**group, "params": [p for p in group["params"] if id(p) in chosen]}
             if "lr" in group:
-                found["lr"] = _rate_of_group(group["lr"], places, len(self._sequence()))
+                found["lr"] = self._rate_of_group(group["lr"], number)
             return found
 
         origin = self._inner.init_params["params"]
@@ -111,9 +123,16 @@ class FreezeOpt(OptimizerWrapper):
             parts = [part(group) for group in origin if "params" in group]
             parameters = [group for group in parts if group["params"]]
         fresh = self._inner.renewed(parameters)
-        rate = self._inner.learning_rate
-        fresh.learning_rate = _rate_of_group(rate, places, len(self._sequence()))
+        fresh.learning_rate = self._rate_of_group(self._inner.learning_rate, number)
         return fresh
+
+    def _rate_of_group(self, rate: Any, number: int) -> Any:
+        """A rate by the count of updates of one group: rates follow the count of all updates."""
+        sequence = self._sequence()
+        places = [place for place, group in enumerate(sequence) if group == number]
+        rate = check_rate("FreezeOpt", rate)
+        constant = isinstance(rate, float) or not places
+        return rate if constant else _RateOfGroup(rate, places, len(sequence))
 
 
 class _RateOfGroup(LearningRateSchedule):
@@ -129,10 +148,6 @@ class _RateOfGroup(LearningRateSchedule):
         return rate_at(self.rate, rounds * self.period + self.places[index])
 
 
-def _rate_of_group(rate: Any, places: Sequence[int], period: int) -> Any:
-    return rate if isinstance(rate, float) or not places else _RateOfGroup(rate, places, period)
-
-
 def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ...]:
     check_argument("FreezeOpt", "train_parameter_groups", groups, tuple | list)
     known = {id(p) for p in opt.parameters}
@@ -145,8 +160,7 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
             if not isinstance(item, Mapping):
                 members.append(item)
             elif "order_params" not in item:
-                _refuse_settings(opt, item, where)
-                members += item["params"]
+                members += _read_dict(opt, item, where)
         for member in members:
             check_argument(where, "params", member, Parameter)
             if id(member) not in known:
@@ -167,14 +181,33 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
     return tuple(found)
 
 
-def _refuse_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
-    """Refuse settings in groups: rates and decays are those of the optimizer."""
-    if not (opt.is_group or set(item) <= {"params"}):
-        raise ArgumentValueError(
-            f"A group has its own {', '.join(sorted(set(item) - {'params'}))}.",
-            where=where,
-            fix="Set rates, decays and centralization in the inner optimizer.",
-        )
+def _read_dict(opt: Optimizer, item: Mapping[str, Any], where: str) -> list[Parameter]:
+    """The parameters of a dict; refuse settings other than those of the optimizer, which apply."""
+    _, (given,), members, _ = read_parameters(where, [item])
+    own = {id(p): group for group in opt.init_params["params"] for p in _params_of(group)}
+    for p in members:
+        group = own.get(id(p))
+        settings = group if isinstance(group, Mapping) else {}
+        rate = check_rate(where, settings.get("lr", opt.learning_rate))
+        decay = settings.get("weight_decay", opt.weight_decay)
+        centralize = settings.get("grad_centralization", False)
+        for key, value, inner in (
+            ("lr", given.rate, rate),
+            ("weight_decay", given.weight_decay, decay),
+            ("grad_centralization", given.centralize or None, centralize),
+        ):
+            if value is not None and not np.array_equal(value, inner):
+                raise ArgumentValueError(
+                    f"A group has its own {key}: {value}, but that of the optimizer for "
+                    f"'{p.name}' is {inner}.",
+                    where=where,
+                    fix="Set rates, decays and centralization in the inner optimizer.",
+                )
+    return members
+
+
+def _params_of(group: Parameter | Mapping[str, Any]) -> Sequence[Parameter]:
+    return group.get("params", ()) if isinstance(group, Mapping) else (group,)
 
 
 def _read_strategy(strategy: Any, number: int) -> list[int] | None:

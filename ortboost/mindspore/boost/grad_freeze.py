@@ -187,6 +187,7 @@ def freeze_cell(
         max_accumulation_step: Steps per window.
 
     Raises:
+        ArgumentValueError: The optimizer has ``separate_state`` False.
         NotInThisVersionError: ``reducer_flag`` is True.
     """
     if reducer_flag:
@@ -194,6 +195,12 @@ def freeze_cell(
             "The exchange of gradients between processes is not in this version.",
             where="freeze_cell, reducer_flag",
             fix="Give False.",
+        )
+    if not optimizer.separate_state:
+        raise ArgumentValueError(
+            "The groups of the optimizer share their state, but each cell has its own.",
+            where="freeze_cell, optimizer",
+            fix="Leave separate_state True, or give the optimizer to BoostTrainOneStepCell.",
         )
     steps = max_accumulation_step if use_grad_accumulation else 1
     return tuple(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
 from ortboost.core.arguments import checked
 from ortboost.graph.parameters import find_parameters
-from ortboost.mindspore.core.arguments import Count
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS
 from ortboost.mindspore.nn.parameter_groups import listed
+from ortboost.mindspore.nn.thor import thor
 from ortboost.mindspore.nn.wrap import network_of
 
 __all__ = ["OptimizerProcess"]
@@ -116,7 +117,8 @@ class OptimizerProcess:
                 weight.
 
         Raises:
-            ArgumentValueError: There are no parameters, or ``multiple_of`` is below 1.
+            ArgumentValueError: There are no parameters, they belong to another network, or
+                ``multiple_of`` is below 1.
             ArgumentTypeError: They are neither parameters nor dicts.
         """
         owner = "OptimizerProcess.add_grad_centralization"
@@ -124,6 +126,14 @@ class OptimizerProcess:
         if multiple_of is not None:
             self._multiple_of = multiple_of
         reasons = self.build_params_dict(network)
+        state = network_of(owner, network).state
+        other = next((p for p in _members(parameters) if p.state is not state), None)
+        if other is not None:
+            raise ArgumentValueError(
+                f"The parameter '{other.name}' belongs to another network.",
+                where=f"{owner}, network",
+                fix="Give the network whose parameters the optimizer trains.",
+            )
         self.origin_params = self.build_gc_params_group(reasons, parameters)
 
     def generate_new_optimizer(self) -> Optimizer:
@@ -138,12 +148,17 @@ class OptimizerProcess:
         owner = "OptimizerProcess.generate_new_optimizer"
         parameters = listed(owner, self.origin_params)
         split = isinstance(parameters[0], Mapping) and not self._opt.is_group
-        if split and not self.is_lars:  # the filter of LARS decides which parameters decay
+        if split and not isinstance(self._opt, LARS | thor):  # whose filters decide what decays
             parameters = [part for group in parameters for part in _with_exempt(group)]
         fresh = self._opt.renewed(parameters)
         fresh.learning_rate = self.learning_rate
         fresh.gc_multiple_of = self._multiple_of
         return fresh
+
+
+def _members(items: Iterable[Any]) -> Iterator[Parameter]:
+    for item in items:
+        yield from item.get("params", ()) if isinstance(item, Mapping) else (item,)
 
 
 def _with_exempt(group: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -78,10 +78,10 @@ class ParameterProcess:
     def assign_parameter_group(
         self, parameters: Any, split_point: Sequence[int] | None = None
     ) -> Any:
-        """Set ``comm_fusion`` of parameters: those with equal numbers would be exchanged together.
+        """Number the groups of parameters that MindSpore exchanges together, in ``comm_fusion``.
 
-        The numbers start at 1 and continue over the calls on one object. With one process they have
-        no effect.
+        The numbers start at 1 and continue over the calls on one object. They have no effect: the
+        exchange of gradients forms its own groups.
 
         Args:
             parameters: A list or tuple of parameters.

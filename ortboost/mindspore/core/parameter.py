@@ -52,7 +52,7 @@ class Parameter:
         self.name, self.state, self.shape, self.dtype = name, state, shape, dtype
         self.requires_grad, self.role = requires_grad, role
         self.comm_fusion = 1
-        """Group of parameters that several processes exchange together; no effect with one."""
+        """For compatibility, without effect: the exchange of gradients forms its own groups."""
 
     @classmethod
     def of_state(
@@ -113,6 +113,11 @@ class Parameter:
             >>> p.set_data(np.ones(2)).asnumpy()
             array([1., 1.], dtype=float32)
         """
+        self.state.write(self.name, self.converted(data, slice_shape))
+        return self
+
+    def converted(self, data: Any, slice_shape: bool = False) -> NDArray[Any]:
+        """The value that :meth:`set_data` would write, with its errors."""
         where = f"parameter '{self.name}'"
         if not isinstance(data, np.ndarray | np.generic | Parameter) and not hasattr(
             data, "asnumpy"
@@ -135,8 +140,7 @@ class Parameter:
                 where=where,
                 fix=f"Give an array of the shape {self.shape}.",
             )
-        self.state.write(self.name, array.astype(self.dtype, copy=False))
-        return self
+        return array.astype(self.dtype, copy=False)
 
     def init_data(self) -> Parameter:
         """For compatibility: the value is always initialized."""

@@ -122,7 +122,8 @@ def load_param_into_net(
             where="load_param_into_net",
             fix="Use the checkpoint of this network, or strict_load=False.",
         )
-    for name, parameter in own.items():
-        if name in parameter_dict:
-            parameter.set_data(parameter_dict[name])
+    # All are checked before the first is written.
+    found = {n: own[n].converted(parameter_dict[n]) for n in own if n in parameter_dict}
+    for name, value in found.items():
+        own[name].set_data(value)
     return missing, [name for name in parameter_dict if name not in own]

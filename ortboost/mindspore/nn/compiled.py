@@ -99,7 +99,9 @@ class CompiledSteps:
             ModelError: The model cannot be trained in this form.
         """
         data, labels = self._arrays(inputs)
-        rates = self.optimizer.rates()  # before anything changes: a list of rates may have ended
+        rates = {names.LEARNING_RATE: 0.0}  # a line search uses none
+        if self.line_search is None:
+            rates = self.optimizer.rates()  # before anything changes: a list may have ended
         stepper = self.stepper(labels)
         feeds = dict(data)
         if labels is not None:
@@ -304,6 +306,8 @@ def _owned(catalogue: Catalogue) -> dict[str, list[str]]:
     """The states of a compiled step that belong to the network, the optimizer and the scale."""
     found: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
     for entry in catalogue.state:
+        if entry.sharded:  # never changes, and the processes need not hold all of it
+            continue
         if entry.kind in ("parameter", "buffer"):
             found["network"].append(entry.name)
         elif entry.kind == "slot" or entry.name.startswith(_COUNTERS):

@@ -145,7 +145,7 @@ class MSE(Metric):
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels of one shape ``[N, ...]``."""
         predicted, wanted = _same_shape(self, inputs)
-        self._add(((predicted - wanted) ** 2).reshape(len(predicted), -1).sum(axis=1))
+        self._add(_sum_of_samples((predicted - wanted) ** 2))
 
 
 class MAE(Metric):
@@ -154,7 +154,7 @@ class MAE(Metric):
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels of one shape ``[N, ...]``."""
         predicted, wanted = _same_shape(self, inputs)
-        self._add(np.abs(predicted - wanted).reshape(len(predicted), -1).sum(axis=1))
+        self._add(_sum_of_samples(np.abs(predicted - wanted)))
 
 
 class Loss(Metric):
@@ -240,6 +240,11 @@ def _same_shape(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], ND
             fix="Reshape the labels.",
         )
     return predicted.astype(np.float64), wanted.astype(np.float64)
+
+
+def _sum_of_samples(errors: NDArray[Any]) -> NDArray[Any]:
+    """The sum in each row; a single number is one sample."""
+    return np.asarray(errors.sum(axis=tuple(range(1, errors.ndim))))
 
 
 def _classes(metric: Metric, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:

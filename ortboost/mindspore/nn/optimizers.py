@@ -207,10 +207,10 @@ class LARS(Optimizer):
         use_clip: bool = False,
         lars_filter: Callable[[Parameter], bool] | None = None,
     ) -> None:
-        if isinstance(optimizer, LARS):
-            raise ArgumentTypeError(
-                "LARS cannot wrap LARS.", where="LARS, optimizer", fix="Give its optimizer."
-            )
+        if isinstance(optimizer, LARS) or optimizer.boosts():
+            kind = type(optimizer).__name__
+            fix = "Give its optimizer." if isinstance(optimizer, LARS) else f"Train with {kind}."
+            raise ArgumentTypeError(f"LARS cannot wrap {kind}.", where="LARS, optimizer", fix=fix)
         # Parameters, groups and decay are those of the inner optimizer, not new ones of this one.
         super().__init__(0.0, optimizer.parameters, loss_scale=optimizer.loss_scale)
         self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
@@ -218,6 +218,7 @@ class LARS(Optimizer):
         self.is_group, self._groups = optimizer.is_group, optimizer._groups
         self._ordered = optimizer._ordered
         self.weight_decay = optimizer.weight_decay
+        self.gc_multiple_of = optimizer.gc_multiple_of
 
     @property
     def learning_rate(self) -> Any:

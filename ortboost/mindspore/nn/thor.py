@@ -11,7 +11,11 @@ from ortboost.boosts.base import Boost
 from ortboost.boosts.thor import Thor
 from ortboost.core.arguments import checked
 from ortboost.core.field_words import OnlyFloat, Range
-from ortboost.mindspore.core.arguments import ArgumentTypeError, as_argument_error
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_argument_error,
+)
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
@@ -84,6 +88,22 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
                     **ours,
                 }
             )
+
+    def renewed(self, parameters: Any) -> thor:
+        """Make a new THOR; groups have no rates or decays of their own.
+
+        Raises:
+            ArgumentValueError: A group has one.
+        """
+        fresh = super().renewed(parameters)
+        for group in fresh._groups:
+            if group.rate is not None or group.weight_decay is not None:
+                raise ArgumentValueError(
+                    "A group has its own learning rate or weight decay.",
+                    where=f"thor, the group of '{group.params[0].name}'",
+                    fix="Use the learning rate of thor; decay_filter chooses what decays.",
+                )
+        return fresh
 
     def get_frequency(self) -> int:
         """Number of updates between computations of factors and inverses."""

@@ -69,6 +69,7 @@ class Model:
             :func:`ortboost.mindspore.amp.build_train_network`.
 
     Raises:
+        ArgumentValueError: A setting of the training steps is given without an optimizer.
         NotInThisVersionError: A boost is not supported in this version.
 
     Example:
@@ -112,6 +113,13 @@ class Model:
         if optimizer is not None:
             self._train_network = build_train_network(
                 network, optimizer, loss_fn, amp_level, boost_level, **passed
+            )
+        elif amp_level != "O0" or any(value is not None for value in passed.values()):
+            name = next((key for key, v in passed.items() if v is not None), "amp_level")
+            raise ArgumentValueError(
+                f"'{name}' is for training steps, but there is no optimizer.",
+                where=f"Model, {name}",
+                fix="Leave it out, or give an optimizer; a training cell has its own settings.",
             )
         elif loss_fn is not None and isinstance(network, Network):
             self._train_network = WithLossCell(network, loss_fn)
@@ -333,13 +341,13 @@ class Model:
     def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
         """Pass a metric its inputs among the outputs of the evaluation network."""
         if metric.indexes is not None:
-            metric.update(*(outputs[index] for index in metric.indexes))
+            metric.update(*_chosen(outputs, metric.indexes))
         elif self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
             metric.update(*outputs)
         else:
             loss, prediction, label = self._eval_indexes or (0, 1, 2)
             chosen = [loss] if isinstance(metric, Loss) else [prediction, label]
-            metric.update(*(outputs[index] for index in chosen))
+            metric.update(*_chosen(outputs, chosen))
 
     def predict(self, *predict_data: Any) -> Tensor | tuple[Tensor, ...]:
         """Compute the network's outputs with the inference graph.
@@ -363,3 +371,15 @@ class Model:
 
     def _batches(self, dataset: Any, owner: str) -> Batches:
         return Batches(dataset, [spec.name for spec in self._backbone.inputs], owner)
+
+
+def _chosen(outputs: tuple[Any, ...], indexes: Sequence[int]) -> list[Any]:
+    """Some of the outputs of an evaluation network."""
+    wrong = [index for index in indexes if not -len(outputs) <= index < len(outputs)]
+    if wrong:
+        raise ArgumentValueError(
+            f"The evaluation network has {len(outputs)} outputs, but index {wrong[0]} is needed.",
+            where="Model, eval_indexes or Metric.set_indexes",
+            fix=f"Use 0 to {len(outputs) - 1}.",
+        )
+    return [outputs[index] for index in indexes]

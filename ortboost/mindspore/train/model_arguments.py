@@ -115,6 +115,8 @@ def validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
     """Return a function that tells whether a validation follows an epoch, counted from 1."""
     if isinstance(frequency, list | tuple | set | range):
         epochs = set(frequency)
+        for number in epochs:
+            check_argument(owner, "valid_frequency", number, Count)
         return lambda number: number in epochs
     check_argument(owner, "valid_frequency", frequency, Count | list)
     return lambda number: number % frequency == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.mixed_precision import AmpLevel
 from ortboost.mindspore.nn.thor import ConvertNetUtils, thor
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
@@ -28,15 +29,24 @@ class ConvertModelUtils:
     ) -> Model:
         """Make a new model of these parts if the optimizer is THOR; otherwise return ``model``.
 
-        The parts are arguments of :class:`Model`; the network may be a training cell.
+        The parts are arguments of :class:`Model`; the network may be a training cell, which has its
+        own loss, precision and loss scale.
 
         Raises:
-            ArgumentTypeError, ArgumentValueError: As for :class:`Model`.
+            ArgumentTypeError, ArgumentValueError: As for :class:`Model`; or a training cell is
+                given with settings of its own steps.
         """
         if not isinstance(optimizer, thor):
             return model
         if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
-            return Model(network)
+            given = amp_level != "O0" or loss_scale_manager is not None or keep_batchnorm_fp32
+            if loss_fn is not None or given:
+                raise ArgumentValueError(
+                    "A training cell has its own loss, precision and loss scale.",
+                    where="ConvertModelUtils.convert_to_thor_model",
+                    fix="Leave them out, or give the network inside of the cell.",
+                )
+            return Model(network, metrics=metrics)
         return Model(
             network,
             loss_fn,

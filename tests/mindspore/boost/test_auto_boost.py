@@ -69,7 +69,8 @@ def test_an_auto_boost_that_was_not_applied_is_told():
 
 
 def test_attributes():
-    boost = AutoBoost("O1", {"common": {"gradient_split_groups": [2], "device_number": 4}})
+    with pytest.warns(UserWarning, match="without effect.*split_groups.*device_number"):
+        boost = AutoBoost("O1", {"common": {"gradient_split_groups": [2], "device_number": 4}})
     assert (boost.level, boost.gradient_groups, boost.device_number) == ("O1", [2], 4)
     assert (boost.grad_accumulation_step, AutoBoost().gradient_groups) == (1, None)
 

@@ -82,6 +82,21 @@ def test_a_loss_scale_goes_with_it():
         assert float(loss) == pytest.approx(float(other(x, labels)), abs=1e-5)
 
 
+def test_the_rates_of_the_optimizer_are_not_used():
+    def trained(rates):
+        net = golden.network("mlp")
+        weight, p = tuple(net.trainable_params()), components(net)
+        optimizer = nn.SGD([{"params": weight[:2], "lr": rates}, {"params": weight[2:]}], rates)
+        place = boost.DimReduce(net, optimizer, weight, p, 4, **DEFAULTS, rank=0, rank_size=1)
+        step = boost.BoostTrainOneStepCell(with_loss(net), place)
+        for x, labels in golden.batches("mlp", 3):
+            step(x, labels)
+        return golden.values(net)
+
+    one, other = trained([0.1]), trained(0.5)
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
 def section(**settings):
     return {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": settings}
 
@@ -135,6 +150,7 @@ def test_wrong_arguments_are_refused(tmp_path):
     cases = [
         ({"p": p[:, 1:]}, ValueError, "components are float32"),
         ({"n_components": 5}, ValueError, "components are float32"),
+        ({"p": p * np.nan}, ValueError, "component 0 is not finite"),
         ({"weight": weight[1:], "p": p[:, weight[0].size :]}, ValueError, "optimizer trains"),
         ({"weight": tuple(other.trainable_params())}, ValueError, "another network"),
         ({"rank": 1, "rank_size": 2}, ValueError, "is not this one"),

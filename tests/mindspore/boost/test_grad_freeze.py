@@ -183,8 +183,10 @@ def test_it_answers_like_the_optimizer_inside():
     net = mixed_net()
     optimizer = FreezeOpt(momentum(net))
     assert (optimizer.learning_rate, optimizer.get_lr(), optimizer.global_step) == (0.05, 0.05, 0)
+    assert [opt.learning_rate for opt in optimizer.opts] == [0.05] * optimizer.groups_num
     optimizer.learning_rate = 0.25
     assert optimizer.optimizer.learning_rate == 0.25
+    assert [opt.learning_rate for opt in optimizer.opts] == [0.25] * optimizer.groups_num
     assert optimizer.parameters == net.trainable_params()
 
 
@@ -195,6 +197,17 @@ def test_groups_may_be_dicts_and_the_strategy_an_array():
     optimizer = FreezeOpt(momentum(net), groups, np.array([0, 1, 1], np.int32))
     assert [names(g) for g in optimizer.train_parameter_groups] == [names(own), names(own[-2:])]
     assert optimizer.train_strategy == [0, 1, 1]
+
+
+def test_a_dict_may_repeat_the_settings_of_the_optimizer():
+    own = mixed_net().trainable_params()
+    opt = nn.SGD([{"params": own[:2], "lr": [0.1, 0.2]}, {"params": own[2:]}], 0.05)
+    same = [{"params": own[:2], "lr": [0.1, 0.2]}, {"params": own[2:], "weight_decay": 0.0}]
+    assert FreezeOpt(opt, [same]).groups_num == 1
+    for other in ({"lr": [0.1, 0.3]}, {"weight_decay": 0.1}, {"grad_centralization": True}):
+        with pytest.raises(ValueError, match=f"its own {next(iter(other))}") as raised:
+            FreezeOpt(opt, [[{"params": own[:2], **other}, {"params": own[2:]}]])
+        assert_three_lines(raised.value)
 
 
 def own_groups():
@@ -216,6 +229,7 @@ def own_groups():
         (lambda n, o, g: FreezeOpt(momentum(n), [o, []]), ValueError),
         (lambda n, o, g: FreezeOpt(nn.SGD(o[:2]), g), ValueError),
         (lambda n, o, g: FreezeOpt(momentum(n), [[{"params": o, "lr": 0.1}]]), ValueError),
+        (lambda n, o, g: FreezeOpt(momentum(n), [[{"lr": 0.05}]]), KeyError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, "01"), TypeError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, [0, 0.5]), ValueError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, [0, True]), ValueError),
@@ -343,6 +357,9 @@ def test_refusals_of_freeze_cell(arguments, kind):
     }
     with pytest.raises(kind) as raised:
         freeze_cell(**{**given, **arguments})
+    optimizer.separate_state = False
+    with pytest.raises(ValueError, match="share their state"):
+        freeze_cell(**given)
     assert_three_lines(raised.value)
 
 

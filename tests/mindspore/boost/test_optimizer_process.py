@@ -178,6 +178,7 @@ def test_what_is_frozen_later_is_left_out():
         (lambda net: OptimizerProcess.build_params_dict(momentum(net)), TypeError),
         (lambda net: OptimizerProcess(momentum(net)).add_grad_centralization(None), TypeError),
         (lambda net: OptimizerProcess(momentum(net)).add_grad_centralization(net, 0), ValueError),
+        (lambda n: OptimizerProcess(momentum(n)).add_grad_centralization(mixed_net()), ValueError),
         (lambda net: OptimizerProcess(momentum(net)).add_grad_centralization(net, 2.0), TypeError),
         (lambda net: replaced(net, []), ValueError),
         (lambda net: replaced(net, None), ValueError),

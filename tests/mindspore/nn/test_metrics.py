@@ -18,6 +18,7 @@ SCORES = np.array([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]], np.float32)
         # MindSpore 2.10 gives these three: rows are counted, not elements
         (nn.MSE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
         (nn.MAE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
+        (nn.MSE(), [(np.float32(1), np.float32(3)), (np.zeros([0, 3]), np.zeros([0, 3]))], 4.0),
         (nn.TopKCategoricalAccuracy(2), [(SCORES, np.array([2, 2]))], 0.5),
         (nn.Top1CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 0.5),
         (nn.Top5CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 1.0),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ortboost
-from ortboost import nn
+from ortboost import Tensor, nn
 from ortboost.core.errors import OrtBoostError
 from ortboost.mindspore.core.network import load
 from ortboost.program.config import ProgramConfig
@@ -134,7 +134,9 @@ def test_a_lars_filter_says_who_is_adapted_and_decays():
 def test_lars_shares_rates_and_steps_of_its_inner_optimizer():
     net = affine()
     inner = nn.SGD(net.trainable_params(), learning_rate=[0.5, 0.25])
+    inner.gc_multiple_of = 1
     outer = nn.LARS(inner)
+    assert outer.gc_multiple_of == 1
     one_step(net, outer)
     assert (outer.global_step, outer.get_lr(), outer.learning_rate.tolist()) == (
         1,
@@ -167,6 +169,7 @@ def test_the_learning_rate_can_be_replaced():
         (lambda p: nn.SGD([{"params": p}, p[0]]), TypeError),
         (lambda p: nn.SGD([{"params": [p[0]]}, {"order_params": p, "lr": 0.1}]), ValueError),
         (lambda p: nn.LARS(nn.LARS(nn.SGD(p))), TypeError),
+        (lambda p: nn.LARS(nn.thor(affine(), Tensor(0.1), 0.03, 0.9)), TypeError),
         (lambda p: nn.SGD(p)([1.0]), NotImplementedError),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ortboost as ob
-from ortboost import Tensor, nn
+from ortboost import Tensor, boost, nn
 from ortboost.boosts import Thor
 from ortboost.mindspore.amp import DynamicLossScaleManager, FixedLossScaleManager
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
@@ -202,6 +202,33 @@ def test_errors(changed, error):
     with pytest.raises(error) as caught:
         nn.thor(**given)
     assert_three_lines(caught.value)
+
+
+def test_groups_have_no_settings_of_their_own():
+    own, opt = (net := network()).trainable_params(), nn.thor(net, RATE, DAMPING, 0.9)
+    for settings in ({"lr": 0.0}, {"weight_decay": 0.5}):
+        with pytest.raises(ArgumentValueError, match="its own") as caught:
+            opt.renewed([{"params": own[:1], **settings}, {"params": own[1:]}])
+        assert_three_lines(caught.value)
+    process = boost.OptimizerProcess(opt)
+    process.origin_params = [{"params": own}]
+    assert process.generate_new_optimizer().groups() == opt.groups()
+
+
+def test_a_training_cell_has_its_own_settings():
+    net = network()
+    opt = nn.thor(net, RATE, DAMPING, 0.9)
+    cell = nn.TrainOneStepCell(nn.WithLossCell(net, LOSS), opt)
+    convert = ConvertModelUtils.convert_to_thor_model
+    assert convert(Model(net), cell, optimizer=opt).train_network is cell
+    for settings in (
+        {"loss_fn": LOSS},
+        {"amp_level": "O2"},
+        {"loss_scale_manager": FixedLossScaleManager()},
+    ):
+        with pytest.raises(ArgumentValueError, match="its own loss") as caught:
+            convert(Model(net), cell, optimizer=opt, **settings)
+        assert_three_lines(caught.value)
 
 
 def test_convert_net_utils_leaves_the_network_as_it_is():

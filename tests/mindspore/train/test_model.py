@@ -7,6 +7,7 @@ import pytest
 
 from ortboost import amp, nn
 from ortboost.core.errors import OrtBoostError
+from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.serialization import (
     load_checkpoint,
     load_param_into_net,
@@ -222,6 +223,12 @@ def test_loading_tells_what_does_not_fit(tmp_path):
     assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
     with pytest.raises(ValueError, match=r"fc1\.bias"):
         load_param_into_net(net, loaded, strict_load=True)
+    before, short = net.trainable_params()[0].asnumpy(), load_checkpoint(path)
+    short = {n: Parameter(np.ones(p.shape, np.float32), n) for n, p in short.items()}
+    short["fc2.bias"] = Parameter(np.ones(3, np.float32), "fc2.bias")
+    with pytest.raises(ValueError, match=r"fc2\.bias"):
+        load_param_into_net(net, short)
+    np.testing.assert_array_equal(net.trainable_params()[0].asnumpy(), before)  # nothing is loaded
     with pytest.raises(TypeError):
         save_checkpoint(1, path)
     with pytest.raises(TypeError):
@@ -268,6 +275,14 @@ def test_an_evaluation_network_of_ones_own():
     assert own.eval([(x, target)])["mean"] == pytest.approx(float(loss(net(x), target)))
 
 
+def test_an_index_beyond_the_outputs_is_refused():
+    model, net = make(metrics={"acc"})
+    own = Model(net, model._loss_fn, metrics={"acc"}, eval_indexes=[0, 1, 3])
+    with pytest.raises(ValueError, match="3 outputs, but index 3") as raised:
+        own.eval(DATA)
+    assert isinstance(raised.value, OrtBoostError)
+
+
 def test_a_training_cell_is_a_network_too():
     net = golden.network("mlp")
     step = nn.TrainOneStepCell(
@@ -288,9 +303,17 @@ def test_frequency_may_be_a_list(capsys):
     ("call", "kind"),
     [
         (lambda m: m.train(1, DATA, dataset_sink_mode=True, sink_size=3), NotImplementedError),
+        (lambda m: m.fit(1, DATA, DATA, valid_frequency=[1.5]), TypeError),
+        (lambda m: m.fit(1, DATA, DATA, valid_frequency=[0]), ValueError),
         (lambda m: Model(m.predict_network, metrics={"acc"}), ValueError),
         (lambda m: Model(m.predict_network, eval_indexes=[1]), ValueError),
         (lambda m: Model(m.predict_network, amp_level="O7"), ValueError),
+        (lambda m: Model(m.predict_network, amp_level="O2"), ValueError),  # no optimizer
+        (lambda m: Model(m.predict_network, keep_batchnorm_fp32=True), ValueError),
+        (
+            lambda m: Model(m.predict_network, loss_scale_manager=amp.FixedLossScaleManager()),
+            ValueError,
+        ),
         (lambda m: Model(m.predict_network, boost_level="O1"), ValueError),  # no optimizer
         (lambda m: Model(m.predict_network, boost_level="O3"), ValueError),
         (lambda m: Model(nn.MSELoss()), TypeError),
