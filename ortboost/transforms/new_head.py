@@ -72,7 +72,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
         if node.op_type == "Gemm" and (weight := _matrix(node.inputs[1])):
             out_axis = 0 if node.attributes.get_int("transB", 0) else 1
             own = input_at(node, 2)
-            if own is None or (own.is_initializer() and bias is None):
+            if own is None or own.is_initializer():
                 return DenseLayer(node, weight, own or bias, out_axis)
         if node.op_type == "MatMul":
             if weight := _matrix(node.inputs[1]):
@@ -134,6 +134,15 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
                 where=f"{source_name(model)}: node '{node.name}'",
                 fix="Export the model without it, or with -1 for the number of outputs.",
             )
+        for value in node.inputs if node.op_type == "Add" else ():
+            if value is None or not value.is_initializer() or static_shape(value) == ():
+                continue
+            if value is not head.bias:
+                raise ModelError(
+                    f"The head cannot be replaced: '{value.name}' is added to its outputs, too.",
+                    where=f"{source_name(model)}: node '{node.name}'",
+                    fix="Export the model with one bias for its last layer.",
+                )
     fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
     new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
     generator = np.random.default_rng(seed)
