@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
 from ortboost.boosts.roles import PART
+from ortboost.core.errors import ConfigError
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
@@ -108,7 +109,7 @@ def append_update(
         None if scaler is None else scaler.incoming(graph),
         graph.rows,
     )
-    if len(scaled.bundles) == 1:  # one scale for all layers
+    if scaler is None or scaler.number < 2:  # one scale for all layers
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
     writer.take_means()
     if config.check_finite:
@@ -178,6 +179,13 @@ class _Writer:
                     state.name, state.kind, state.initial, state.role, sharded=state.sharded
                 )
                 if boost is self.accumulator or state.changes_at == "step":
+                    if self.accumulator is None:
+                        raise ConfigError(
+                            f"The state '{state.name}' changes at each step of a window, but there "
+                            "is no accumulation.",
+                            where=f"boost '{boost.name}', states",
+                            fix="Declare it only if the window of the graph is above 1.",
+                        )
                     self.each_step.append(state.name)
                 elif state.changes_at == "update":
                     self.own.append(state.name)
