@@ -63,9 +63,9 @@ class State:
         initial: The initial value, which determines shape and dtype.
         kind: ``counter``, or ``slot`` for state of a parameter.
         role: What a slot contains.
-        changes_at: When it gets a new value: at each ``update``; at each ``step`` that is not
-            skipped, also within a window of accumulation; or ``never`` in this graph, which only
-            reads it.
+        changes_at: When it gets a new value: at each ``update``; with accumulation, at each
+            ``step`` that is not skipped (``observe``); or ``never`` in this graph, which only reads
+            it.
         sharded: Whether each of several processes holds only some of its rows; it must never
             change, and the graph must work for any number of rows.
     """

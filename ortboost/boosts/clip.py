@@ -58,9 +58,12 @@ class Clip(Boost):
         if self.by == "norm":
             factors = {name: self._factor(b, norm) for name, norm in norms.items()}
         else:
-            squares = [b.op("Mul", norm, norm) for norm in norms.values()]
+            # In float64: the squares of many large norms may overflow together.
+            doubles = [b.cast(norm, ir.DataType.DOUBLE) for norm in norms.values()]
+            squares = [b.op("Mul", norm, norm) for norm in doubles]
             total = b.op("Sum", *squares, shape=()) if len(squares) > 1 else squares[0]
-            factors = dict.fromkeys(norms, self._factor(b, b.op("Sqrt", total)))
+            norm = b.cast(b.op("Sqrt", total), ir.DataType.FLOAT)
+            factors = dict.fromkeys(norms, self._factor(b, norm))
         return {name: b.op("Mul", g, factors[name]) for name, g in gradients.items()}
 
     def _factor(self, b: Builder, norm: ir.Value) -> ir.Value:

@@ -100,7 +100,7 @@ class DimReduce(LineSearch):
     gamma: Annotated[float, Range(0, below=1)] = 0.9
     alpha: Annotated[float, Range(0, below=1)] = 0.001
     sigma: Annotated[float, Range(0, below=1)] = 0.4
-    first: Annotated[float, Range(above=0)] = 1.0
+    first: Annotated[float, Range(above=0, below=1e37)] = 1.0
     shard: bool = False
 
     name: ClassVar[str] = "dim-reduce"

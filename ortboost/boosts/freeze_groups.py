@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.freeze_schedule import COST, FreezeConfig, freeze_schedule
 from ortboost.core.errors import ConfigError
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
@@ -59,6 +60,12 @@ def freeze_groups(
                 )
         for index, group in enumerate(config.groups):
             report.changed[f"group {index}"] = f"trains {len(group)} of {len(names)} tensors"
+        left = [name for name in names if not any(name in group for group in config.groups)]
+        if left:
+            report.notes.append(
+                f"grad-freeze: no group trains {count_of(len(left), 'tensor')}, for example "
+                f"'{left[0]}'"
+            )
         return config.groups, report
     layers = find_layers(model, trained)
     number = config.param_groups

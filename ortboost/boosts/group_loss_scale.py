@@ -16,7 +16,8 @@ error.
 
 The boundary is inserted as `y = x * 1` with a graph input for the `1`, which both engines
 differentiate to `dx = dy * 1`. After differentiation the first product is removed, and the `1` of
-the second becomes the ratio. The engines need no support for this.
+the second becomes the ratio, in float32 even if `dy` has 16 bits. The engines need no support for
+this.
 
 An overflow is attributed to the group where it began: a gradient of its parameters, or one that it
 sends over a boundary, is not finite, while the gradients that it receives are finite. The gradients
@@ -44,7 +45,7 @@ from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
@@ -427,32 +428,32 @@ def resolve_boundaries(
     for boundary in groups.boundaries:
         one = inputs[boundary.one]
         for usage in list(one.uses()):  # `dy * one` of the backward pass; no use if frozen
-            ratio = _ratio(builder, scales, boundary, groups.number, one.dtype)
+            ratio = _ratio(builder, scales, boundary, groups.number)
             for node in builder.take():
                 graph.insert_before(first, node)
             node = usage.node
-            node.replace_input_with(usage.idx, ratio)
-            other = next((v for v in node.inputs if v is not None and v is not ratio), None)
-            if other is not None:
-                incoming.setdefault((boundary.before, boundary.after), []).append(other)
+            gradient = next(v for v in node.inputs if v is not None and v is not one)
+            incoming.setdefault((boundary.before, boundary.after), []).append(gradient)
+            if one.dtype in (None, ir.DataType.FLOAT):
+                node.replace_input_with(usage.idx, ratio)
+                continue
+            # A ratio of 16 bits would be inexact, or even 0, and all gradients below with it.
+            wide = builder.cast(gradient, ir.DataType.FLOAT)
+            product = builder.op("Mul", wide, ratio, shape=gradient.shape)
+            replace_node(node, [builder.cast(product, one.dtype)], builder)
         graph.inputs.remove(one)
     return incoming
 
 
-def _ratio(
-    b: Builder, scales: ir.Value, boundary: Boundary, number: int, dtype: ir.DataType | None
-) -> ir.Value:
-    """`s_before / s_after`; the outside has the scale 1."""
+def _ratio(b: Builder, scales: ir.Value, boundary: Boundary, number: int) -> ir.Value:
+    """`s_before / s_after`, float32; the outside has the scale 1."""
 
     def scale(group: int) -> ir.Value:
         if not 0 < group <= number:
             return b.const(1.0)
         return b.op("Gather", scales, b.const(group - 1, ir.DataType.INT64), shape=())
 
-    ratio = b.op("Div", scale(boundary.before), scale(boundary.after), shape=())
-    if dtype in (None, ir.DataType.FLOAT):
-        return ratio
-    return b.op("Cast", ratio, dtype=dtype, to=dtype)
+    return b.op("Div", scale(boundary.before), scale(boundary.after), shape=())
 
 
 def _reads(node: ir.Node) -> list[str]:

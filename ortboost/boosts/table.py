@@ -122,11 +122,11 @@ def register(boost: _B, *, after: str | None = None) -> _B:
         ConfigError: The name is taken or invalid, or the boost ``after`` is unknown.
     """
     name = getattr(boost, "name", "")
-    if not isinstance(name, str) or not name or set(name) & set(":=,. /"):
+    if not isinstance(name, str) or not name or set(name) & set(":=,. /") or name != _key(name):
         raise ConfigError(
             f"{name!r} is not a valid name of a boost.",
             where=f"{boost.__module__}.{boost.__qualname__}",
-            fix="Give it a 'name' like gradient-noise, without spaces, colons or dots.",
+            fix="Give it a 'name' like gradient-noise: lower case, with hyphens between words.",
         )
     known = {other.name: other for other in _TABLE}
     if name in known:
@@ -152,7 +152,7 @@ def find_boost(name: str) -> type[Boost]:
     Raises:
         ConfigError: It is not registered; the message suggests the nearest.
     """
-    wanted = name.replace("_", "-").lower()
+    wanted = _key(name)
     for known in (lambda: _TABLE, registered):
         for boost in known():
             if boost.name == wanted:
@@ -163,6 +163,11 @@ def find_boost(name: str) -> type[Boost]:
         fix=f"{nearest(wanted, [boost.name for boost in _TABLE])}; a custom boost must be "
         f"registered first, see ortboost.boosts.register and the entry points '{ENTRY_POINTS}'.",
     )
+
+
+def _key(name: str) -> str:
+    """The name in the table for one that a user may have written in another way."""
+    return name.replace("_", "-").lower()
 
 
 def boost_from_dict(data: Mapping[str, Any]) -> Boost:

@@ -203,10 +203,11 @@ class Refresh:
         return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
 
     def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
-        """`1 / (f + sqrt(d))`; the old value where that is NaN."""
+        """`1 / (f + sqrt(d))`; the old value where that is not a finite float32."""
         damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
         new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
-        good = b.op("GreaterOrEqual", new, b.const(0.0), dtype=_BOOL)
+        largest = b.const(np.finfo(np.float32).max)
+        good = b.op("LessOrEqual", new, largest, dtype=_BOOL)  # false for NaN
         return b.op("Where", good, new, old, dtype=_FLOAT)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import input_at, is_standard
+from ortboost.graph.query import constant, input_at, is_standard, known_shape
 
 __all__ = ["TERMS", "Terms", "count_terms", "loss_terms"]
 
@@ -43,12 +43,24 @@ def loss_terms(objective: ir.Value) -> Terms:
                 mean = reduction == "mean"
             ignored = node.attributes.get_int("ignore_index", None)
             return Terms(mean, input_at(node, 1), ignored)
-        if is_standard(node, "ReduceSum"):
-            mean = False
-        elif not is_standard(node, "ReduceMean", "Reshape", "Identity", "Squeeze", "Cast"):
+        if is_standard(node, "ReduceMean", "ReduceSum"):
+            if _reduces_samples(node):
+                mean = node.op_type == "ReduceMean"
+        elif not is_standard(node, "Reshape", "Identity", "Squeeze", "Cast"):
             break
         value = node.inputs[0]
     return Terms(mean)
+
+
+def _reduces_samples(node: ir.Node) -> bool:
+    """Whether a reduction covers axis 0; assumed if its axes are unknown."""
+    attribute = node.attributes.get("axes")
+    axes = constant(input_at(node, 1)) if attribute is None else attribute.as_ints()
+    data = input_at(node, 0)
+    shape = None if data is None else known_shape(data)
+    if axes is None or len(axes) == 0:
+        return not node.attributes.get_int("noop_with_empty_axes", 0)
+    return shape is None or any(axis in (0, -len(shape)) for axis in axes)
 
 
 def count_terms(model: ir.Model, found: Terms, data: ir.Value, batch_size: int | None) -> str:

@@ -118,7 +118,7 @@ def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> Pro
             raise ConfigError(
                 f"{key!r} does not name a part.", where="settings", fix=nearest(section, _PARTS)
             )
-        data[section] = {**(data[section] or {}), name: value}
+        data[section] = {**(data.get(section) or {}), name: value}
         settings.append(f"{key}={value!r}")
     try:
         return ProgramConfig.from_dict(data) if settings else config

@@ -88,6 +88,7 @@ def choose_trainable(
         *_grouped(doubts),
         *_lost(model, parameters, config),
     ]
+    report.notes += _idle_groups(kept_parameters, config)
     report.notes += _tied(model, kept_parameters)
     return kept_parameters, report
 
@@ -273,6 +274,20 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
         "BatchNormalization into its convolution: export again with optimize=False to train the "
         "same parameters as torch), or not needed by the outputs"
     ]
+
+
+def _idle_groups(trained: Sequence[Parameter], config: ProgramConfig) -> list[str]:
+    """Notes on parameter groups without a trained parameter of their own."""
+    left, idle = {p.name for p in trained}, []
+    for group in config.groups:  # the first group that matches wins
+        own, _ = match_names(left, group.patterns)
+        left -= own
+        if not own:
+            idle.append(
+                f"the parameter group '{group.name}' has no effect: all it matches is not trained, "
+                "or in an earlier group"
+            )
+    return idle
 
 
 def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:

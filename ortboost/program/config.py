@@ -153,7 +153,7 @@ class ProgramConfig:
     running_variance: Literal["unbiased", "onnx"] = "unbiased"
     metrics: tuple[Literal["accuracy"], ...] = ()
     engine: str = "auto"
-    seed: int = 0
+    seed: Annotated[int, Range(0)] = 0
     boosts: tuple[Boost, ...] = ()
     if TYPE_CHECKING:  # the former names of boosts
         less_bn: bool = False

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
 from ortboost.boosts.roles import PART
+from ortboost.core.errors import ConfigError
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
@@ -103,12 +104,12 @@ def append_update(
         config.gradient_divisor,
         graph.trained,
         gradients,
-        None if scaler is None else scale,
-        None if scaler is None else scaler.groups(graph),
-        None if scaler is None else scaler.incoming(graph),
+        scale if scaler else None,
+        scaler.groups(graph) if scaler else None,
+        scaler.incoming(graph) if scaler else None,
         graph.rows,
     )
-    if len(scaled.bundles) == 1:  # one scale for all layers
+    if scaler is None or scaler.number < 2:  # one scale for all layers
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
     writer.take_means()
     if config.check_finite:
@@ -138,6 +139,7 @@ class _Writer:
         self.slots = config.optimizer.slots if config.line_search is None else ()
         self.trained = graph.trained
         self.group = group
+        self.counters = [names.STEP] + ([] if group is None else [names.group_step(group)])
         self.b = Builder(self.graph, "ortboost/update")
         self.inputs = {value.name or "": value for value in self.graph.inputs}
         self.context = StepContext(
@@ -178,12 +180,18 @@ class _Writer:
                     state.name, state.kind, state.initial, state.role, sharded=state.sharded
                 )
                 if boost is self.accumulator or state.changes_at == "step":
+                    if self.accumulator is None:
+                        raise ConfigError(
+                            f"The state '{state.name}' changes at each step of a window, but there "
+                            "is no accumulation.",
+                            where=f"boost '{boost.name}', states",
+                            fix="Declare it only if the window of the graph is above 1.",
+                        )
                     self.each_step.append(state.name)
                 elif state.changes_at == "update":
                     self.own.append(state.name)
-        if self.group is not None:
-            self._add_state(names.group_step(self.group), "counter", np.int64(0))
-        self._add_state(names.STEP, "counter", np.int64(0))
+        for name in reversed(self.counters):
+            self._add_state(name, "counter", np.int64(0))
 
     def declare_step(self) -> None:
         """Declare the states of the gate: counters of the loss scale and of skipped steps."""
@@ -439,9 +447,8 @@ class _Writer:
 
     def _counts(self) -> dict[str, ir.Value]:
         """The number of this update, in all and of the group."""
-        counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
         one = self.b.const(1, _INT64)
-        return {name: self.b.op("Add", self.inputs[name], one) for name in counters}
+        return {name: self.b.op("Add", self.inputs[name], one) for name in self.counters}
 
     def _update_context(
         self, next_of: dict[str, ir.Value], counts: Mapping[str, ir.Value]
@@ -484,8 +491,7 @@ class _Writer:
 
     def _unchanged(self) -> dict[str, ir.Value]:
         """The states of :meth:`_updated`, unchanged."""
-        kept = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
-        kept += self.own
+        kept = [*self.counters, *self.own]
         for parameter in self.trained:
             kept.append(parameter.name)
             kept += [self._slot(slot, parameter) for slot in self.slots]

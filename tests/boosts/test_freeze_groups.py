@@ -184,6 +184,8 @@ def test_given_groups_are_taken_as_they_are():
     assert [e.name for e in program.catalogue_of("step").entries("parameter") if e.next] == ["w2"]
     moving = [e.name for e in program.catalogue_of("step.1").entries("parameter") if e.next]
     assert moving == ["w2", "b2"]
+    (report,) = [report for report in program.reports if report.rewrite == "grad_freeze"]
+    assert report.notes == ["grad-freeze: no group trains 2 tensors, for example 'w1'"]
     with pytest.raises(ConfigError, match="'w9'") as caught:
         build(grad_freeze=FreezeConfig(groups=(("w9",),)))
     assert_three_lines(caught.value)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
+from ortboost.boosts import MixedPrecision
 from ortboost.boosts.full_norm_head import FullNormHead, find_full_norm, full_norm
 from ortboost.boosts.grad_centralization import HEAD_MARK, CentralizeConfig, centralize
 from ortboost.core.errors import ModelError, UsageError
@@ -26,10 +27,12 @@ from tests.support import (
     ENGINES,
     GOLDEN,
     assert_three_lines,
+    batch_for,
     model_path,
     run,
     small_convnet,
     small_mlp,
+    stepper,
     text_model,
     weights,
 )
@@ -393,3 +396,17 @@ def test_a_level_leaves_a_model_without_a_head_as_it_is():
     assert not report.modified
     assert "no fully connected layer was found" in report.notes[0]
     assert LessBN(Network(model), fn_flag=True).reports[-1].notes == report.notes
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+def test_long_features_in_float16(emulate):
+    """Their squares exceed its range, the head's outputs do not."""
+    losses = []
+    for boosts in ((), (MixedPrecision("fp16", emulate=emulate),)):
+        model = small_mlp(64, 64)
+        model.graph.initializers["w1"].const_value = ir.tensor(weights(64, 64, scale=30.0))
+        config = ProgramConfig(boosts=(FullNormHead(), *boosts))
+        training = stepper(build_program(model, config))
+        batch = batch_for(training.program)
+        losses.append([training.step(batch, {"learning_rate": 1.0}).loss for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)

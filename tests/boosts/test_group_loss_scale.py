@@ -18,6 +18,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.transforms.attach_loss import LossConfig
+from ortboost.transforms.precision import PrecisionConfig
 from tests.mindspore.nn import golden
 from tests.program.test_combine import network
 from tests.support import (
@@ -374,3 +375,26 @@ def test_the_configuration_survives_json():
     config = ProgramConfig(loss_scale=law)
     data = json.loads(json.dumps(config.to_dict()))
     assert ProgramConfig.from_dict(data) == config
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_scales_far_apart_in_float16(engine, emulate):
+    """Their ratio, 4e-8, is 0 or inexact there: 6e-8 is the smallest number above 0."""
+    groups = GroupedScaleConfig(
+        init_scale=(1e-3, 2.5e4), groups=(("w1", "b1"), ("w2", "b2")), min_scale=None
+    )
+    moved = []
+    for scale, precision in (
+        (NO_SCALE, PrecisionConfig()),
+        (groups, PrecisionConfig("fp16", emulate=emulate)),
+    ):
+        config = ProgramConfig(
+            loss_scale=scale, precision=precision, optimizer=Sgd(), engine=engine
+        )
+        training = stepper(build_program(small_mlp(), config))
+        before = training.get("w1")
+        assert training.step(batch_for(training.program, 6), RATE).updated
+        moved.append(training.get("w1") - before)
+    size = np.abs(moved[0]).max()
+    np.testing.assert_allclose(moved[1], moved[0], atol=0.02 * size)

@@ -323,6 +323,14 @@ class Nameless(Boost):
 
 
 @dataclass(frozen=True)
+class Underlined(Boost):
+    """Its name would not be found: names are looked up with hyphens."""
+
+    name = "my_boost"
+    stage = "gradients"
+
+
+@dataclass(frozen=True)
 class Search(DimReduce):
     """Another line search."""
 
@@ -334,6 +342,7 @@ class Search(DimReduce):
     [
         (lambda: register(Impostor), "'clip' already"),
         (lambda: register(Nameless), "not a valid name of a boost"),
+        (lambda: register(Underlined), "not a valid name of a boost"),
         (lambda: register(Counted, after="clop"), "Unknown boost 'clop'"),
         (lambda: ProgramConfig(boosts=(Counted(1),)), "Unknown boost 'counted'"),
         (lambda: ProgramConfig(boosts=(Impostor(),)), "is not the boost registered"),
@@ -361,3 +370,29 @@ def test_what_makes_no_sense_is_refused(make, said):
         make()
     assert_three_lines(caught.value)
     assert said in str(caught.value)
+
+
+@dataclass(frozen=True)
+class EachStep(Boost):
+    """Counts the steps of windows."""
+
+    name = "each-step"
+    stage = "gradients"
+
+    def states(self, trained):
+        return [State("ortboost/each_step", np.zeros((), np.int64), changes_at="step")]
+
+    def observe(self, step):
+        one = step.b.const(1, ir.DataType.INT64)
+        return {"ortboost/each_step": step.b.op("Add", step.states["ortboost/each_step"], one)}
+
+
+def test_a_state_of_each_step_needs_a_window():
+    register(EachStep)
+    training = start(EachStep(), GradAccumulation(2))
+    for _ in range(3):
+        training.step(batch_for(training.program, 2), RATE)
+    assert training.get("ortboost/each_step") == 3
+    with pytest.raises(ConfigError, match="no accumulation") as caught:
+        start(EachStep())
+    assert_three_lines(caught.value)

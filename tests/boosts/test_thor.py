@@ -382,6 +382,46 @@ def test_the_report_says_what_is_preconditioned_and_why_the_rest_is_not():
     assert "the loss is a mean; its terms are the labels" in report.notes
 
 
+@pytest.mark.parametrize(
+    ("reductions", "what"),
+    [
+        ("r = ReduceSum<keepdims = 0>(s, one) loss = ReduceMean<keepdims = 0>(r)", "mean"),
+        ("r = ReduceMean<keepdims = 0>(s, one) loss = ReduceSum<keepdims = 0>(r)", "sum"),
+        ("r = ReduceSum<keepdims = 0>(s, first) loss = ReduceMean<keepdims = 0>(r)", "sum"),
+        ("loss = ReduceSum<keepdims = 0>(s)", "sum"),
+    ],
+)
+def test_the_reduction_over_samples_says_what_the_loss_is(reductions, what):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[batch,3] t, float[4,3] w) => (float loss)
+        <int64[1] one = {{1}}, int64[1] first = {{-2}}> {{
+          y = MatMul(x, w) d = Sub(y, t) s = Mul(d, d) {reductions}
+        }}""",
+        w=weights(4, 3),
+    )
+    program = build_program(model, ProgramConfig(loss=LossConfig("output"), boosts=(Thor(),)))
+    (report,) = [r for r in program.reports if r.rewrite == "thor"]
+    assert report.notes == [f"the loss is a {what}; its terms are the samples, axis 0 of 'x'"]
+
+
+def test_a_damping_that_has_decayed_to_nothing_leaves_rows_without_a_gradient_alone():
+    """The factor of an id that no sample has is 0: `1 / (0 + sqrt(d))` is not a float32."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[batch] ids, float[5,4] table, float[4,3] w) => (float[batch,3] y) {
+          e = Gather(table, ids) y = MatMul(e, w) }""",
+        table=weights(5, 4),
+        w=weights(4, 3, seed=1),
+    )
+    boost = Thor(frequency=1, damping_decay=1e-60)
+    training = stepper(build_program(model, ProgramConfig(boosts=(boost,))))
+    batch = {"ids": np.array([0, 1, 1]), "labels": np.array([0, 1, 2])}
+    for _ in range(4):
+        assert training.step(batch, {"learning_rate": 1e-3}).updated
+    np.testing.assert_array_equal(training.get("table")[2:], weights(5, 4)[2:])
+
+
 @pytest.mark.parametrize("settings", [{}, {"factor_decay": 0.5}, {"block": 0}])
 def test_the_table_says_what_a_layer_costs(settings):
     boosts = (Thor(**settings), GradAccumulation(2))

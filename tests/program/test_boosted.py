@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ortboost.boosts import AdaSum, DimReduce, FullNormHead
+from ortboost.boosts import AdaSum, DimReduce, FullNormHead, MixedPrecision
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
@@ -142,6 +142,11 @@ def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():
         optimizer=Momentum(0.5),
         loss_scale=dataclasses.replace(ProgramConfig().loss_scale, scale_window=7),
     )
+
+
+def test_a_part_replaces_a_boost_that_it_cannot_describe():
+    config = ProgramConfig(boosts=(MixedPrecision("fp32"),))
+    assert with_settings(config, [("precision.compute", "fp16")]).precision.compute == "fp16"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from ortboost.api import check
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ParameterGroup, ProgramConfig
 from tests.support import assert_three_lines, small_mlp, text_model, weights
 
 DOUBTFUL = """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
@@ -161,3 +161,17 @@ def test_a_file_whose_weights_are_all_quantized_is_called_so():
         build_program(model, config())
     assert_three_lines(caught.value)
     assert "Start from the float model" in str(caught.value)
+
+
+def test_groups_without_a_parameter_of_their_own_are_told():
+    groups = (
+        ParameterGroup("frozen", ("w1",), 0.1),
+        ParameterGroup("all", ("*",), 0.1),
+        ParameterGroup("late", ("w2",), 0.2),
+    )
+    program = build_program(small_mlp(), ProgramConfig(freeze=("w1",), groups=groups))
+    (report,) = [r for r in program.reports if r.rewrite == CHOOSE_TRAINABLE]
+    assert [note.split("'")[1] for note in report.notes if "no effect" in note] == [
+        "frozen",
+        "late",
+    ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.core.loss_scale import FixedScaleConfig, GroupedScaleConfig
+from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
-from tests.support import ENGINES, batch_for, small_mlp, stepper
+from ortboost.transforms.loss_config import LossConfig
+from tests.support import ENGINES, batch_for, small_mlp, stepper, text_model, weights
 
 NAMES = ("w1", "b1", "w2", "b2")
 DECAY = 0.5
@@ -78,3 +79,28 @@ def test_the_bound_is_for_the_norm_with_a_millionth(engine):
     found = np.sqrt(sum(np.linalg.norm(g) ** 2 for g in tiny[0].values()))
     assert found == pytest.approx(limit / (1 + 1e-6 / limit), rel=2e-3)
     assert found < 0.995 * limit
+
+
+def test_the_squares_of_many_large_norms_do_not_overflow_together():
+    number, size, norm = 40, 10_000, 2.0**61.6  # of each; the sum of the squares is 2^128.5
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,1] x, """
+        + ", ".join(f"float[1,{size}] w{i}" for i in range(number))
+        + ") => (float[batch,1] y) <int64[1] ax = {1}> {"
+        + "".join(f"m{i} = MatMul(x, w{i}) s{i} = ReduceSum(m{i}, ax) " for i in range(number))
+        + f"y = Sum({', '.join(f's{i}' for i in range(number))}) }}",
+        **{f"w{i}": weights(1, size, seed=i) for i in range(number)},
+    )
+    config = ProgramConfig(
+        optimizer=Sgd(),
+        loss=LossConfig("l1"),  # its gradient for each weight is x
+        loss_scale=NO_SCALE,
+        clip=ClipConfig("global-norm", 100.0),
+    )
+    training = stepper(build_program(model, config))
+    before = training.get("w0")
+    batch = {"x": np.full((1, 1), norm / 100, np.float32), "labels": np.zeros((1, 1), np.float32)}
+    assert training.step(batch, {"learning_rate": 1.0}).updated
+    moved = np.linalg.norm(before - training.get("w0"))
+    assert moved == pytest.approx(100 / np.sqrt(number), rel=1e-3)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.api.learning_rates import schedules
+from ortboost.boosts import DimReduce
 from ortboost.core.errors import ConfigError, OrtBoostError
 from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import (
@@ -139,6 +140,8 @@ NAN, INF = float("nan"), float("inf")
         lambda: ProgramConfig.from_dict({"loss": {"name": "mse", "label_shape": 5}}),
         lambda: ProgramConfig(weight_decay=NAN),
         lambda: ProgramConfig(weight_decay=INF),
+        lambda: ProgramConfig(seed=-1),
+        lambda: DimReduce("p.npy", first=1e300),
         lambda: ProgramConfig(gradient_divisor=0.0),
         lambda: ProgramConfig(gradient_divisor=NAN),
         lambda: ProgramConfig(gradient_divisor=INF),

@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import constant, matches_name
+from ortboost.graph.query import constant, is_standard, matches_name
 from ortboost.graph.source import source_name
 from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
-from ortboost.transforms.precision.policy import Choice, PrecisionConfig, classify, low_dtype
+from ortboost.transforms.precision.policy import (
+    FP32_OPERATORS,
+    Choice,
+    PrecisionConfig,
+    classify,
+    low_dtype,
+)
 
 __all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
 
@@ -92,6 +98,8 @@ class PrecisionPlan:
                 continue
             policy = self.config.policy if not is_ours(node) else "autocast"
             choice, reason = classify(node.op_type, policy, self.config.keep_batchnorm)
+            if choice == "free" and _is_summed_square(node):
+                choice, reason = "fp32", FP32_OPERATORS["ReduceSumSquare"]
             if id(node) in forced:
                 choice, reason = "low", "as requested"
             obstacle = fixed.get(node.name or "") or form.reason or unsupported.get(node.op_type)
@@ -233,6 +241,15 @@ def _lost(array: NDArray[Any], low: ir.DataType, *, is_weight: bool) -> str | No
     if not is_weight:
         lost |= (rounded == 0) & (array != 0)
     return f"{array[lost].flat[0]:.4g}" if lost.any() else None
+
+
+def _is_summed_square(node: ir.Node) -> bool:
+    """Whether a node is the `x * x` of a sum of squares, which overflows float16 from 256 on."""
+    return (
+        is_standard(node, "Mul")
+        and node.inputs[0] is node.inputs[1]
+        and any(is_standard(n, "ReduceMean", "ReduceSum") for n, _ in node.outputs[0].uses())
+    )
 
 
 def is_ours(node: ir.Node) -> bool:

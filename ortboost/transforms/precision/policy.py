@@ -6,8 +6,9 @@ ONNX operators:
 
 - ``low``: matrix products and convolutions. They take most of the time, and hardware has units for
   them, which accumulate in float32.
-- ``fp32``: sums over many elements, normalizations, exponentials, logarithms, powers, functions
-  with a pole (Reciprocal, Tan) and losses. They overflow or lose accuracy in 16 bits.
+- ``fp32``: sums over many elements and the squares that they sum, normalizations, exponentials,
+  logarithms, powers, functions with a pole (Reciprocal, Tan) and losses. They overflow or lose
+  accuracy in 16 bits.
 - ``free``: everything else, elementwise operators and data movement;
   :mod:`ortboost.transforms.precision.min_cut` chooses their precision.
 

@@ -390,3 +390,25 @@ def test_sequences_of_tensors_stay_as_they_are():
     first, second = run(model, {"x": x})["y"]
     assert first.dtype == second.dtype == np.float32
     np.testing.assert_array_equal(second, weights(4, 4))
+
+
+def test_the_square_of_a_sum_of_squares_is_fp32():
+    """It overflows float16 where the values exceed 256."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w) => (float[N,4] y) <int64[1] axis = {1}> {
+          [fc] h = MatMul(x, w)
+          [square] s = Mul(h, h)
+          [sum] t = ReduceSum(s, axis)
+          [root] r = Sqrt(t)
+          [unit] u = Div(h, r)
+          [gate] y = Mul(u, u)
+        }""",
+        w=weights(4, 4),
+    )
+    x = 1e3 * weights(5, 4, seed=3)
+    expected = run(model, {"x": x})["y"]
+    report = place_precision(model, FP16)
+    assert report.kept["square"] == "fp32: a sum over many elements"
+    assert report.kept["gate"] == "fp32: to minimize the number of casts"  # nothing sums it
+    np.testing.assert_allclose(run(model, {"x": x})["y"], expected, atol=2e-3)
