@@ -80,8 +80,8 @@ newest:
 
 # torch is an extra of a few hundred megabytes; without it these tests skip.
 distributed: $(DISTRIBUTED)/.ready
-	OMP_NUM_THREADS=1 $(DISTRIBUTED)/bin/python -m pytest -q tests/runtime/test_shared_step.py \
-	    tests/runtime/test_adasum.py tests/api/test_processes.py tests/mindspore/test_communication.py
+	OMP_NUM_THREADS=1 $(DISTRIBUTED)/bin/python -m pytest -q \
+	    $$(grep -rlE --include='test_*.py' 'importorskip\("torch"|@needs_torch' tests)
 
 $(DISTRIBUTED)/.ready: pyproject.toml constraints.txt tools/setup_env.sh
 	@EXTRAS=distributed sh tools/setup_env.sh $(DISTRIBUTED) stock

@@ -98,6 +98,7 @@ def names(tmp_path, monkeypatch) -> dict[str, Any]:
 CALLS = [e for e in ENTRIES if not any(name in e["call"] for name in ABSENT)]
 
 
+@pytest.mark.filterwarnings("ignore:the loss is multiplied by 1024")
 @pytest.mark.parametrize("entry", CALLS, ids=lambda e: e["call"])
 def test_the_documented_type_is_raised(entry, names, capsys):
     wanted = DIFFERENT.get(entry["call"], entry["type"])
