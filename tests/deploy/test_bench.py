@@ -207,7 +207,7 @@ def test_files_in_one_run(mlp):
     config = dataclasses.replace(QUICK, batch_sizes=(6, 1))
     told = []
     found = bench_files([mlp, mlp], config, tell=told.append)
-    assert told == ["batch 6, 1 thread(s) ...", "batch 1, 1 thread(s) ..."]
+    assert told == ["batch 6, 1 thread ...", "batch 1, 1 thread ..."]
     assert [(m.batch, m.threads) for m in found] == [(1, 1), (1, 1), (6, 1), (6, 1)]
     for index, m in enumerate(found):
         assert m.file == str(mlp)
