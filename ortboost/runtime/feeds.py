@@ -14,6 +14,8 @@ from ortboost.program.catalogue import LEARNING_RATE, TensorSpec
 
 __all__ = ["arrays_of", "check_batch", "check_rates", "fed_array", "refused_batch"]
 
+_LARGEST_RATE = 1e38  # float32 holds 3.4e38
+
 
 def arrays_of(feeds: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> dict[str, Any]:
     """The feeds with those for the inputs as arrays, so that their samples can be counted.
@@ -86,9 +88,10 @@ def check_batch(
     ready: dict[str, NDArray[Any]] = {}
     for spec in inputs:
         array = fed_array(feeds, spec, inputs)
-        whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
-        if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
-            array = array.astype(spec.dtype, copy=False)
+        if array.dtype != spec.dtype:
+            whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
+            if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
+                array = array.astype(spec.dtype)
         if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
             raise UsageError(
                 f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, but "
@@ -142,6 +145,9 @@ def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, N
                 fix=f"Give {', '.join(names)}.",
             )
         number = hyper[name] if name in hyper else hyper[LEARNING_RATE]
+        if type(number) is float and abs(number) < _LARGEST_RATE:  # the usual case, and NaN is not
+            ready[name] = np.asarray(number, np.float32)
+            continue
         rate = as_dtype(number, np.dtype(np.float32), f"learning rate '{name}'")
         if rate.size != 1 or not np.isfinite(rate).all():  # it would overwrite the weights
             raise UsageError(
