@@ -1,10 +1,11 @@
 """Block the gradient of embedding rows of padding tokens, as torch's ``padding_idx`` does.
 
-    y = Gather(w, ids)    becomes    y = Where(ids == row, w'[row], Gather(w, ids))
+    y = Gather(w, ids)    becomes    y = Where(ids mod n == row, w'[row], Gather(w, ids))
 
-where `w'` is a copy of `w` as a separate graph input, which is not trained. Once the graph is
-differentiated, :func:`join_padding_rows` replaces `w'` by the parameter again. Only this lookup is
-blocked: if the table is also the output layer, its row is trained through that, as in torch.
+where `w'` is a copy of `w`, of `n` rows, as a separate graph input, which is not trained. Once the
+graph is differentiated, :func:`join_padding_rows` replaces `w'` by the parameter again. Only this
+lookup is blocked: if the table is also the output layer, its row is trained through that, as in
+torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_standard, label, source_before
+from ortboost.graph.query import is_standard, label, source_before, static_shape
 
 __all__ = ["join_padding_rows", "protect_padding_rows"]
 
@@ -47,16 +48,20 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
             continue
         row = rows[name]
         b = Builder(model.graph, "ortboost/padding")
+        # One copy for all lookups of a table.
         apart = detached.setdefault(
             name, ir.Value(name=_DETACHED + name, type=table.type, shape=table.shape)
         )
         fixed = b.op("Gather", apart, b.const(row, ir.DataType.INT64), axis=0)
         if data.dtype != table.dtype and data.dtype is not None:
             fixed = b.cast(fixed, data.dtype)
-        is_padding = b.op(
-            "Equal", ids, b.const(row, ids.dtype or ir.DataType.INT64), dtype=ir.DataType.BOOL
-        )
-        mask = b.op("Unsqueeze", is_padding, b.ints(len(ids.shape)))
+        # ONNX counts a negative index from the end; Mod has the sign of the divisor.
+        kind = ids.dtype or ir.DataType.INT64
+        length, *rest = static_shape(table) or ()
+        counted = b.op("Mod", ids, b.const(length, kind))
+        is_padding = b.op("Equal", counted, b.const(row, kind), dtype=ir.DataType.BOOL)
+        axes = range(len(ids.shape), len(ids.shape) + len(rest))  # those of a row
+        mask = b.op("Unsqueeze", is_padding, b.ints(*axes)) if rest else is_padding
         found = b.op("Gather", data, ids, axis=0, shape=node.outputs[0].shape)
         replace_node(node, [b.op("Where", mask, fixed, found, dtype=data.dtype)], b)
         report.changed[label(node)] = f"row {row} of '{name}' gets no gradient"

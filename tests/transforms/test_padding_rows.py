@@ -78,6 +78,35 @@ def test_a_step(engine, tied, padding):
     assert padding is None or tied or not (before - after)[padding].any()
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 2)])
+@pytest.mark.parametrize("row", [0, 3])
+def test_rows_of_any_shape_and_indices_from_the_end(shape, row):
+    """The gradient of `sum (w[i] - 0)^2` is `2 w[i]`; index -4 is row 0, index -1 row 3."""
+    inner = "".join(f",{n}" for n in shape[1:])
+    table = weights(*shape)
+    net = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N] ids, float[{shape[0]}{inner}] w) => (float[N{inner}] y) {{
+          e = Gather(w, ids) y = Neg(e) }}""",
+        w=table,
+    )
+    config = ProgramConfig(
+        loss=LossConfig("mse", reduction="sum"),
+        optimizer=Sgd(),
+        loss_scale=NO_SCALE,
+        trainable=("w",),
+        padding_idx={"w": row},
+    )
+    found = stepper(build_program(net, config))
+    ids = np.array([-4, 1, -1, 0, 3])
+    labels = np.zeros((5, *shape[1:]), np.float32)
+    loss = found.step({"ids": ids, "labels": labels}, {"learning_rate": 0.5}).loss
+    np.testing.assert_allclose(loss, (table[ids] ** 2).sum(), rtol=1e-5)
+    factor = np.array([2.0, 1.0, 0.0, 2.0]).reshape(-1, *[1] * (len(shape) - 1))
+    factor[row] = 0
+    np.testing.assert_allclose(found.state()["w"], table - factor * table, rtol=1e-5, atol=1e-6)
+
+
 def test_it_is_told():
     notes = [note for report in build_program(model()).reports for note in report.notes]
     assert any("row 0 of 'w' is its padding row" in note for note in notes)

@@ -9,8 +9,8 @@ is fp32. All consumers of a value share its casts:
 Each term is a cut in a graph with one extra vertex, so an optimal choice for the free nodes is a
 minimum cut between "low" (source) and "fp32" (sink), which is found exactly (Picard and Ratliff,
 "Minimum cuts and related problems", 1975; for the terms over sets of consumers, Kolmogorov and
-Zabih, "What energy functions can be minimized via graph cuts?", 2004). The preference of a free
-node costs less than any cast, so it only breaks ties.
+Zabih, "What energy functions can be minimized via graph cuts?", 2004). The preferences of all
+free nodes together cost less than a cast, so they only break ties.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 __all__ = ["Wire", "least_casts"]
 
-_CAST = 1000
-"""The cost of a cast; preferences cost 1 to 3."""
 _INFINITE = 1 << 40
 _LOW, _FP32 = -1, -2
 
@@ -97,6 +95,7 @@ def _cut(
     component: list[Hashable], wires: list[Wire], preference: dict[Hashable, int]
 ) -> set[Hashable]:
     index = {node: position for position, node in enumerate(component)}
+    cast = 1 + sum(abs(preference.get(node, 0)) for node in component)  # more than all of them
     flow = _Flow(len(component))
 
     def vertex(end: Hashable) -> int:
@@ -107,12 +106,15 @@ def _cut(
     for wire in wires:
         producer = vertex(wire.producer)
         consumers = {vertex(consumer) for consumer in wire.consumers if consumer is not None}
+        # All on one side, whatever is chosen.
         if consumers <= {producer}:
             continue
         # The infinite edges force each extra vertex to the side on which its Cast is counted.
         down, up = flow.add_vertex(), flow.add_vertex()
-        flow.add_edge(down, producer, _CAST)
-        flow.add_edge(producer, up, _CAST)
+        # `down` is low if any consumer is, and its edge is cut if the producer is fp32; `up` is the
+        # mirror image for a low producer with an fp32 consumer.
+        flow.add_edge(down, producer, cast)
+        flow.add_edge(producer, up, cast)
         for consumer in consumers:
             flow.add_edge(consumer, down, _INFINITE)
             flow.add_edge(up, consumer, _INFINITE)
@@ -157,6 +159,7 @@ class _Flow:
             path = [_FP32]
             while path[-1] != _LOW:
                 path.append(before[path[-1]])
+            # The path was followed from the sink, so each pair is (end, start) in it.
             steps = list(zip(path[1:], path, strict=False))
             amount = min(self.residual[a][b] for a, b in steps)
             for a, b in steps:

@@ -50,6 +50,13 @@ def test_no_choice_has_fewer_casts(seed):
     assert found == best
 
 
+def test_many_preferences_cost_less_than_a_cast():
+    chain = [f"n{index}" for index in range(5)]
+    ends = [False, *chain, False]
+    wires = [Wire(one, (other,)) for one, other in itertools.pairwise(ends)]
+    assert least_casts(chain, wires, dict.fromkeys(chain, 1000)) == set()
+
+
 def test_ties_go_to_the_wish():
     wires = [Wire(True, ("n",)), Wire("n", (False,))]
     assert least_casts(["n"], wires, {"n": 1}) == {"n"}
