@@ -31,14 +31,12 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import ROLE_MARK, is_unused, known_shape, producer_of, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
-from ortboost.transforms.new_head import DenseLayer, find_head
+from ortboost.transforms.new_head import PASS_THROUGH, DenseLayer, find_head
 
 __all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]
 
 EPSILON = 1e-4
 """Lower bound of the squared length of a row."""
-
-_PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | No
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "Mul":
             return read_full_norm(node)
-        if node.op_type not in _PASSED_ON_THE_WAY:
+        if node.op_type not in PASS_THROUGH:
             return None
         value = node.inputs[0]
     return None

@@ -35,6 +35,7 @@ describe_family(
     "name",
     OPTIMIZERS,
     words="an optimizer",
+    # Files keep the name that this field had first.
     written={"trust_coefficient": "coefficient"},
 )
 

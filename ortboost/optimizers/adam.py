@@ -91,6 +91,7 @@ class Adam:
             slots["max_exp_avg_sq"] = largest
         if self.nesterov:  # once more, for this step only: the slot keeps m
             mean = _average(b, mean, grad, self.beta1)
+        # Corrections in double precision; only their results, which are scalars, become float32.
         rate, denominator = p.learning_rate, b.op("Sqrt", largest)
         if self.bias_correction:
             correction1 = _bias_correction(b, p.step, self.beta1)
@@ -121,6 +122,7 @@ class AdamW(Adam):
 
 
 def _average(b: Builder, old: ir.Value, new: ir.Value, beta: float) -> ir.Value:
+    # `1 - beta` is rounded once, from double precision, see the module docstring.
     return b.op("Add", b.op("Mul", old, b.const(beta)), b.op("Mul", new, b.const(1.0 - beta)))
 
 
@@ -135,4 +137,4 @@ def _bias_correction(b: Builder, step: ir.Value, beta: float) -> ir.Value:
 
 def _cast(b: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     """A cast of the learning rate or of a correction, which all parameters share."""
-    return b.shared(("cast", id(value), dtype), lambda: b.op("Cast", value, dtype=dtype, to=dtype))
+    return b.shared(("cast", value, dtype), lambda: b.op("Cast", value, dtype=dtype, to=dtype))

@@ -69,9 +69,11 @@ class Lars:
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update; see the module's formulas."""
         grad = self._adapted(b, p) if p.adapt else p.grad
+        # The ratio scales the decay too, so it is in the adapted gradient; the others have none.
         return self.inner.update(b, replace(p, grad=grad, weight_decay=0.0))
 
     def _adapted(self, b: Builder, p: UpdateInputs) -> ir.Value:
+        # The norm of the gradient is that before the decay, which has a term of its own.
         weight_norm = _norm(b, p.weight)
         grad_norm = _norm(b, p.grad)
         denominator = b.op("Add", grad_norm, b.const(self.epsilon))

@@ -121,6 +121,58 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     if config.is_file:
         return _from_file(model, prediction, config, builder)
 
+    axis = _class_axis(model, prediction, config)
+    if config.shift_labels and config.ignore_index is None:
+        config = dataclasses.replace(config, ignore_index=IGNORED)
+    labels = _label_input(model, config, prediction, axis)
+    # Exponentials and sums of a loss overflow float16.
+    scores = builder.cast(prediction, ir.DataType.FLOAT)
+    # `loss` is shown to users, `objective` is differentiated: they differ for reduction none.
+    if config.name == "softmax-cross-entropy" and config.sparse:
+        target = labels
+        if config.shift_labels and config.ignore_index is not None:  # set above
+            target = shifted_labels(builder, labels, config.ignore_index)
+        loss, objective = sparse_cross_entropy(builder, scores, target, config, axis)
+    else:
+        losses = dense_losses(builder, scores, labels, config, axis)
+        loss, objective = reduce_losses(builder, losses, config.reduction)
+    builder.flush()
+    _rename_to_loss(graph, loss)
+    graph.outputs.append(loss)
+    infer_missing(model)
+    report.changed[prediction.name or ""] = (
+        f"{config.name}, {config.reduction}, labels '{labels.name}'"
+        + ("" if axis is None else f", classes in axis {axis}")
+        + (", shifted by one position" if config.shift_labels else "")
+    )
+    producer = producer_of(source_before(prediction, "Identity"))
+    if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:
+        report.notes.append(
+            f"the output '{prediction.name}' is already a {producer.op_type}, which {config.name} "
+            "applies itself: training will be slow and inaccurate; export the model without it, or "
+            "name an output with the logits with --output"
+        )
+    shape = known_shape(prediction)
+    # With it, labels are checked before a step: the runtime reads out of bounds for others.
+    count = None if axis is None or shape is None or not config.sparse else shape[axis]
+    return AttachedLoss(
+        report,
+        prediction.name or "",
+        loss.name or "",
+        objective.name or "",
+        labels.name,
+        count if isinstance(count, int) else None,
+        axis,
+        config.ignore_index,
+    )
+
+
+def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
+    """The class axis of cross entropy; ``None`` for other losses.
+
+    Raises:
+        ModelError: It is ambiguous or has one class, or labels cannot be shifted along the output.
+    """
     shape = known_shape(prediction)
     axis = None
     if config.name == "softmax-cross-entropy" and shape is not None and len(shape) > 1:
@@ -144,46 +196,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
             fix="--shift-labels requires [batch, sequence, classes]; omit it, or name such an "
             "output with --output.",
         )
-    if config.shift_labels and config.ignore_index is None:
-        config = dataclasses.replace(config, ignore_index=IGNORED)
-    labels = _label_input(model, config, prediction, axis)
-    scores = builder.cast(prediction, ir.DataType.FLOAT)
-    # `loss` is shown to users, `objective` is differentiated: they differ for reduction none.
-    if config.name == "softmax-cross-entropy" and config.sparse:
-        target = labels
-        if config.shift_labels:
-            target = shifted_labels(builder, labels, config.ignore_index or 0)
-        loss, objective = sparse_cross_entropy(builder, scores, target, config, axis)
-    else:
-        losses = dense_losses(builder, scores, labels, config, axis)
-        loss, objective = reduce_losses(builder, losses, config.reduction)
-    builder.flush()
-    _rename_to_loss(graph, loss)
-    graph.outputs.append(loss)
-    infer_missing(model)
-    report.changed[prediction.name or ""] = (
-        f"{config.name}, {config.reduction}, labels '{labels.name}'"
-        + ("" if axis is None else f", classes in axis {axis}")
-        + (", shifted by one position" if config.shift_labels else "")
-    )
-    producer = producer_of(source_before(prediction, "Identity"))
-    if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:
-        report.notes.append(
-            f"the output '{prediction.name}' is already a {producer.op_type}, which {config.name} "
-            "applies itself: training will be slow and inaccurate; export the model without it, or "
-            "name an output with the logits with --output"
-        )
-    count = None if axis is None or shape is None or not config.sparse else shape[axis]
-    return AttachedLoss(
-        report,
-        prediction.name or "",
-        loss.name or "",
-        objective.name or "",
-        labels.name,
-        count if isinstance(count, int) else None,
-        axis,
-        config.ignore_index,
-    )
+    return axis
 
 
 def _from_file(
@@ -191,6 +204,7 @@ def _from_file(
 ) -> AttachedLoss:
     """Attach a loss from a file: it becomes the output ``loss``, its labels an input."""
     _require_free(model, config.labels)
+    # The file names its inputs as it likes: in the graph, the labels have the configured name.
     labels, loss, picking = splice_loss(model, prediction, config.name, builder)
     labels.name = config.labels
     model.graph.inputs.append(labels)
@@ -242,6 +256,7 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
                 fix=nearest(config.output, outputs),
             )
         return outputs[config.output]
+    # Only float outputs can be trained; but an unknown type may be one, too.
     floats = [value for value in outputs.values() if value.dtype in FLOAT_TYPES]
     if len(outputs) > 1 and len(floats) == 1 and all(v.dtype is not None for v in outputs.values()):
         return floats[0]  # the others are class indices and the like
@@ -269,8 +284,7 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     builder.flush()
     if output.name == "loss":
         output.name = builder.unique("loss/model")
-        index = next(i for i, value in enumerate(model.graph.outputs) if value is output)
-        model.graph.outputs[index] = scalar
+        model.graph.outputs[model.graph.outputs.index(output)] = scalar
     else:
         model.graph.outputs.append(scalar)
     _rename_to_loss(model.graph, scalar)
@@ -322,6 +336,7 @@ def _named_as_inputs(
     model: ir.Model, prediction: ir.Value, shape: tuple[int | str | None, ...]
 ) -> tuple[int | str | None, ...]:
     """The shape with the input's names for dimensions that are equal to the input's."""
+    # Exporters may give the same length another name at the output.
     known = {dim for value in model.graph.inputs for dim in known_shape(value) or ()}
     if all(isinstance(dim, int) or dim in known for dim in shape):
         return shape

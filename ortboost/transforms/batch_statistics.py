@@ -46,6 +46,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
         if x is None or shape is None or running_statistics(node) is not None:
             continue
         if is_training(node):  # it normalizes by the batch, whatever its inputs 3 and 4
+            # The arithmetic has no updated statistics to offer.
             if any(map(is_read, node.outputs[1:])):
                 continue
             what = "the statistics of its input"
@@ -68,6 +69,7 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int) -> None:
     var: ir.Value | None
     if is_training(node):
         axes = b.ints(0, *range(2, rank))
+        # Not mean(x^2) - mean(x)^2: the difference of two large numbers loses all digits.
         centered = b.op("Sub", x, b.op("ReduceMean", x, axes, keepdims=1))
         var = b.op("ReduceMean", b.op("Mul", centered, centered), axes, keepdims=1)
     else:

@@ -83,6 +83,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     for node in model.graph:  # in graph order, each after what it reads
         known.update((output, _of_node(output, known)) for output in node.outputs)
     by_operator, by_lengths = known.get(prediction), _by_lengths(model, shape)
+    # An operator may also say 0, the batch axis: no answer, and it agrees with no length.
     if by_operator and by_lengths in (None, by_operator):
         return by_operator
     if by_operator is None and by_lengths is not None:
@@ -114,6 +115,7 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
         same = source is not None and _rank(source) == rank
         return known.get(source) if same else None
     if op in _AS_ALL:
+        # All operands but constants must agree; one whose axis is unknown (`None`) counts.
         found = {
             known.get(operand)
             for operand in node.inputs
@@ -138,10 +140,13 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
         perm = node.attributes.get_ints("perm", list(range(len(before)))[::-1])
         return list(perm).index(axis)
     # A reshape keeps the axis if all before it, or all after it, stay together.
+    # Axes are recognized by their lengths.
     if not isinstance(before[axis], int):
         return None
+    # All before it were regrouped among themselves.
     if axis == len(before) - 1 and after[-1] == before[axis]:
         return len(after) - 1
+    # All after it were.
     if axis == 1 and len(after) > 1 and after[:2] == before[:2] and after[0] is not None:
         return 1
     return None
@@ -176,6 +181,7 @@ def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | N
     others = [shape[axis] for axis in range(1, len(shape)) if axis not in fixed]
     if len(fixed) != 1 or not all(dim in named for dim in others):
         return None
+    # An axis in the middle is neither convention.
     return fixed[0] if fixed[0] in (1, len(shape) - 1) else None
 
 

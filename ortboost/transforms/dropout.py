@@ -47,6 +47,7 @@ def dropout_to_training(model: ir.Model) -> Report:
         elif mode and len(node.outputs) == 2:
             report.kept[name] = "already in training mode"
         else:
+            # Written in training mode without a mask, it only needs the mask.
             if not mode:
                 node.resize_inputs(3)
                 node.replace_input_with(2, builder.const(True, ir.DataType.BOOL))

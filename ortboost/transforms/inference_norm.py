@@ -33,6 +33,7 @@ def to_inference(model: ir.Model) -> Report:
     """
     report = Report("to_inference")
     graph = model.graph
+    # Buffers are inputs in a program, and initializers in a model.
     originals = {value.name: value for value in graph.inputs}
     originals.update(graph.initializers)
     training = [node for node in batch_norms(model) if is_training(node) or len(node.outputs) > 1]
@@ -73,6 +74,7 @@ def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
     """Remove all nodes that depend on a value, and the graph outputs among it and their results."""
     for usage in list(value.uses()):
         node = usage.node
+        # Already removed, by way of another of its inputs.
         if node.graph is None:
             continue
         for output in node.outputs:
@@ -86,6 +88,7 @@ def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
 
 def _remove_unused(graph: ir.Graph) -> None:
     """Remove nodes and constants that only the next statistics needed."""
+    # From the end: what reads a node is removed before it.
     for node in reversed(list(graph)):
         if (node.name or "").startswith(OWN_PREFIX) and is_unused(node):
             graph.remove(node, safe=True)

@@ -69,6 +69,7 @@ class LossConfig:
     shift_labels: bool = False
     broadcast: bool = False
     weight: Any = field(default=None, compare=False)
+    # `==` leaves both weights out: that of arrays has no single truth value.
     pos_weight: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +120,7 @@ class LossConfig:
 
 def _is_finite(value: object) -> bool:
     try:
+        # A number beyond float32 becomes inf, and is refused as such.
         with np.errstate(over="ignore"):
             return bool(np.isfinite(np.asarray(value, np.float32)).all())
     except (TypeError, ValueError, OverflowError):

@@ -26,6 +26,7 @@ def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value
     Shifting the labels avoids a copy of the predictions, which are much larger.
     """
     int64, shape = ir.DataType.INT64, known_shape(labels) or ()
+    # To the end: ONNX clips an end beyond the axis to it.
     rest = builder.op(
         "Slice", labels, builder.ints(1), builder.ints(np.iinfo(np.int64).max), builder.ints(1),
         dtype=int64,
@@ -61,6 +62,7 @@ def sparse_cross_entropy(
     if config.reduction != "none":
         loss = _fused_cross_entropy(builder, x, target, config, config.reduction)
         return loss, loss
+    # The losses of the flattened samples go back to the positions of the labels.
     losses = _fused_cross_entropy(builder, x, target, config, "none")
     if target is not labels:
         size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
@@ -158,6 +160,7 @@ def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
     """``log(1 + exp(x))`` as `ReduceLogSumExp([0, x])`, whose gradient is correct even at 0."""
     last = builder.ints(-1)
     x_last = builder.op("Unsqueeze", x, last)  # [..., 1]
+    # Zeros in the shape of `x`, which may be open.
     zeros = builder.op("Mul", x_last, builder.const(0.0))
     pair = builder.op("Concat", zeros, x_last, axis=-1)  # [..., 2]
     return builder.op("ReduceLogSumExp", pair, last, keepdims=0)

@@ -26,9 +26,10 @@ from ortboost.graph.reach import descendants
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
-__all__ = ["DenseLayer", "find_head", "new_head"]
+__all__ = ["PASS_THROUGH", "DenseLayer", "find_head", "new_head"]
 
-_PASS_THROUGH = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
+PASS_THROUGH = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
+"""Operators between the last layer and an output."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
         if node.op_type == "Gemm" and (weight := _matrix(node.inputs[1])):
             out_axis = 0 if node.attributes.get_int("transB", 0) else 1
             own = input_at(node, 2)
+            # A computed third operand is no bias; the Gemm may have both its own and an Add's.
             if own is None or own.is_initializer():
                 return DenseLayer(node, weight, own or bias, out_axis)
         if node.op_type == "MatMul":
@@ -80,6 +82,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             transpose = producer_of(node.inputs[1], "Transpose")
             if transpose is not None and (weight := _matrix(transpose.inputs[0])):
                 return DenseLayer(node, weight, bias, 0)
+        # The Add before the product in this search is the bias; a second one ends it.
         if node.op_type == "Add" and bias is None:
             stored = [index for index in (0, 1) if _initializer(node.inputs[index])]
             if not stored:
@@ -88,7 +91,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             if bias is not None and static_shape(bias) == ():
                 bias = None  # a number that is added to all outputs
             continue
-        if node.op_type not in _PASS_THROUGH:
+        if node.op_type not in PASS_THROUGH:
             break
         value = node.inputs[0]
     raise ModelError(
@@ -126,6 +129,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             where=f"{source_name(model)}: node '{head.node.name}'",
             fix="Untie the weights before the export.",
         )
+    # What follows must take another number of outputs.
     for node in descendants(head.node.outputs):
         sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
         if sizes is not None and sizes.size and sizes[-1] not in (-1, 0, size):
@@ -143,6 +147,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
                     where=f"{source_name(model)}: node '{node.name}'",
                     fix="Export the model with one bias for its last layer.",
                 )
+    # Draw weight and bias anew.
     fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
     new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
     generator = np.random.default_rng(seed)

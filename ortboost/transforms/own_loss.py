@@ -64,6 +64,7 @@ def splice_loss(
     loss = load_model(path)
     opset = model.opset_imports[""]
     normalize(loss, opsets=range(opset, opset + 1), ir_version=model.ir_version)
+    # Check that the file is a loss for this output.
     scores, labels, result = _ports(loss, path)
     picking = _picking(loss, labels, path)
     lengths = _match(scores, prediction, path, source_name(model))
@@ -74,16 +75,19 @@ def splice_loss(
         shape=ir.Shape(_named(dim, lengths) for dim in known_shape(labels) or ()),
     )
     graph = loss.graph
+    # Its weights become constants of the network's graph, which are not trained.
     for value in list(graph.initializers.values()):
         graph.initializers.pop(value.name or "")
         value.name = builder.unique(f"{_PREFIX}/{value.name}")
         value.metadata_props[ROLE_MARK] = "constant"
         model.graph.register_initializer(value)
+    # Its nodes get names that no tensor of the network has.
     for node in graph.all_nodes():
         node.name = f"{_PREFIX}/{node.name}"
         for output in node.outputs:
             output.name = builder.unique(f"{_PREFIX}/{output.name}") if output.name else ""
             output.shape = None  # its dimensions have other names; inferred again
+    # Its scores are the prediction, and its labels a new value.
     graph.outputs.clear()
     scores.replace_all_uses_with(prediction)
     labels.replace_all_uses_with(target)
@@ -169,6 +173,7 @@ def _match(
     if len(expected) != len(found):
         raise ModelError("The loss expects scores of another rank.", where=where, fix=fix)
     for dim, actual in zip(expected, found, strict=True):
+        # The first axis with a name binds it, the others must have the same length.
         known = lengths.setdefault(dim, actual) if isinstance(dim, str) else dim
         if isinstance(known, int) and isinstance(actual, int) and known != actual:
             raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)

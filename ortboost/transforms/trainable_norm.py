@@ -145,6 +145,7 @@ def to_training(
     state = BatchNormState(Report("batch_norm_to_training"))
     nodes = []
     for node in batch_norms(model):
+        # Sort the nodes: done by an earlier call, frozen, or to be put in training mode.
         if is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
             state.report.kept[label(node)] = "already in training mode"
         elif frozen(node):
@@ -162,6 +163,7 @@ def to_training(
         )
     builder = Builder(model.graph, OWN_PREFIX.rstrip("/"))
     _separate(model, nodes, builder, state.report)
+    # A module that is applied again continues from the result of its node before.
     factors: dict[Hashable, ir.Value] = {}
     latest: dict[ir.Value, ir.Value] = {}  # buffer to newest value: a module may be applied twice
     for node in nodes:
@@ -180,6 +182,7 @@ def to_training(
             + (", continues the statistics of the node before it" if chained else "")
             + f" (running variance: {running_variance})"
         )
+    # Only the newest value of a buffer gets the name of its next value.
     for buffer, new in latest.items():
         if new.is_graph_output():  # keep its name, and add another value
             same = builder.op("Identity", new)
@@ -188,6 +191,7 @@ def to_training(
             new = same
         new.name = builder.unique(next_name(buffer.name or ""))
         new.type, new.shape = buffer.type, buffer.shape
+    # Also the names that an earlier call has given.
     names = [output.name or "" for node in model.graph for output in node.outputs]
     state.next_of.update((n.removeprefix(NEXT), n) for n in names if n.startswith(NEXT))
     return state
@@ -265,6 +269,7 @@ def _add_statistics(
         weight = builder.const(1.0 - momentum, dtype)
         if kind == "var" and running_variance == "unbiased":
             key = (_element_count(node), momentum, dtype)
+            # Two unknown counts are not the same count.
             if key[0] is None or key not in factors:
                 factors[key] = _unbiased(node, old, 1.0 - momentum, builder, dtype)
             weight = factors[key]
@@ -295,9 +300,11 @@ def _unbiased(
         raise TypeError("BatchNormalization has five inputs")
     shape = static_shape(data)
     if shape is not None:
+        # Elements per channel; 1 in place of no channel, for an empty tensor.
         count = int(np.prod(shape, dtype=np.int64)) // max(shape[1] if len(shape) > 1 else 1, 1)
         return builder.const(weight * count / max(count - 1, 1), dtype)
     int64 = ir.DataType.INT64
+    # The same at run time; a statistic has one element per channel.
     size, channels = (builder.op("Size", v, dtype=int64, shape=[]) for v in (data, like))
     number = builder.cast(builder.op("Div", size, channels), dtype)
     less_one = builder.op("Sub", number, builder.const(1, dtype))
@@ -317,8 +324,10 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
         module = tuple(value.name or "" for value in node.inputs[1:5] if value is not None)
         for index, value, direct in zip((3, 4), statistics, given, strict=True):
             key = value.name or ""
+            # Its own, or that of another application of the same module.
             if direct is value and owner.setdefault(key, module) == module:
                 continue
+            # A copy needs the numbers, which a graph input does not hold.
             if not value.is_initializer() or value.const_value is None:
                 raise ModelError(
                     "Two BatchNormalization nodes share running statistics, but not their scale.",

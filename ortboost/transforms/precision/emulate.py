@@ -30,7 +30,7 @@ __all__ = ["emulate_precision"]
 
 _FLOAT = ir.DataType.FLOAT
 _EXACT = frozenset(
-    "Abs ArrayFeatureExtractor Compress Concat DepthToSpace Expand Flatten Gather GatherElements "
+    "Abs Compress Concat DepthToSpace Expand Flatten Gather GatherElements "
     "GatherND Identity Max MaxPool Min Neg Relu ReluGrad Reshape Slice SpaceToDepth Split Squeeze "
     "Tile TopK Transpose Trilu Unsqueeze Where".split()
 )
@@ -70,6 +70,7 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
         if value.dtype == low
     }
     nodes = list(model.graph.all_nodes())
+    # A cast of the low type to float32 has no effect once both are float32.
     upcasts = {id(node) for node in nodes if _is_upcast(node, low)}
     ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
     _upcast_inputs(model.graph, low, builder)
@@ -77,6 +78,7 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
         if id(node) in upcasts and keep_names:
             node.op_type = "Identity"
             node.attributes.clear()
+        # Here a cast has nothing left to do.
         elif id(node) in upcasts:
             _drop_cast(node)
         else:
@@ -136,6 +138,7 @@ def _emulate_node(
         name, readers = value.name or "", list(value.uses())
         upcast = _rounded(value, low, builder)
         value.name = builder.unique(f"{name}/exact")
+        # The readers listed before: the rounding itself must go on reading the exact value.
         _take_over(value, upcast, graph, readers)
         graph.insert_after(node, builder.take())
         upcast.name = name
@@ -154,6 +157,7 @@ def _drop_cast(node: ir.Node) -> None:
     source, output, graph = node.inputs[0], node.outputs[0], node.graph
     if source is None or not isinstance(graph, ir.Graph):
         raise TypeError("a Cast of a graph has an input")
+    # The output keeps its name, so what computes it takes the name over.
     if output.is_graph_output():
         fixed = source.producer() is None or source.is_graph_output()
         if fixed or source.graph is not graph:
@@ -174,6 +178,7 @@ def _emulate_cast(
     name, readers = output.name or "", list(output.uses())
     report.changed[node.name or name] = "rounds"
     if source.dtype == _FLOAT:
+        # A pair of Casts instead of the one.
         upcast = _rounded(source, low, builder)
     else:  # from an integer or a wider float: round once, then cast back
         output.type = ir.TensorType(low)

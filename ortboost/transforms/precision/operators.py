@@ -59,6 +59,7 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     """
     reads = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.dtype == _FLOAT)
     writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
+    # Nodes whose types cannot be changed, or are not known.
     if has_subgraph(node):
         return Form((), (), reads, "control flow")
     types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
@@ -73,6 +74,7 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     schema = find_schema(node.op_type, opsets.get(domain, 1), domain)
     if schema is None:
         return Form((), (), reads, "its types are unknown")
+    # By the schema: tensors of one type variable change together, if it allows the low type.
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     inputs = _type_variables(node.inputs, schema.inputs)
     outputs = _type_variables(node.outputs, schema.outputs)
@@ -134,6 +136,7 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
     schema = find_schema(node.op_type, opsets.get(domain, 1), domain)
     if schema is None:
         floats = [dtype for dtype in types if dtype in FLOAT_TYPES]
+        # Further outputs are masks, statistics and lengths, of any type.
         known = domain == "com.microsoft" and index == 0
         return floats[0] if floats and known else None
     kind = _formal(schema.outputs, index)
@@ -142,6 +145,7 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
     for place, dtype in enumerate(types):
         if dtype is not None and _formal(schema.inputs, place) == kind:
             return dtype
+    # No input tells, but the variable may have one type only.
     for constraint in schema.type_constraints:
         if constraint.type_param_str == kind and len(constraint.allowed_type_strs) == 1:
             return _NAMED.get(constraint.allowed_type_strs[0])

@@ -102,6 +102,7 @@ class _Casts:
 
     def apply(self, report: Report) -> None:
         """Cast inputs of low nodes, cast back their outputs for fp32 nodes, and report it."""
+        # A value to its copy in the low precision, shared by all that read it.
         copies: dict[int, ir.Value] = {}
         if not self.config.keep_io_types:
             self._cast_inputs()
@@ -110,6 +111,7 @@ class _Casts:
                 continue
             for index in entry.form.reads:
                 value = entry.node.inputs[index]
+                # Those of a low node that was treated before are low already.
                 if value is not None and value.dtype == _FLOAT:
                     entry.node.replace_input_with(index, self._to_low(value, entry.node, copies))
             for index in entry.form.writes:
@@ -144,10 +146,12 @@ class _Casts:
         elif (source := _before_cast(producer)) is not None and source.dtype == self.low:
             low = source  # it was low precision before an fp32 node wanted it
         else:
+            # No cast is there to reuse.
             kind = "other values"
             if producer is None:
                 kind = "weights" if value.name in self.plan.masters else "inputs"
             low = self._cast(value, self.low, f"{value.name}/{self.name}", kind)
+            # Consumers come in graph order, so the first one stands before all others.
             self.graph.insert_before(consumer, self.builder.take())
         made[id(value)] = low
         return low
@@ -163,6 +167,7 @@ class _Casts:
         A graph output keeps its name.
         """
         value.type = ir.TensorType(self.low)
+        # Low consumers, and those for any type, read the value itself.
         fp32_readers = [u for u in value.uses() if self.plan.consumer(u.node, u.idx) is False]
         output = value.is_graph_output() and self.config.keep_io_types
         if not fp32_readers and not output:
@@ -185,6 +190,7 @@ class _Casts:
     def _merge_pairs(self) -> None:
         """Remove the model's own casts to low precision whose input has become low precision."""
         for node in list(self.graph):
+            # A graph output stays a value of its own.
             if node.outputs[0].dtype != self.low or node.outputs[0].is_graph_output():
                 continue
             source = _before_cast(node)
@@ -206,6 +212,7 @@ class _Casts:
                 continue
             name = value.name or ""
             self.graph.initializers.pop(name)
+            # The copy takes the name over, so that the weight is found where it was.
             self.graph.initializers.pop(low.name or "")
             low.metadata_props.update(value.metadata_props)
             low.name = name

@@ -96,12 +96,14 @@ class PrecisionPlan:
             if not (form.reads or form.writes or form.reason):
                 self.of[id(node)] = NodePrecision(node, form, "fp32", "")  # already low precision
                 continue
+            # `all` is about the nodes of the model; those added by ortboost go by operator.
             policy = self.config.policy if not is_ours(node) else "autocast"
             choice, reason = classify(node.op_type, policy, self.config.keep_batchnorm)
             if choice == "free" and _is_summed_square(node):
                 choice, reason = "fp32", FP32_OPERATORS["ReduceSumSquare"]
             if id(node) in forced:
                 choice, reason = "low", "as requested"
+            # An obstacle overrides the policy; against a request it is an error.
             obstacle = fixed.get(node.name or "") or form.reason or unsupported.get(node.op_type)
             if id(node) in forced and obstacle is not None:
                 raise UsageError(
@@ -109,6 +111,7 @@ class PrecisionPlan:
                     where=f"force_low, {node.op_type} '{node.name}'",
                     fix="Remove it from force_low.",
                 )
+            # Looked at last, since it reads constants. A request takes such a loss.
             if obstacle is None and id(node) not in forced and choice != "fp32":
                 obstacle = self._misfit(node, form)
             if id(node) in kept:
@@ -180,6 +183,7 @@ class PrecisionPlan:
         found: dict[int, ir.Value] = {}
         for entry in self.of.values():
             for value in (*entry.node.inputs, *entry.node.outputs):
+                # A value is on a wire once, however many nodes touch it.
                 if value is not None and value.dtype == _FLOAT:
                     found.setdefault(id(value), value)
         return list(found.values())
@@ -189,8 +193,10 @@ class PrecisionPlan:
             return None
         node = value.producer()
         if node is None:
+            # A parameter is float32; an input is only if it keeps its type.
             return value.is_graph_input() and not self.config.keep_io_types
         entry = self.of.get(id(node))
+        # Computed in float32: by a node without a choice, or as an output of fixed type.
         if entry is None or value.index() not in entry.form.writes:
             return False
         return entry.end
@@ -237,6 +243,7 @@ def _lost(array: NDArray[Any], low: ir.DataType, *, is_weight: bool) -> str | No
     """An element that becomes infinite in low precision, or for a scalar zero, as text."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         rounded = array.astype(low.numpy()).astype(np.float32)
+    # A few weights that underflow are noise; a scalar that becomes 0 changes the computation.
     lost = np.isinf(rounded) & np.isfinite(array)
     if not is_weight:
         lost |= (rounded == 0) & (array != 0)
