@@ -34,6 +34,7 @@ from ortboost.graph.build import Builder
 __all__ = ["AdaSum", "combine_graph", "dots_graph"]
 
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
+# The oldest opset whose Split has `num_outputs`, and its IR version.
 _OPSET, _IR_VERSION = 18, 8
 
 
@@ -89,6 +90,7 @@ def dots_graph(number: int) -> ir.Model:
             for pair in pairs
         ]
         rows.append(b.op("Concat", *products, axis=0, shape=(number,)))
+    # One tensor, to be summed over the halves at once.
     flat = b.op("Concat", *rows, axis=0)
     dots = b.op("Reshape", flat, b.ints(3, number), name="dots", shape=(3, number))
     return _closed(b, [dots])

@@ -184,16 +184,19 @@ class DimReduce(LineSearch):
             kinds[_ROWS] = _FLOAT
         old = {name: ir.val(name, kind) for name, kind in kinds.items()}
         inputs.extend(old.values())  # the update declares their shapes
+        # Project. Gradients are still scaled here, so `gk` is unscaled after the processes' sum.
         whole = _joined(b, [made[f"{p.name}_grad"] for p in graph.trained])
         length = sum(p.size for p in graph.trained)
         k = len(self._basis(length))
         if self.shard:
+            # [k_r], spread over the places of these rows in `gk`, with zeros for the others.
             own = b.op("MatMul", b.op("MatMul", old[_BASIS], whole), old[_ROWS])
             gk = b.op("Identity", own, name=f"{_EXCHANGED}/gk", shape=(k,))
         else:
             gk = b.op("MatMul", old[_BASIS], whole, name=PROJECTED, shape=(k,))
         if scale is not None:
             gk = b.op("Div", gk, scale)
+        # The direction, and both vectors back in the space of the weights: [1 or 2, n].
         b_next = self._bfgs(b, old, gk)
         dk = b.op("Neg", b.op("MatMul", b_next, gk))
         both = [gk, dk] if self.alpha else [dk]  # one pass over the components for both
@@ -214,6 +217,7 @@ class DimReduce(LineSearch):
         gk, dk, b_next, back = update.memory[self.name]
         for name, value in ((_GK, gk), (_DK, dk), (_B_NEXT, b_next)):
             update.next_of[name] = b.op("Identity", value)
+        # The rows of `back` are P^T gk, with a residual, and P^T dk.
         update.next_of[_DIRECTION] = b.op("Gather", back, b.const(-1, _INT64), axis=0)
         if self.alpha:
             whole = b.op("Gather", back, b.const(0, _INT64), axis=0)
@@ -229,6 +233,7 @@ class DimReduce(LineSearch):
         curve = b.op("ReduceSum", b.op("Mul", y, sk), keepdims=0, shape=())
         bent = b.op("Greater", curve, b.const(_FLAT_CURVE), dtype=_BOOL)
         started = b.op("Greater", old[_STARTED], b.const(0, _INT64), dtype=_BOOL)
+        # The first accepted step has no previous one to compare with.
         usable = b.op("And", bent, started, dtype=_BOOL)
         # 1 / y.sk; of a 1 if it is not used, which avoids a division by 0.
         p = b.op("Reciprocal", b.op("Where", usable, curve, b.const(1.0), dtype=_FLOAT))
@@ -293,6 +298,7 @@ class DimReduce(LineSearch):
         for p in trained:
             if self.alpha:
                 residual = b.op("Mul", states[_momentum(p)], b.const(self.alpha))
+                # The residual moves the weights even if no rate was accepted.
                 found[p.name] = b.op("Sub", weights[p.name], residual, shape=p.shape)
             else:
                 found[p.name] = b.op("Identity", weights[p.name], shape=p.shape)
@@ -335,9 +341,11 @@ def read_basis(
             where=path,
             fix=fix,
         )
+    # `read_npy` maps the file, and so does this if type and order fit.
     found = np.asarray(basis[: number or None], np.float32, order="C")
     if not mapped:
         found = found.copy()
+    # Row by row: a mask of the whole would take a quarter of the memory again.
     if not all(np.isfinite(row).all() for row in found):
         raise FileError("The principal components are not finite.", where=path, fix=fix)
     return found

@@ -50,22 +50,7 @@ def freeze_groups(
     report = Report("grad_freeze")
     names = [parameter.name for parameter in trained]
     if config.groups is not None:
-        for group in config.groups:
-            stray = [name for name in group if name not in names]
-            if stray:
-                raise ConfigError(
-                    f"'{stray[0]}' is not trained.",
-                    where="grad_freeze, groups",
-                    fix=f"Names are like {', '.join(names[:3])}.",
-                )
-        for index, group in enumerate(config.groups):
-            report.changed[f"group {index}"] = f"trains {len(group)} of {len(names)} tensors"
-        left = [name for name in names if not any(name in group for group in config.groups)]
-        if left:
-            report.notes.append(
-                f"grad-freeze: no group trains {count_of(len(left), 'tensor')}, for example "
-                f"'{left[0]}'"
-            )
+        _check_given(config.groups, names, report)
         return config.groups, report
     layers = find_layers(model, trained)
     number = config.param_groups
@@ -87,6 +72,7 @@ def freeze_groups(
             where="grad_freeze, freeze_type",
             fix="Use freeze_type=1, which counts layers, or export with fixed shapes.",
         )
+    # The share of the backward pass that the first i layers have.
     shares = np.concatenate([[0.0], np.cumsum(costs) / max(costs.sum(), 1.0)])
     cuts = [_cut(index, number, shares, config) for index in range(number)]
     groups = []
@@ -97,6 +83,7 @@ def freeze_groups(
             f"trains {len(groups[-1])} of {len(names)} tensors, from '{layers[cut].node}' on; "
             f"saves {shares[cut]:.0%} of the backward pass"
         )
+    # What the schedule makes of it.
     schedule = freeze_schedule(config)
     saved = float(np.mean([shares[cuts[index]] for index in schedule]))
     full = float(np.mean(schedule == 0))
@@ -105,6 +92,25 @@ def freeze_groups(
         "is saved"
     )
     return tuple(groups), report
+
+
+def _check_given(groups: Sequence[Sequence[str]], names: Sequence[str], report: Report) -> None:
+    """Refuse untrained names in groups given by the user, and note what no group trains."""
+    for group in groups:
+        stray = [name for name in group if name not in names]
+        if stray:
+            raise ConfigError(
+                f"'{stray[0]}' is not trained.",
+                where="grad_freeze, groups",
+                fix=f"Names are like {', '.join(names[:3])}.",
+            )
+    for index, group in enumerate(groups):
+        report.changed[f"group {index}"] = f"trains {len(group)} of {len(names)} tensors"
+    left = [name for name in names if not any(name in group for group in groups)]
+    if left:
+        report.notes.append(
+            f"grad-freeze: no group trains {count_of(len(left), 'tensor')}, for example '{left[0]}'"
+        )
 
 
 def _cut(index: int, number: int, shares: NDArray[np.float64], config: FreezeConfig) -> int:

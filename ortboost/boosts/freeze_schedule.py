@@ -139,16 +139,19 @@ def generate_freeze_index_sequence(
         array([0, 0, 1, 2, 0, 0, 1, 2])
     """
     FreezeConfig(parameter_groups_number, freeze_strategy, freeze_p, total_steps, seed)
+    # One percent longer than the training, as in MindSpore.
     length = int(total_steps * 1.01)
     if parameter_groups_number <= 1 or freeze_p == 1:
         return np.zeros(length, np.int64)
     if freeze_strategy == CONTINUOUS:
+        # n - 1 frozen updates in each block, so that the others are the share p of it.
         zeros = int(freeze_p * (parameter_groups_number - 1) // (1 - freeze_p))
         if zeros >= max(length, _LONGEST):  # the block alone is longer than any run
             return np.zeros(length, np.int64)
         block = np.concatenate([np.zeros(zeros, np.int64), np.arange(1, parameter_groups_number)])
         return np.tile(block, -(-length // len(block)))
     frozen = np.arange(1, parameter_groups_number)
+    # The draw is from the reversed list: group n - 1 has the weight 1, group 1 the weight n - 1.
     weights = np.ones_like(frozen) if freeze_strategy == COST else frozen
     chances = [int(weight) / int(weights.sum()) for weight in weights]
     draws = np.random.RandomState(seed)  # a frozen stream, and the generator that MindSpore uses

@@ -136,6 +136,7 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
             f"full-norm-head changes nothing: {error.what[0].lower()}{error.what[1:]}"
         )
         return report
+    # Build the head beside the old layer.
     last, biases = _with_bias(head)  # of a MatMul with an Add, the Add
     b = Builder(model.graph, f"{head.node.name}/full_norm")
     dtype = head.weight.dtype or ir.DataType.FLOAT
@@ -150,11 +151,13 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
             weight = b.op("Transpose", weight, perm=[1, 0], shape=_turned(weight))
         product = b.op("MatMul", rows, weight, shape=shape)
     scaled = b.op("Mul", product, multiplier, shape=shape)
+    # Replace the layer.
     head.weight.metadata_props[HEAD_MARK] = "weight"
     transpose = producer_of(head.node.inputs[1], "Transpose")  # between the weight and a MatMul
     replace_node(last, [scaled], b)
     _remove_unused(model.graph, [head.node, transpose])
     infer_shapes(model)
+    # Report, and drop biases that nothing else reads.
     name = head.node.name or ""
     report.changed[name] = "y = m <n(x), n(W)>: rows of input and weight are normalized"
     report.changed[multiplier.name or ""] = "new, a trained scalar initialized to 1"
@@ -199,6 +202,7 @@ def read_full_norm(node: ir.Node) -> FoundHead | None:
     if (turn := producer_of(normalized, "Transpose")) is not None:
         normalized = turn.inputs[0]
     read = _read_normalized(normalized)
+    # Both operands must be normalized, else it is an ordinary layer with a factor.
     if normalized is None or read is None or _read_normalized(product.inputs[0]) is None:
         return None
     weight, axis, epsilon = read
@@ -246,6 +250,7 @@ def _with_bias(head: DenseLayer) -> tuple[ir.Node, list[ir.Value]]:
         return head.node, biases
     added = uses[0].node.inputs[1 - uses[0].idx]
     size = (static_shape(head.weight) or (0, 0))[head.out_axis]
+    # A bias is one number, or one per output; anything else is another layer.
     shape = static_shape(added) if added is not None and added.is_initializer() else None
     if added is None or shape is None or int(np.prod(shape)) not in (1, size):
         return head.node, biases

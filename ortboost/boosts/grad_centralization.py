@@ -144,6 +144,7 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
         return "it has only one axis"
     if HEAD_MARK in value.metadata_props:
         return "it is the weight of a full-normalization head"
+    # All nodes that read the weight must agree on the axes; one of them is named if not.
     found: dict[tuple[int, ...], ir.Node] = {}
     for node, index, perm in readers_of(value, tuple(range(rank))):
         if node.op_type in ("Conv", "ConvTranspose") and node.attributes.get_int("group", 1) > 1:
@@ -156,6 +157,7 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
         nodes = " and ".join(f"'{node.name}'" for node in found.values())
         return f"its output axis differs between {nodes}" if found else "no layer reads it"
     (axes,) = found
+    # The first is the input axis, the others are those of the kernel.
     inputs = parameter.shape[axes[0]]
     return (
         axes if inputs % multiple == 0 else f"it has {inputs} inputs, not a multiple of {multiple}"
@@ -194,6 +196,7 @@ def _input_axes(node: ir.Node, index: int, rank: int) -> tuple[int, ...] | None:
         return (int(bool(index) == bool(turned)),)
     if kind == "MatMul":
         return (rank - 2 if index else rank - 1,)  # [..., in, out] on the right
+    # W and R: [directions, gates * hidden, inputs].
     if kind in ("LSTM", "GRU", "RNN") and index in (1, 2):
         return (rank - 1,)
     if kind == "Gather" and index == 0:

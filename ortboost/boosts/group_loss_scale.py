@@ -48,7 +48,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names
+from ortboost.graph.query import match_names, subgraphs
 from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
 if TYPE_CHECKING:
@@ -220,8 +220,10 @@ def insert_boundaries(
     if config.marks:
         _check_marks(model, path, groups, objective, config)
         boundaries = _at_marks(model, path, config)
+        # The marks scale what is between them: the loss itself is outside.
         loss = config.number + 1
     else:
+        # A node belongs to one group, and each edge to another group gets a boundary.
         levels = _node_levels(path, groups)
         boundaries = _between(model, path, groups, levels)
         makers = [node for node in path.nodes if any(o.name == objective for o in node.outputs)]
@@ -246,6 +248,7 @@ def _parameter_groups(
             )
         for index, layer in enumerate(layers):
             for name in layer.parameters:
+                # Consecutive layers, in groups whose sizes differ by one at most.
                 found[name] = 1 + index * config.number // len(layers)
     else:
         for number, patterns in enumerate(config.groups, 1):
@@ -257,6 +260,7 @@ def _parameter_groups(
                     fix=f"Names are like {', '.join(names[:3])}.",
                 )
             for name in matched:
+                # The first group that matches wins, so a last '*' takes the rest.
                 found.setdefault(name, number)
         left = [name for name in names if name not in found]
         if left:
@@ -334,6 +338,7 @@ def _boundary(
     graph.inputs.append(one)
     output = builder.op("Mul", value, one, name=name, dtype=value.dtype, shape=value.shape)
     (node,) = builder.take()
+    # A boundary of an input stands at the start, all others right after what they scale.
     producer = value.producer()
     if producer is None:
         graph.insert_before(graph[0], node)
@@ -418,12 +423,14 @@ def resolve_boundaries(
     made = {o.name: o for node in graph for o in node.outputs if o.name}
     incoming: dict[tuple[int, int], list[ir.Value]] = {}
     for boundary in groups.boundaries:
+        # First the forward pass, in which products are bypassed.
         output = made.get(boundary.output)
         forward = None if output is None else output.producer()
         if output is not None and forward is not None:
             value = next(v for v in forward.inputs if v is not None and v.name != boundary.one)
             ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
             graph.remove(forward, safe=True)
+    # Then the backward pass; the ratios stand at the start, before all nodes that read them.
     first = graph[0]
     for boundary in groups.boundaries:
         one = inputs[boundary.one]
@@ -432,6 +439,7 @@ def resolve_boundaries(
             for node in builder.take():
                 graph.insert_before(first, node)
             node = usage.node
+            # What crosses before the ratio is applied: `caused` asks whether it was finite already.
             gradient = next(v for v in node.inputs if v is not None and v is not one)
             incoming.setdefault((boundary.before, boundary.after), []).append(gradient)
             if one.dtype in (None, ir.DataType.FLOAT):
@@ -469,9 +477,8 @@ def _uses(value: ir.Value, path: Reach) -> list[tuple[ir.Node, int, ir.Node]]:
     """Uses on the path: node, input index, and the node of the main graph that contains it."""
     owners = {id(node): node for node in path.nodes}
     for node in path.nodes:
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                owners.update({id(inner): node for inner in attribute.as_graph().all_nodes()})
+        for graph in subgraphs(node):
+            owners.update({id(inner): node for inner in graph.all_nodes()})
     found = []
     for usage in value.uses():
         owner = owners.get(id(usage.node))

@@ -44,6 +44,10 @@ from ortboost.transforms.trainable_norm import batch_norms
 __all__ = ["LessBN", "less_bn"]
 
 _ORDINALS = ("first", "second", "third")
+_FOLDED = (
+    "; if the network has, its exporter folded normalizations into the convolutions: export again "
+    "without optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
     report = Report("less_bn")
     norms = list(batch_norms(model))
     verdicts: dict[int, _Verdict] = {}
+    # Blocks with two branches, found from the node that joins them.
     for node in model.graph:
         for norm, verdict in _joined(node):
             old = verdicts.get(id(norm))
@@ -107,6 +112,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
     for node in norms:  # blocks that end in a sum are already decided
         if id(node) not in verdicts:
             verdicts.update((id(norm), verdict) for norm, verdict in _linear(node))
+    # Remove, in the order of the graph.
     trained, parameters = False, dict[str, int]()
     for norm in norms:
         label = norm.name or norm.outputs[0].name or "?"
@@ -131,12 +137,9 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
         )
     if not verdicts:
         missing = "no BatchNormalization" if not norms else "no known block"
-        folded = any(node.op_type == "Conv" for node in model.graph)
+        convolutions = any(node.op_type == "Conv" for node in model.graph)
         report.notes.append(
-            f"less-bn removes nothing: the model has {missing}"
-            + "; if the network has, its exporter folded normalizations into the convolutions: "
-            "export again without optimization (torch.onnx.export(..., dynamo=True, "
-            "optimize=False))" * folded
+            f"less-bn removes nothing: the model has {missing}" + (_FOLDED if convolutions else "")
         )
     elif not report.changed:
         report.notes.append(
@@ -158,11 +161,13 @@ def _joined(node: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
 def _residual(end: ir.Node, one: ir.Value, other: ir.Value) -> Iterator[tuple[ir.Node, _Verdict]]:
     branches = _to_common_tensor(one, other)
     if branches is None:
+        # An Add of a stored tensor is a bias, not a block.
         if not (one.is_initializer() or other.is_initializer()):
             text = f"the branches of '{end.name}' do not have a common input"
             for value in (one, other):
                 yield from _all_kept(chain(value)[:1], text)
         return
+    # Either operand may be the shortcut.
     for main, short in (branches, branches[::-1]):
         block = _find(main, "add")
         shortcut = next((name for text, name in SHORTCUTS.items() if reads_as(short, text)), None)
@@ -205,6 +210,7 @@ def _linear(norm: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
     readers = {node.op_type for node in _readers(norm.outputs[0])}
     if not readers or readers - {"Conv", "Add", "Dropout"}:
         return
+    # Without Identity and Dropout, as `solid` is cut by the number of steps.
     steps = [step for step in chain(norm.outputs[0]) if step.kind]
     for block in BLOCKS:
         solid = steps[: len(block.steps.split())]
@@ -256,6 +262,7 @@ def _all_kept(steps: Iterable[Step], text: str) -> Iterator[tuple[ir.Node, _Verd
 def _to_common_tensor(one: ir.Value, other: ir.Value) -> tuple[list[Step], list[Step]] | None:
     """Both chains up to their first common tensor, the last steps first."""
     left, right = chain(one), chain(other)
+    # Reversed, so that of equal values the first place is kept.
     at = {id(value): place for place, value in reversed(list(enumerate(_values(other, right))))}
     for place, value in enumerate(_values(one, left)):
         if id(value) in at:

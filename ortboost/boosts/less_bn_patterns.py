@@ -80,6 +80,7 @@ _OTHERS = {
     "Identity": "",
     "Dropout": "",
 }
+# Of gates such as clip(x + 3, 0, 6) / 6 and tanh(softplus(x)), and their number at most.
 _GATES = {"Add", "Clip", "Div", "HardSigmoid", "Mul", "Sigmoid", "Softplus", "Tanh"}
 _GATE_LENGTH = 4
 
@@ -129,6 +130,7 @@ def _step(value: ir.Value) -> Step | None:
     if node is None or node.domain not in ("", "ai.onnx") or not node.inputs:
         return None
     source = node.inputs[0]
+    # The mask of a Dropout is no step of the chain.
     if source is None or node.outputs[0] is not value:
         return None
     if node.op_type == "Conv":
@@ -156,6 +158,7 @@ def _convolution(node: ir.Node) -> str:
 def _gated(node: ir.Node) -> Step | None:
     """`x * f(x)`: SiLU, and the decomposed HardSwish of older exporters."""
     left, right = node.inputs
+    # Which operand is `x` shows only by following the other one back to it.
     for source, gate in ((left, right), (right, left)):
         inside = [node]
         for current in _back(gate):

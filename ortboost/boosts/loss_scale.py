@@ -106,6 +106,7 @@ class LossScale(LossScaler):
         """The number of good steps and, with a hysteresis, of overflows left before it shrinks."""
         policy, found = self.policy, {}
         if isinstance(policy, DynamicScaleConfig):
+            # -1 delays the first growth by one step.
             found[GOOD_STEPS] = -int(policy.late_growth)
             if policy.hysteresis > 1:
                 found[OVERFLOWS_LEFT] = policy.hysteresis
@@ -142,10 +143,12 @@ class LossScale(LossScaler):
         policy, found = self.policy, dict[str, ir.Value]()
         if not isinstance(policy, DynamicScaleConfig):
             return found
+        # The rounded reciprocal in float32, as in MindSpore's cell: it differs for a factor of 3.
         smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(policy.scale_factor)))
         smaller = b.op("Max", smaller, b.const(policy.min_scale))
         if policy.hysteresis > 1:
             left, one = states[OVERFLOWS_LEFT], b.const(1, _INT64)
+            # Once no overflow is tolerated any more, each one shrinks the scale, until it grows.
             last = b.op("Equal", left, one, dtype=_BOOL)
             smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
             found[OVERFLOWS_LEFT] = b.op("Where", last, one, b.op("Sub", left, one), dtype=_INT64)

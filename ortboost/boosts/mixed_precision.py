@@ -19,7 +19,7 @@ from ortboost.transforms.precision import PrecisionConfig, emulate_precision, pl
 
 __all__ = ["MixedPrecision"]
 
-_ALL_BFLOAT16: Final = 22
+_ALL_BFLOAT16: Final = 22  # the first opset in which all operators support bfloat16
 _ON_CPU: Final = {
     "fp16": "onnxruntime computes float16 in float32 on a CPU",
     "bf16": "onnxruntime has no bfloat16 kernels for the CPU",
@@ -49,7 +49,7 @@ class MixedPrecision(PrecisionConfig, Boost):
         return self.low is not None
 
     def opsets(self, opsets: range) -> range:
-        """For bfloat16 require opset 22, which supports it in all operators, if the engine can."""
+        """For bfloat16 require an opset that supports it in all operators, if the engine can."""
         newer = range(max(_ALL_BFLOAT16, opsets.start), opsets.stop)
         return newer if self.compute == "bf16" and len(newer) else opsets
 
@@ -60,15 +60,12 @@ class MixedPrecision(PrecisionConfig, Boost):
             UsageError: A pattern matches no node, or a node cannot have the requested precision.
             ModelError: No node can compute in the lower precision.
         """
-        roles, prediction = (
-            graph.parameters.items(),
-            find_value(graph.model.graph, graph.prediction),
-        )
+        prediction = find_value(graph.model.graph, graph.prediction)
         loss = descendants([] if prediction is None else [prediction])
         report = place_precision(
             graph.model,
             self,
-            masters=[name for name, parameter in roles if parameter.role != "constant"],
+            masters=[name for name, p in graph.parameters.items() if p.role != "constant"],
             fixed={node.name or "": "a part of the loss" for node in loss},
             unsupported=graph.fp32_operators,
         )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -135,6 +135,7 @@ def _places(graph: GraphContext) -> list[_Place]:
         made = [v for v in node.outputs if id(v) in activations and last_use.get(id(v), 0) > index]
         live.update({id(value): value for value in made})
         stored += sum(map(_bytes, made))
+        # No scalar, such as the loss, and no tensor of unknown rank: its size would be a guess.
         if len(live) == 1 and made:
             (value,) = live.values()
             if value is made[0] and value.dtype in FLOAT_TYPES and known_shape(value):
@@ -151,6 +152,7 @@ def _segments(places: Sequence[_Place], chosen: Sequence[_Place]) -> list[int]:
         if place in chosen:
             sums.append(0)
         else:
+            # A place that is not chosen is one of the segment's activations.
             sums[-1] += place.size
     return sums
 
@@ -172,6 +174,7 @@ def _blocks(places: Sequence[_Place]) -> list[_Place]:
 def _best(places: Sequence[_Place]) -> list[_Place]:
     """The choice with the least memory over all budgets; empty if recomputing does not help."""
     total = sum(place.stored + place.size for place in places)  # without recomputing
+    # The budget that is best is not known: try shares of the whole.
     best: tuple[int, list[_Place]] = (total, [])
     for step in range(1, _BUDGETS):
         chosen = _within(places, total * step // _BUDGETS)
@@ -186,6 +189,7 @@ def _within(places: Sequence[_Place], budget: int) -> list[_Place]:
     stored = 0
     for place, following in itertools.pairwise(places):
         stored += place.stored
+        # Without a checkpoint here, the segment would grow up to the next place at least.
         if stored + place.size + following.stored > budget:
             chosen.append(place)
             stored = 0
@@ -194,21 +198,13 @@ def _within(places: Sequence[_Place], budget: int) -> list[_Place]:
     return chosen
 
 
-def _activations(graph: GraphContext, nodes: Iterable[ir.Node]) -> set[int]:
+def _activations(graph: GraphContext, nodes: Sequence[ir.Node]) -> set[int]:
     """Float values that depend on both the data and a parameter."""
-    data = {id(v) for v in graph.model.graph.inputs if v.name not in graph.parameters}
-    weights = {id(v) for v in graph.model.graph.inputs if v.name in graph.parameters}
-    for node in nodes:
-        reads = {id(value) for value in values_read(node)}
-        for known in (data, weights):
-            if reads & known:
-                known.update(id(value) for value in node.outputs)
-    return {
-        id(value)
-        for node in nodes
-        for value in node.outputs
-        if id(value) in data and id(value) in weights and value.dtype in (*FLOAT_TYPES, None)
-    }
+    inputs, weights = graph.model.graph.inputs, graph.parameters
+    both = _depending(nodes, (v for v in inputs if v.name not in weights))
+    both &= _depending(nodes, (v for v in inputs if v.name in weights))
+    outputs = (value for node in nodes for value in node.outputs)
+    return {id(v) for v in outputs if id(v) in both and v.dtype in (*FLOAT_TYPES, None)}
 
 
 def _has_unknown(graph: GraphContext) -> bool:
@@ -242,7 +238,8 @@ class _Rewrite:
         results = {name for name in results if not name.endswith("_grad")} | {graph.objective}
         self.forward = _ancestors(self.graph, results)
         self.activations = _activations(graph, self.forward)
-        self.data = _depending(self.graph, graph.parameters)
+        inputs = (value for value in self.graph.inputs if value.name not in graph.parameters)
+        self.data = _depending(self.graph, inputs)
         self.checkpoints = {id(value): index for index, value in enumerate(checkpoints)}
         self.segment: dict[int, int] = {}  # of each value of the forward pass
         for node in self.forward:
@@ -278,12 +275,14 @@ class _Rewrite:
                 for place, value in enumerate(node.inputs)
                 if value is not None and self._is_copied(value, index)
             ]
+            # What can run only after this segment was computed again.
             after = _descendants(nodes, [node for node, _, _ in readers])
             gradient = self._arriving(flow, after)
             if gradient is None:
                 continue
             self._copy(readers, index, gradient)
             flow |= after
+            # The copies stand at the end until now.
             self.graph.sort()
             nodes = self._outside()  # readers of a copy come after the gradient it waits for
 
@@ -379,10 +378,10 @@ def _is_kept(node: ir.Node | None) -> bool:
     )
 
 
-def _depending(graph: ir.Graph, parameters: Mapping[str, object]) -> set[int]:
-    """Values that depend on the data."""
-    found = {id(value) for value in graph.inputs if value.name not in parameters}
-    for node in graph:
+def _depending(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[int]:
+    """The sources and the values that depend on them; the nodes are in topological order."""
+    found = {id(value) for value in sources}
+    for node in nodes:
         if any(id(value) in found for value in values_read(node)):
             found.update(id(value) for value in node.outputs)
     return found

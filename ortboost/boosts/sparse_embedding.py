@@ -104,12 +104,14 @@ class SparseEmbedding(Boost):
         """
         report = Report(self.name)
         asked = self._asked(graph.trained)
+        # Only values on a path to the loss have a gradient.
         tables = [p for p in graph.trained if p.name in asked]
         active = reach(graph.model, [p.name for p in tables], graph.objective).active
         values = {value.name: value for value in graph.model.graph.inputs}
         chosen = graph.memory[self.name] = {}
         for parameter in tables:
             lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)
+            # An ordinary weight, which nobody called a table.
             if not (lookups or asked[parameter.name]):
                 continue
             reason = reason or self._too_small(parameter)
@@ -160,6 +162,7 @@ class SparseEmbedding(Boost):
             ids = [values[indices] for indices, _ in lookups]
             parts = [values[f"{result}_grad"] for _, result in lookups]
             gradient = _summed(b, parameter, ids, parts, graph.rows[parameter.name])
+            # The update finds gradients by these names; an inner value of the model may have one.
             free_name(graph.model.graph, f"{parameter.name}_grad", owner=gradient)
             gradient.name = f"{parameter.name}_grad"
             graph.model.graph.outputs.append(gradient)
@@ -219,10 +222,12 @@ def _summed(
     """
     kind = table.dtype if table.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     row, rest = [None, *table.shape[1:]], table.shape[1:]
+    # All lookups one after the other: indices [places], their gradients [places, ...].
     flat = [b.op("Reshape", b.cast(value, _INT64), b.ints(-1), shape=[None]) for value in ids]
     indices = _from_the_start(b, _joined(b, flat), table.shape[0])
     rows = [b.op("Reshape", b.cast(g, kind), b.ints(-1, *rest), shape=row) for g in gradients]
     gradient = _joined(b, rows)
+    # Sort the indices (smallest first); a place whose index differs from that before is new.
     number = b.op("Shape", indices, dtype=_INT64, shape=[1])
     names = [None] * 2
     ordered, order = b.ops("TopK", indices, number, names=names, shape=[None], axis=0, largest=0)
@@ -230,13 +235,16 @@ def _summed(
     before = b.op("Concat", b.ints(-1), before, axis=0, shape=[None])  # no index is -1 by now
     again = b.op("Equal", ordered, before, dtype=_BOOL, shape=[None])
     new = b.op("Not", again, shape=[None])
+    # The distinct rows, the place of each one's first gradient, and the places of all others.
     b.op("Compress", ordered, new, axis=0, name=name, shape=[None])
     first = b.op("Compress", order, new, axis=0, shape=[None])
     others = b.op("Compress", order, again, axis=0, shape=[None])
+    # The row of the result that each of the others is added to: distinct indices so far, less 1.
     place = b.op("CumSum", b.cast(new, _INT64), b.const(0, _INT64), shape=[None])
     place = b.op("Compress", place, again, axis=0, shape=[None])
     place = b.op("Sub", place, b.const(1, _INT64), shape=[None])
     added = b.op("Gather", gradient, others, axis=0, shape=row)
+    # ScatterElements wants one index for each element.
     column = b.op("Reshape", place, b.ints(-1, *[1] * len(rest)), shape=[None, *[1] * len(rest)])
     column = b.op("Expand", column, b.op("Shape", added, dtype=_INT64), shape=row)
     total = b.op("Gather", gradient, first, axis=0, shape=row)

@@ -114,6 +114,7 @@ class SyncBatchNorm(Boost):
             one, shape = inputs[_one(name)], made[name].shape
             for product in [usage.node for usage in one.uses()]:
                 value = next(v for v in product.inputs if v is not None and v is not one)
+                # The forward product has kept its name; the engine named the others.
                 same = b.op("Identity", value, dtype=_DOUBLE, shape=shape)
                 replace_node(product, [same], b)
                 kind = f"{EXCHANGED}value/" if same.name == name else EXCHANGED_GRADIENT
@@ -177,20 +178,24 @@ def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None
     def column(value: ir.Value) -> ir.Value:
         return b.op("Reshape", b.cast(value, dtype), b.ints(*wide), shape=wide)
 
+    # m_r and q_r of this process; from centered data, as squares of the data would lose digits.
     mean = b.op("ReduceMean", data, axes, keepdims=1, shape=wide)
     centered = b.op("Sub", data, mean, shape=shape)
     squares = b.op("Mul", centered, centered, shape=shape)
     spread = double(b.op("ReduceMean", squares, axes, keepdims=0, shape=vector))
     own = double(mean)
     square = b.op("Add", spread, b.op("Mul", own, own, shape=vector), shape=vector)
+    # n_r as a tensor [1]: parts of a batch may differ in length.
     size = b.op("Div", b.op("Size", x, dtype=_INT64, shape=()), b.const(channels, _INT64), shape=())
     number = b.cast(b.op("Reshape", size, b.ints(1), shape=(1,)), _DOUBLE)
+    # N, then S / N and Q / N.
     total = exchanged(number, "number")
     sums = {"sum": own, "square": square}
     whole, squared = (
         b.op("Div", exchanged(b.op("Mul", part, number, shape=vector), name), total, shape=vector)
         for name, part in sums.items()
     )
+    # var, a, and y.
     difference = b.op("Sub", squared, b.op("Mul", whole, whole, shape=vector), shape=vector)
     variance = b.op("Abs", difference, shape=vector)
     epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), _DOUBLE)
@@ -200,6 +205,7 @@ def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None
     offset = b.op("Add", double(bias), moved, shape=vector)
     product = b.op("Mul", centered, column(factor), shape=shape)
     result = b.cast(b.op("Add", product, column(offset), shape=shape), x.dtype or _FLOAT)
+    # The running statistics, from those of all processes.
     if node.metadata_props.get(VARIANCE_KEY) == "unbiased":
         _count_all(b, node, total)
     outputs: list[ir.Value | None] = [result]
@@ -221,4 +227,5 @@ def _count_all(b: Builder, node: ir.Node, total: ir.Value) -> None:
     weight = b.cast(weight, node.outputs[2].dtype or _FLOAT)
     for usage in list(node.outputs[2].uses()):
         assert usage.node.op_type == "Mul", usage.node.name
+        # The other operand is the local weight.
         usage.node.replace_input_with(1 - usage.idx, weight)

@@ -153,6 +153,7 @@ def find_boost(name: str) -> type[Boost]:
         ConfigError: It is not registered; the message suggests the nearest.
     """
     wanted = _key(name)
+    # Other packages are imported only for a name that is not ours.
     for known in (lambda: _TABLE, registered):
         for boost in known():
             if boost.name == wanted:

@@ -168,6 +168,7 @@ class Thor(UpdateSplitter):
         report = Report("thor", kept=plain)
         for layer in layers:
             output = find_value(graph.model.graph, layer.output)
+            # Tensors of a factor's size: inverse, running average, mean of a window.
             kept = 1 + bool(self.factor_decay) + (graph.window > 1)
             cost = layer_cost(layer, self._sides, kept, output)
             report.changed[layer.weight] = cost_words(cost)
@@ -177,6 +178,7 @@ class Thor(UpdateSplitter):
             found = loss_terms(objective)
             graph.memory["thor.mean"] = found.mean
             data = find_value(graph.model.graph, graph.prediction)
+            # A scalar, or a tensor of unknown rank, has no axis that counts the samples.
             if data is None or not known_shape(data):
                 data = graph.model.graph.inputs[0]
             report.notes.append(count_terms(graph.model, found, data, self.batch_size))
@@ -185,6 +187,7 @@ class Thor(UpdateSplitter):
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
         """The inputs and output gradients of all layers, in the second-order graph."""
         layers: list[Layer | NormLayer] = graph.memory[self.name]
+        # Graph 0 is of second order, see `split`; the other one only applies stored inverses.
         if graph.number or not layers:
             return (), ()
         seen = [layer.source for layer in layers if self._sides.of(layer)]
@@ -218,7 +221,9 @@ class Thor(UpdateSplitter):
         for layer, side in self._sides.all(layers):
             shape = self._sides.shape(layer, side)
             # The identity, which stays where the first inverse is not accurate.
-            unit = np.ones(shape) if len(shape) != 3 or side == "f" else _units(shape)
+            unit = np.ones(shape)
+            if len(shape) == 3 and side != "f":
+                unit *= np.eye(shape[1])
             start = unit.astype(np.float32)
             name = state_name("inverse", side, layer.weight)
             found.append(State(name, start, "slot", "inverse", changes))
@@ -268,6 +273,7 @@ class Thor(UpdateSplitter):
             (layer.weight, side): update.states[state_name("inverse", side, layer.weight)]
             for layer, side in self._sides.all(layers)
         }
+        # Fresh inverses take effect in the update that computes them.
         if not update.number and states:
             states = self._refresh.refreshed(update, states)
         b, steps = update.b, dict[str, ir.Value]()
@@ -305,6 +311,7 @@ class Thor(UpdateSplitter):
         total = b.op("Sum", *products) if len(products) > 1 else products[0]
         rate = update.states[LEARNING_RATE]
         change = b.op("Mul", b.op("Mul", rate, rate), total)
+        # No division by zero: without a change, the factor is 1.
         change = b.op("Max", change, b.const(1e-30))
         ratio = b.op("Sqrt", b.op("Div", b.const(self.kl_clip), change))
         return b.op("Min", ratio, b.const(1.0))
@@ -350,6 +357,7 @@ class Thor(UpdateSplitter):
         found = {}
         for layer in layers:
             for side, value in maker.of(layer).items() if self._sides.of(layer) else ():
+                # `gain` and `share` are scalars.
                 shape = self._sides.shape(layer, side) if side in "agf" else ()
                 value.shape = ir.Shape(shape)
                 found[mean_name(side, layer.weight)] = value
@@ -361,7 +369,3 @@ def _known_to_mindspore(layer: Layer) -> bool:
     dilations = (layer.attributes or {}).get("dilations")
     dilated = dilations is not None and any(d != 1 for d in dilations.as_ints())
     return len(layer.kernel) == 2 and layer.groups == 1 and not dilated
-
-
-def _units(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.tile(np.eye(shape[1]), (shape[0], 1, 1))

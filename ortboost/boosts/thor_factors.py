@@ -143,6 +143,7 @@ class FactorMaker:
         x, d = self._input(layer), self._gradient(layer)
         attributes = dict(layer.attributes or {})
         if self.batch_size:
+            # MindSpore averages before the products, and always pads like this.
             x, d = (b.op("ReduceMean", v, b.ints(0), keepdims=1) for v in (x, d))
             attributes.pop("pads", None)
             attributes["auto_pad"] = ir.AttrString("auto_pad", "SAME_UPPER")
@@ -160,6 +161,7 @@ class FactorMaker:
         if self.batch_size:
             positions = self._length(a, 2)
             found = self._both(layer, (a, positions, positions), (d, rows, rows))
+            # The inverses divide by sqrt(s_A s_G), MindSpore by s_A.
             return {**found, "gain": b.op("Sqrt", b.op("Div", rows, positions))}
         return self._means(layer, a, d)
 
@@ -186,6 +188,7 @@ class FactorMaker:
         b, size = self.b, math.prod(layer.shape)
         d = b.op("Reshape", self._gradient(layer), b.ints(-1, size))
         if layer.scale:
+            # The normalized input, computed again: the operator need not output its statistics.
             x = b.op("Reshape", _single(b, self.values[layer.source]), b.ints(-1, size))
             x = b.op("Sub", x, b.op("ReduceMean", x, b.ints(1), keepdims=1))
             variance = b.op("ReduceMean", b.op("Mul", x, x), b.ints(1), keepdims=1)
@@ -248,6 +251,7 @@ class FactorMaker:
         """Blocks of `sqrt(s) sum(row row^T) / divisor`, from ``[groups, length, rows]``."""
         b = self.b
         if blocks.padding:
+            # Zeros at the end of axis 1 fill the last block.
             rows = b.op("Pad", rows, b.ints(0, 0, 0, 0, blocks.padding, 0))
         # [groups, length, R] -> [groups * blocks, size, R]: a block is a run of consecutive rows.
         rows = b.op("Reshape", rows, b.ints(*blocks.shape[:2], -1))
@@ -298,6 +302,7 @@ def _left(b: Builder, matrix: ir.Value, inverse: ir.Value, blocks: Blocks) -> ir
     if blocks.padding:
         matrix = b.op("Pad", matrix, b.ints(0, 0, 0, 0, blocks.padding, 0))
     count, size, _ = blocks.shape
+    # [groups, rows, columns] -> [groups * blocks, size, columns], and back without padding.
     parts = b.op("Reshape", matrix, b.const([count, size, -1], _INT64))
     product = b.op("MatMul", inverse, parts)
     whole = b.op("Reshape", product, b.ints(blocks.groups, blocks.number * size, -1))

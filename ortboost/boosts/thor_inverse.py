@@ -83,6 +83,7 @@ class Factor:
 
 def padded_rows(size: int) -> int:
     """Rows to which a block is padded: few distinct sizes, so few chains of nodes."""
+    # 16, 32, 64, 96, 128, and then multiples of 128.
     step = LEAF // 2 if size <= LEAF // 2 else LEAF if size <= 4 * LEAF else 4 * LEAF
     return step * -(-size // step)
 
@@ -156,6 +157,7 @@ def damped_inverses(
     largest = b.op("ReduceMax", rows, b.ints(-2), keepdims=1)
     start, steps = _steps(b, damping, largest)
     inverse = _inverse(b, damped, size, start, steps)
+    # The check, squared: no root is needed to compare.
     error = b.op("Sub", b.op("MatMul", damped, inverse), eye)
     square = b.op("ReduceSumSquare", error, b.ints(-2, -1), keepdims=1)
     bound = b.const(ACCURACY**2, _DOUBLE)
@@ -178,17 +180,20 @@ def _cost(size: int) -> int:
         return 2 * _STEPS * size**3
     top = _half(size)
     low = size - top
+    # Seven products of [top, top] by [top, low], and two of [top, low] by [low, low].
     halves = top * low * (7 * top + 2 * low)
     return _cost(top) + _cost(low) + halves + 2 * size**3
 
 
 def _half(size: int) -> int:
+    # The upper half is rounded up to whole leaves.
     return LEAF * -(-size // (2 * LEAF))
 
 
 def _steps(b: Builder, smallest: ir.Value, largest: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
     """The scale of the initial guess, and `c` of each step, all ``[count, 1, 1]``."""
     two, one = b.const(2.0, _DOUBLE), b.const(1.0, _DOUBLE)
+    # X = start I gives eigenvalues of A X between m = smallest start and 2 - m.
     start = b.op("Div", two, b.op("Add", smallest, largest))
     m = b.op("Max", b.op("Mul", smallest, start), b.const(_SMALLEST, _DOUBLE))
     found = []
@@ -209,6 +214,7 @@ def _inverse(
     upper, lower = b.ops("Split", a, sizes, names=[None, None], axis=1)
     a11, a12 = b.ops("Split", upper, sizes, names=[None, None], axis=2)
     a21, a22 = b.ops("Split", lower, sizes, names=[None, None], axis=2)
+    # The bounds of the spectrum hold for both halves, so the steps are shared.
     x11 = _inverse(b, a11, top, start, steps)
     product = b.op("MatMul", x11, a12)  # B, and its refinement
     rest = b.op("Sub", a12, b.op("MatMul", a11, product))

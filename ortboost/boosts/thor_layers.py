@@ -119,6 +119,7 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
     if len(readers) != 1:
         return f"{len(readers)} nodes read it" if readers else "no node reads it"
     node, index, perm = readers[0]  # perm: the weight's axis for each axis of the input
+    # In a loop it has many inputs and gradients.
     if node.graph is not graph:
         return f"'{label(node)}' is in a branch or a loop"
     if value.is_graph_output():
@@ -139,8 +140,16 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
     is_table = is_standard(node, "Gather") and index == 0 and rank == 2 and perm == (0, 1)
     if is_table and node.attributes.get_int("axis", 0) == 0:
         entries, width = parameter.shape
-        ids, sizes = _name(node.inputs[1]), (entries, width)
-        return Layer(parameter.name, sizes, "embedding", *sizes, True, ids, _name(output))
+        return Layer(
+            parameter.name,
+            parameter.shape,
+            "embedding",
+            inputs=entries,
+            outputs=width,
+            rows_in=True,
+            source=_name(node.inputs[1]),
+            output=_name(output),
+        )
     return f"a {parameter.role or 'parameter'} of {node.op_type} '{label(node)}'"
 
 
@@ -153,11 +162,11 @@ def _dense(
         parameter.name,
         parameter.shape,
         "dense",
-        parameter.shape[inputs_axis],
-        parameter.shape[1 - inputs_axis],
-        inputs_axis == 0,
-        _name(source),
-        _name(output),
+        inputs=parameter.shape[inputs_axis],
+        outputs=parameter.shape[1 - inputs_axis],
+        rows_in=inputs_axis == 0,
+        source=_name(source),
+        output=_name(output),
     )
 
 
@@ -169,14 +178,14 @@ def _conv(parameter: Parameter, node: ir.Node) -> Layer:
         parameter.name,
         parameter.shape,
         "conv",
-        inner * math.prod(kernel),
-        out // groups,
-        False,
-        _name(node.inputs[0]),
-        _name(node.outputs[0]),
-        groups,
-        {key: node.attributes[key] for key in kept if key in node.attributes},
-        tuple(kernel),
+        inputs=inner * math.prod(kernel),
+        outputs=out // groups,
+        rows_in=False,
+        source=_name(node.inputs[0]),
+        output=_name(node.outputs[0]),
+        groups=groups,
+        attributes={key: node.attributes[key] for key in kept if key in node.attributes},
+        kernel=tuple(kernel),
     )
 
 
@@ -188,10 +197,10 @@ def _norm(parameter: Parameter, node: ir.Node, index: int) -> NormLayer | str:
     return NormLayer(
         parameter.name,
         parameter.shape,
-        index == 1,
-        _name(node.inputs[0]),
-        _name(node.outputs[0]),
-        node.attributes.get_float("epsilon", 1e-5),
+        scale=index == 1,
+        source=_name(node.inputs[0]),
+        output=_name(node.outputs[0]),
+        epsilon=node.attributes.get_float("epsilon", 1e-5),
     )
 
 

@@ -79,6 +79,7 @@ class Refresh:
                 stack, accurate = inverted_factors(b, members, size)
                 new = split_stack(b, members, stack)
             counts = b.ints(*(factor.shape[0] for factor in members))
+            # An inverse that is not accurate leaves the old one of its block.
             flags = b.ops("Split", accurate, counts, names=[None] * len(members), axis=0)
             for factor, inverse, good in zip(members, new, flags, strict=True):
                 found[factor.key] = b.op("Where", good, inverse, old[factor.key], dtype=_FLOAT)
@@ -101,7 +102,9 @@ class Refresh:
         divided = own_blocks(b, update.states[PART], kinds)
         for (size, members), (own, some) in zip(chains.items(), divided, strict=True):
             if applies is not None:
+                # In a skipped step, or inside a window, nobody needs inverses.
                 some = b.op("And", some, applies, shape=())
+            # `choose` takes over collected nodes as those of a branch.
             b.flush()
             compute = partial(_own_inverses, b, members, size, own, numbers[size])
             zeros = partial(_zeros, b, size, numbers[size])
@@ -190,15 +193,18 @@ class Refresh:
             return dict.fromkeys(self.sides.of(layer), root)
         a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
         ratio = b.op("Sqrt", b.op("Div", a, g))
+        # A bound, so that one factor is never left almost without damping.
         ratio = b.op("Max", b.op("Min", ratio, b.const(1e3, _DOUBLE)), b.const(1e-3, _DOUBLE))
         return {"a": b.op("Mul", root, ratio), "g": b.op("Div", root, ratio)}
 
     def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> ir.Value:
         length = (layer.inputs if side == "a" else layer.outputs) * layer.groups
         if len(self.sides.shape(layer, side)) == 3:
+            # Only the diagonals count for the trace; rows of padding are zeros.
             factor = b.op("Mul", factor, b.const(np.eye(self.sides.blocks(layer, side).size)))
         trace = b.op("ReduceSum", factor, keepdims=0)
         mean = b.op("Div", trace, b.const(float(length)))
+        # A factor of zeros, such as that of a dead layer, must not divide by zero.
         mean = b.op("Max", mean, b.const(1e-30))
         return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
 

@@ -50,13 +50,16 @@ def own_blocks(
     """
     rank, size = (b.op("Gather", part, b.const(i, _INT64), shape=()) for i in range(2))
     axis = b.ints(0)
+    # The load of each process, before any block: [processes].
     zeros = b.filled(0, b.op("Unsqueeze", size, axis), _INT64)
     loads, found = zeros, []
     for number, cost in kinds:
+        # L_r + k c, row r, column k: [processes, number], flattened.
         steps = b.const(np.arange(number) * cost, _INT64)
         sums = b.op("Reshape", b.op("Add", b.op("Unsqueeze", loads, b.ints(1)), steps), b.ints(-1))
         count = b.const(number, _INT64)
         _, chosen = b.ops("TopK", sums, b.ints(number), names=[None, None], axis=0, largest=0)
+        # The place in the flat list gives the row, which is the process.
         owners = b.op("Div", chosen, count)
         added = b.op("Expand", b.const(cost, _INT64), b.ints(number))
         loads = b.op("ScatterElements", loads, owners, added, axis=0, reduction="add")
