@@ -90,6 +90,5 @@ def check(
         loss=forward.loss.objective,
         engine=chosen.engine,
     )
-    own = () if chosen.note is None else (chosen.note,)
-    notes = (*forward.notes, *own, *found.notes)
+    notes = (*forward.notes, *found.notes)
     return dataclasses.replace(found, notes=notes, parameters=parameters)

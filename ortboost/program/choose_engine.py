@@ -30,13 +30,11 @@ class Chosen:
         engine: The engine.
         forward: The forward graph.
         blockers: What prevents training.
-        note: Why it is not the engine that is preferred otherwise.
     """
 
     engine: Engine
     forward: Forward
     blockers: tuple[Blocker, ...]
-    note: str | None = None
 
 
 def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
@@ -64,6 +62,7 @@ def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
             refused = refused or error
             continue
         if not chosen.blockers:
+            # No note for the preferred engine.
             return chosen if first is None and refused is None else _noted(chosen, first, refused)
         first = first or chosen
     if refused is not None and first is None:
@@ -83,6 +82,7 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
         return
     fix = blockers[0].fix
     if config.engine != "auto":
+        # Another engine is the simpler way out, if there is one.
         other = _better(source, config)
         fix = f"Use --engine {other}, which can differentiate it." if other else fix
     raise ModelError(
@@ -109,7 +109,7 @@ def _noted(chosen: Chosen, first: Chosen | None, refused: ModelError | None) -> 
     note = f"the {chosen.engine.name} engine is used; {why}"
     report = Report("choose_engine", notes=[note])
     forward = dataclasses.replace(chosen.forward, reports=(report, *chosen.forward.reports))
-    return dataclasses.replace(chosen, forward=forward, note=note)
+    return dataclasses.replace(chosen, forward=forward)
 
 
 def _better(source: ModelSource, config: ProgramConfig) -> str | None:

@@ -49,22 +49,25 @@ class Forward:
         loss: Names of the loss and its inputs in the graph.
         parameters: Its float tensors by name.
         trained: The trained parameters.
-        notes: Remarks for the user.
         next_of: Buffer to the name of its next value, computed in the forward pass.
         reports: Reports of all rewrites.
-        padding_rows: Trained embedding table to the row that lookups do not train.
         batch_axes: Input to its batch axis, see :mod:`ortboost.graph.batch_axes`.
+        padding_rows: Trained embedding table to the row that lookups do not train.
     """
 
     model: ir.Model
     loss: AttachedLoss
     parameters: Mapping[str, Parameter]
     trained: tuple[Parameter, ...]
-    notes: tuple[str, ...]
     next_of: Mapping[str, str]
     reports: tuple[Report, ...]
     batch_axes: Mapping[str, BatchAxis]
     padding_rows: Mapping[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks of all rewrites for the user."""
+        return tuple(note for report in self.reports for note in report.notes)
 
 
 def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> Forward:
@@ -79,6 +82,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         ModelError: A stage rejects the model.
         UsageError: A name or pattern matches nothing.
     """
+    # The network as a user would read it: standard operators, sizes as numbers, weights as tensors.
     opsets = engine.opsets
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
@@ -90,25 +94,22 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
-    separated = separate_equals(model)
-    check_rewritten(model, "separate_equals")
-    stored = store_weights(model)
-    check_rewritten(model, "store_weights")
+    separated = _applied(separate_equals, model)
+    stored = _applied(store_weights, model)
     named = {*(config.parameters or ()), *config.trainable, *config.freeze}
     tied = tie_copies(model, apart=named)
     check_rewritten(model, "tie_copies")
     _leave_prefix(model)
-    written = write_out_batch_statistics(model)
-    check_rewritten(model, "write_out_batch_statistics")
-    pools = write_out_counted_padding(model)
-    check_rewritten(model, "write_out_counted_padding")
-    some = [report for report in (separated, written, pools) if report.changed or report.kept]
+    written = _applied(write_out_batch_statistics, model)
+    pools = _applied(write_out_counted_padding, model)
+    some = [r for r in (separated, written, pools) if r.changed or r.kept or r.notes]
     reports += [detached, stored, tied, *some]
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
         )
         check_rewritten(model, "new_head")
+    # Changes of the network, which exports keep.
     frozen = _frozen(model, config)
     network = GraphContext(model, output=config.loss.output, frozen_norm=frozen)
     found = []
@@ -116,12 +117,14 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         found.append(boost.rewrite_network(network))
         check_rewritten(model, f"{boost.name}, rewrite_network")
     reports += [report for report in found if report is not None]
+    # The loss, with names that inputs and outputs of a step need.
     loss = attach_loss(model, config.loss)
     check_rewritten(model, "attach_loss")
     axes, batching = _batch_axes(model, loss, config)
     for name in _reserved(config):
         free_name(model.graph, name)
     parameters = find_parameters(model)  # as long as BatchNormalization has its original form
+    # Training mode, and what is trained.
     still = _still_norms(model, frozen)
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
@@ -132,8 +135,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     reports += [loss.report, batching, still, norms.report, dropout, choice]
     moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
     reports.append(moving)
-    inverses = write_out_real_inverses(model)  # late: its matrices are no parameters
-    check_rewritten(model, "write_out_real_inverses")
+    inverses = _applied(write_out_real_inverses, model)  # late: its matrices are no parameters
     reports += [inverses] if inverses.modified else []
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
     padded = Report("padding_rows")
@@ -147,24 +149,17 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         loss,
         parameters,
         trained,
-        (
-            *loss.report.notes,
-            *batching.notes,
-            *stored.notes,
-            *choice.notes,
-            *tied.notes,
-            *detached.notes,
-            *separated.notes,
-            *pools.notes,
-            *still.notes,
-            *moving.notes,
-            *padded.notes,
-        ),
-        norms.next_of,
-        tuple(reports),
-        axes,
-        padding,
+        next_of=norms.next_of,
+        reports=tuple(reports),
+        batch_axes=axes,
+        padding_rows=padding,
     )
+
+
+def _applied(rewrite: Callable[[ir.Model], Report], model: ir.Model) -> Report:
+    report = rewrite(model)
+    check_rewritten(model, rewrite.__name__)
+    return report
 
 
 def _detached(model: ir.Model) -> Report:
@@ -289,6 +284,7 @@ def _leave_prefix(model: ir.Model) -> None:
                 where=source_name(model),
                 fix="Convert the model that this file was made from.",
             )
+    # Inner names are nobody's interface.
     b = Builder(graph, "model")
     for value in list(graph.initializers.values()):
         if (value.name or "").startswith(prefix):

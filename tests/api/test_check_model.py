@@ -3,7 +3,7 @@
 import pytest
 
 import ortboost as ob
-from tests.support import assert_three_lines, model_path
+from tests.support import assert_three_lines, model_path, text_model, weights
 
 
 def test_a_target_has_its_own_report():
@@ -34,3 +34,15 @@ def test_the_network_of_a_program_can_be_trained_again(tmp_path):
     found, given = ob.check(tmp_path / "run"), ob.check(model_path("mlp"))
     assert found.trainable
     assert [p["name"] for p in found.parameters] == [p["name"] for p in given.parameters]
+
+
+def test_check_tells_what_a_conversion_tells():
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,2] w) => (float[N,2] y) {
+          r = RandomNormalLike(x) s = Add(x, r) y = MatMul(s, w) }""",
+        w=weights(3, 2),
+    )
+    told = [note for report in ob.build_program(net).reports for note in report.notes]
+    assert any("uses a random generator" in note for note in told)
+    assert set(told) <= set(ob.check(net).notes)
