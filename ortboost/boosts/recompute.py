@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -45,7 +45,7 @@ from ortboost.graph.query import (
     known_shape,
     static_shape,
 )
-from ortboost.graph.reach import ancestors, find_value, values_read
+from ortboost.graph.reach import ancestors, values_by_name, values_read
 
 __all__ = ["Recompute"]
 
@@ -97,8 +97,8 @@ class Recompute(Boost):
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Make the backward pass read copies of the segments."""
-        found = (find_value(graph.model.graph, name) for name in graph.memory[self.name])
-        checkpoints = [value for value in found if value is not None]
+        values = values_by_name(graph.model.graph)
+        checkpoints = [values[name] for name in graph.memory[self.name] if name in values]
         if checkpoints:
             _Rewrite(graph, checkpoints).run()
 
@@ -159,16 +159,7 @@ def _segments(places: Sequence[_Place], chosen: Sequence[_Place]) -> list[int]:
 
 def _blocks(places: Sequence[_Place]) -> list[_Place]:
     """Place a checkpoint wherever a block has stored enough to make it worthwhile."""
-    chosen: list[_Place] = []
-    stored = 0
-    for place in places[:-1]:
-        stored += place.stored
-        if stored >= _WORTH * place.size:
-            chosen.append(place)
-            stored = 0
-        else:
-            stored += place.size
-    return chosen
+    return _greedy(places, lambda stored, place, _: stored >= _WORTH * place.size)
 
 
 def _best(places: Sequence[_Place]) -> list[_Place]:
@@ -185,12 +176,20 @@ def _best(places: Sequence[_Place]) -> list[_Place]:
 
 def _within(places: Sequence[_Place], budget: int) -> list[_Place]:
     """The fewest checkpoints that keep each segment within the budget, if possible."""
+    # Without a checkpoint at a place, the segment grows up to the next place at least.
+    return _greedy(
+        places,
+        lambda stored, place, following: stored + place.size + following.stored > budget,
+    )
+
+
+def _greedy(places: Sequence[_Place], ends: Callable[[int, _Place, _Place], bool]) -> list[_Place]:
+    """Go through the places; ``ends`` decides from the bytes stored since the last checkpoint."""
     chosen: list[_Place] = []
     stored = 0
     for place, following in itertools.pairwise(places):
         stored += place.stored
-        # Without a checkpoint here, the segment would grow up to the next place at least.
-        if stored + place.size + following.stored > budget:
+        if ends(stored, place, following):
             chosen.append(place)
             stored = 0
         else:

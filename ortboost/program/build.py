@@ -27,7 +27,7 @@ from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import is_random
-from ortboost.graph.reach import find_value
+from ortboost.graph.reach import values_by_name
 from ortboost.graph.source import source_name
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
@@ -103,16 +103,18 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     found.append(decompose(model, wrt=wrt, loss=graph.objective, engine=engine))
     check_rewritten(model, "decompose")
     raw_next = _rename_raw(model, forward.next_of)
+    # From here on, weights are inputs.
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
     found.append(protect_padding_rows(model, forward.padding_rows))
+    # Layers are found before boundaries and exchange points stand between them.
     groups, splitting = _groups(graph, config)
     for boost in config.enabled_boosts:
         found.append(boost.rewrite_decomposed(graph))
         check_rewritten(model, f"{boost.name}, rewrite_decomposed")
     # Outputs from here on, so that no rewrite removes the next statistics as unused.
     raw = set(raw_next.values())
-    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
+    kept = _values(model, loss.loss, loss.prediction)
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     found += [*splitting, *engine.prepare(model)]
@@ -121,6 +123,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         engine.prepare(model)
     scale = _scale_loss(graph, config)
     reports += [report for report in found if report is not None]
+    # Differentiate once for each group, and append the update.
     plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)
     graphs, catalogue, initial = _build_graphs(plan, groups)
     stamp(evaluation, "eval")
@@ -158,6 +161,7 @@ def _lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
         value = model.graph.initializers.pop(name, None)
         if value is None or value.const_value is None:
             continue
+        # The numbers go to the state: an input has none.
         tensor, value.const_value = value.const_value, None
         array = tensor.numpy()
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
@@ -229,7 +233,7 @@ def _scale_loss(graph: GraphContext, config: ProgramConfig) -> dict[str, NDArray
     start = scaler.start()
     scale = ir.val(names.SCALE, ir.DataType.FLOAT, start.shape)
     graph.model.graph.inputs.append(scale)
-    _value(graph.model, graph.objective)  # raises if a rewrite lost the loss
+    _values(graph.model, graph.objective)  # raises if a rewrite lost the loss
     scaler.scale_loss(graph, scale)
     return {names.SCALE: start}
 
@@ -269,6 +273,7 @@ class _Plan:
         roles = {name: p.role for name, p in self.forward.parameters.items()}
         found = []
         for name, array in self.values.items():
+            # The scale is the only state that is no tensor of the model.
             kind = "scale" if name not in roles else "parameter"
             if roles.get(name, "").startswith("running_"):
                 kind = "buffer"
@@ -287,6 +292,7 @@ def _build_step(
     states = {entry.name for entry in entries}
     step = _differentiate(plan, trained, number)  # with one output X_grad for each trained X
     check_rewritten(step, "differentiation")
+    # From here on, the detached tables are the parameters again.
     join_padding_rows(step)
     bypass_identity_transposes(step)
     graph = plan.context(step, trained, number)
@@ -334,12 +340,13 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
         boost.watched(plan.context(model, trained, number)) for boost in plan.config.enabled_boosts
     ]
     kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
+    # A table with a sparse gradient is not differentiated; the boost asks for its lookups.
     requested = dict.fromkeys(p.name for p in trained if p.name not in plan.graph.rows)
     requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
     # An engine keeps only outputs: make what boosts want to see one, for this differentiation.
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}
-    model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)
+    model.graph.outputs.extend(_values(model, *(name for name in kept if name not in present)))
     try:
         objective = plan.graph.objective
         return plan.engine.differentiate(model, objective, list(requested), prepared=True)
@@ -390,6 +397,7 @@ def _close(
 
 def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:
     spec = TensorSpec.of(value)
+    # Only class indices are checked: they select elements, and a runtime does not look.
     if value.name != loss.labels or not (config.loss.sparse and loss.class_axis):
         return spec
     return dataclasses.replace(
@@ -435,12 +443,13 @@ def _metrics(
     return [accuracy]
 
 
-def _value(model: ir.Model, name: str) -> ir.Value:
-    value = find_value(model.graph, name)
-    if value is None:
+def _values(model: ir.Model, *names_: str) -> list[ir.Value]:
+    found = values_by_name(model.graph)
+    lost = next((name for name in names_ if name not in found), None)
+    if lost is not None:
         raise ModelError(
-            f"The tensor '{name}' was lost during the conversion.",
+            f"The tensor '{lost}' was lost during the conversion.",
             where=source_name(model),
             fix="Please report this.",
         )
-    return value
+    return [found[name] for name in names_]
