@@ -51,6 +51,7 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
     before: dict[ir.Node, set[ir.Node]] = {}  # writer to its ancestors
     proven = set()
     for entry in catalogue.state:
+        # Never written: there is nothing to share.
         if entry.next is None:
             continue
         source, target = inputs[entry.name], outputs[entry.next]
@@ -80,6 +81,7 @@ def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:
     branches = list(subgraphs(writer))
     for node in _readers(source):
+        # Its read and its write are the same memory.
         if node is writer and _scatters(node, source):
             continue
         if node.graph is writer.graph:
@@ -108,6 +110,7 @@ def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
     if producer is None or producer.graph is not branch or len(producer.outputs) != 1:
         return False
     readers = {node for node in _readers(source) if node.graph is branch}
+    # A MatMul, for example, reads an element again after another one was written.
     in_order = producer.op_type in _ELEMENTWISE or _scatters(producer, source)
     if producer in readers and not in_order:
         return False

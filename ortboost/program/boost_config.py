@@ -389,7 +389,9 @@ def _section(name: str, given: Mapping[str, Any]) -> Any:
 def _split(key: str) -> tuple[str, str]:
     section, dot, name = key.partition(".")
     if not dot or not name:
-        homes = [f"{s}.{key}" for s, kind in _SECTIONS.items() if key in _names(kind)]
+        homes = [
+            f"{s}.{key}" for s, kind in _SECTIONS.items() if key in [f.name for f in fields(kind)]
+        ]
         homes += [f"boost.{key}"] if key in ("mode", *_SWITCHES) else []
         raise ConfigError(
             f"{key!r} does not name a section.",
@@ -400,10 +402,6 @@ def _split(key: str) -> tuple[str, str]:
             "have their own options.",
         )
     return section, name
-
-
-def _names(kind: type[Any]) -> list[str]:
-    return [item.name for item in fields(kind)]
 
 
 def _because(level: str, mode: str) -> str:

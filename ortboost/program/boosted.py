@@ -84,7 +84,7 @@ def split_settings(
         >>> split_settings([("grad_freeze.freeze_p", 0.5), ("centralize.multiple_of", 1)])
         ([('grad_freeze.freeze_p', 0.5)], [('centralize.multiple_of', 1)])
     """
-    found: tuple[list[tuple[str, Any]], list[tuple[str, Any]]] = ([], [])
+    of_boosts, of_program = list[tuple[str, Any]](), list[tuple[str, Any]]()
     for key, value in sets:
         section, dot, _ = key.partition(".")
         if dot and section not in (*SECTIONS, *_PARTS):
@@ -93,8 +93,8 @@ def split_settings(
                 where="settings",
                 fix=nearest(section, (*SECTIONS, *_PARTS)),
             )
-        found[section in _PARTS].append((key, value))
-    return found
+        (of_program if section in _PARTS else of_boosts).append((key, value))
+    return of_boosts, of_program
 
 
 def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> ProgramConfig:

@@ -226,6 +226,7 @@ class TensorSpec:
         if self.classes is None:
             return None
         invalid = (array < 0) | (array >= self.classes)
+        # Valid labels are the usual case: the ignored one is looked for only if needed.
         if not invalid.any():
             return None
         if self.ignored is not None:
@@ -260,6 +261,7 @@ class StateEntry:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
+        # Written only if true, so that files without sharded states stay as they were.
         data = {**vars(self), "dtype": self.dtype.name, "shape": list(self.shape)}
         return data if self.sharded else {k: v for k, v in data.items() if k != "sharded"}
 

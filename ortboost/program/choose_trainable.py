@@ -71,6 +71,7 @@ def choose_trainable(
         elif possible:
             chosen = parameter
             if not parameter.trainable:
+                # Weight decay, LARS and centralization go by the role.
                 chosen = dataclasses.replace(parameter, role="weight")
             report.changed[name] = f"trained as {chosen.role}"
             trained.append(chosen)
@@ -80,6 +81,7 @@ def choose_trainable(
             report.kept[name] = f"constant: {parameter.reason}"
     if not trained:
         raise _nothing(model, parameters, config)
+    # Notes come in the order of their weight: counts, what looks wrong, details.
     kept_parameters = _reached(model, tuple(trained), loss, config, report)
     doubts = [] if config.parameters is not None else _doubts(parameters, kept_parameters, config)
     report.notes[:0] = [
@@ -175,6 +177,7 @@ def _reached(
     """
     named = match_names([p.name for p in trained], config.trainable)[0]
     unreached = set(reach(model, [p.name for p in trained], loss).unreachable) - named
+    # Nothing is reached: the check names what blocks the gradient.
     if len(unreached) == len(trained):
         return trained
     for name in (p.name for p in trained if p.name in unreached):
@@ -232,6 +235,7 @@ def _doubts(
 ) -> list[tuple[str, str, bool]]:
     """Name, doubt, and whether it is trained, for tensors that the user has not decided on."""
     names = {p.name for p in trained}
+    # In `trainable` only a full name decides, as for constants above.
     decided = {*match_names(parameters, config.freeze)[0], *config.trainable}
     return [
         (p.name, p.doubt, p.name in names)

@@ -235,6 +235,7 @@ class ProgramConfig:
             ['group-loss-scale', 'grad-accumulation']
         """
         names = {boost.name for boost in boosts}
+        # Every configuration has a loss scale, and two exclude each other: a new one replaces it.
         scaled = any(isinstance(boost, LossScaler) for boost in boosts)
         kept = [
             boost

@@ -184,9 +184,11 @@ def former_to_dict(boosts: Iterable[Boost]) -> dict[str, Any]:
     All others are listed under ``boosts``, with their names.
     """
     values, rest = dataclasses.asdict(_DEFAULTS), list(boosts)
+    # Absent means the default scale; a configuration without one has to say so.
     values["loss_scale"] = write_config(NO_SCALE)
     for boost in tuple(rest):
         for name, former in FORMER.items():
+            # Only if nothing is lost: FullNormHead(if_present=True), for example, stays a boost.
             if isinstance(boost, former.boost) and former.make(former.read(boost)) == boost:
                 value = former.read(boost)
                 if name == "loss_scale":

@@ -110,6 +110,7 @@ class ScaledGradients:
             ends: [_zero_sum(self.b, value, INCOMING) for value in values]
             for ends, values in self.incoming.items()
         }
+        # Also groups of which this graph trains nothing: they, too, may send gradients down.
         senders = {above for _, above in crossing if 0 < above <= self._groups}
         numbers = sorted({*self.bundles, *senders})
         found = {}
@@ -146,6 +147,7 @@ class ScaledGradients:
                 index = self.b.const(group - 1, ir.DataType.INT64)
                 scale = self.b.op("Gather", scale, index, shape=())
             factor = self.b.op("Reciprocal", scale, shape=())
+        # One factor for both, so that a gradient is multiplied once.
         if self.divisor != 1.0:
             divisor = self.b.const(np.float32(1.0) / np.float32(self.divisor))
             factor = divisor if factor is None else self.b.op("Mul", factor, divisor)
@@ -170,6 +172,7 @@ class _Bundle:
         self.made: dict[str, ir.Value] = {}
 
     def pack(self) -> None:
+        # One tensor needs no packing.
         if len(self.small) < 2:
             return
         flat = [
@@ -195,6 +198,7 @@ class _Bundle:
             return dict(self.gradients)
         self.tensors()
         b, found = self.b, {**self.gradients, **self.made}
+        # The empty name is that of the packed vector.
         vector = found.pop("", None)
         if vector is not None:
             sizes = b.ints(*(p.size for p in self.small))

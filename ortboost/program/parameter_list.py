@@ -61,6 +61,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
             continue
         name, _, last = text.rpartition(" ")
         word = last.lower().removeprefix("requires_grad=")
+        # A name may contain spaces: the last word counts only if it is a truth value.
         named = bool(name.strip()) and word in _WORDS
         name, trained = (name.strip(), _WORDS[word]) if named else (text, True)
         if name in found:
@@ -106,6 +107,7 @@ def write_parameters(
         ()
     """
     loaded = load_model(model)
+    # As in a conversion, so that the names are those that it will use.
     stamp_origins(loaded, tensor_origins(loaded))
     separate_equals(loaded)
     tied = tie_copies(loaded).changed
@@ -115,6 +117,7 @@ def write_parameters(
         if value.dtype in FLOAT_TYPES
     }
     parameters = {name: (_array(tensor), bool(tensor.requires_grad)) for name, tensor in named}
+    # A tensor that has the name of one parameter stands for no other.
     free = {name: array for name, array in stored.items() if name not in parameters}
     lines = ["# name requires_grad"]
     lost: list[str] = []
@@ -158,6 +161,7 @@ def _equal(array: NDArray[Any], other: NDArray[Any]) -> bool:
     if other.size != array.size:
         return False
     turned = array.T if array.ndim == 2 else array
+    # The same order of elements in any shape (an exporter may add axes of 1), or transposed.
     return np.array_equal(other.reshape(-1), array.reshape(-1)) or (
         other.shape == turned.shape and np.array_equal(other, turned)
     )

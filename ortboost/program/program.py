@@ -154,6 +154,7 @@ class Program(Shown):
         known = {spec.name: spec for spec in self.catalogue.batch}
         data = [value for value in self.evaluation.graph.inputs if value.name not in state]
         specs = [known.get(value.name or "") or TensorSpec.of(value) for value in data]
+        # The axes are known from the step, as a rule.
         if all(spec.name in known for spec in specs):
             return tuple(specs)
         axes = model_batch_axes(  # inputs read only by other outputs are not in the step
@@ -191,6 +192,7 @@ class Program(Shown):
                 where=f"{target}: {error}",
                 fix="Choose another path.",
             ) from error
+        # A writer that died may have left its replacement half done.
         finish_replacement(target)
         protos = self._protos()
         with temporary_folder(target) as made:
@@ -205,6 +207,7 @@ class Program(Shown):
                     fix="Check the free space and permissions.",
                 ) from error
             write_json(made / MANIFEST, self._manifest(protos))
+            # A program of more graphs may have been here: none of its files may stay.
             former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
             replace_files(made, target, {*former, *dropping})
         return target
@@ -385,6 +388,7 @@ def _settings_digest(config: Any) -> str:
     """Digest of a configuration without learning rates, which the graphs do not contain."""
     if isinstance(config, Mapping):
         config = {**config, "learning_rate": None}
+        # Whether a group has a rate is in the graph, as an input; which rate it is, is not.
         groups = config.get("groups") or ()
         config["groups"] = [
             {**group, "learning_rate": group.get("learning_rate") is None} for group in groups

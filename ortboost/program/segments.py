@@ -79,11 +79,13 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
         return [list(sizes)]
     needs = _needs(model.graph)
     made = {value.name: value for value in model.graph.outputs}
+    # Fewer ancestors, ready earlier.
     ready = sorted(sizes, key=lambda name: needs[_producer(made[name])].bit_count())
     groups: list[list[str]] = []
     total, passed = sum(sizes.values()), 0
     for name in ready:
         middle = passed + sizes[name] / 2
+        # A gradient opens group i if its middle lies beyond i / number of all bytes.
         if len(groups) < number and middle * number >= total * len(groups):
             groups.append([])
         groups[-1].append(name)
@@ -111,6 +113,7 @@ def order_exchanges(model: ir.Model, exchanged: Iterable[str]) -> list[list[str]
     nodes = {name: needs[_producer(outputs[cut_name(name)])] for name in pending}
     levels: list[list[str]] = []
     while pending:
+        # Ready are the points that need no node which reads a sum that is still missing.
         waiting = _union(readers[name] for name in pending)
         levels.append([name for name in pending if not nodes[name] & waiting])
         assert levels[-1], "exchange points depend on each other"
@@ -136,6 +139,7 @@ def place_gradients(
     after = [_union(_readers(model.graph, names).values()) for names in levels]
     found: list[list[list[str]]] = [[] for _ in range(len(levels) + 1)]
     for group in groups:
+        # After the last level whose sums any of its nodes reads.
         nodes = _union(needs[_producer(made[name])] for name in group)
         found[max((i + 1 for i, mask in enumerate(after) if nodes & mask), default=0)].append(group)
     return found
@@ -163,6 +167,7 @@ def cut_segments(
         >>> [(s.passed_in, s.passed_on) for s in cut_segments(model, [["soon"], ["late"]])]
         [((), ('h',)), (('h',), ())]
     """
+    # Sort the nodes, and keep apart what is reduced in place.
     model = model.clone()
     graph = model.graph
     graph.sort()
@@ -171,6 +176,7 @@ def cut_segments(
     needs = _needs(graph)
     nodes = list(graph)
     place = {node: i for i, node in enumerate(nodes)}
+    # Bit i of a mask is node i; `upto[i]` are the nodes of the segments 0 to i.
     reached, upto = 0, []
     if draws_first:  # in one order; draws without inputs are no constants
         drawn = [node for node in nodes if is_random(node)]
@@ -181,17 +187,20 @@ def cut_segments(
         for copy, source in copies.items():  # before the gradient is sent
             reached |= (reached >> place[source] & 1) << place[copy]
         upto.append(reached)
+    # Nodes that no group needs are left to the last segment.
     upto[-1] = (1 << len(nodes)) - 1
 
     def segment_of(node: ir.Node) -> int:
         return next(i for i, mask in enumerate(upto) if mask >> place[node] & 1)
 
+    # What passes between segments: values made in one and read in a later one, but no constants.
     fixed = _fixed(nodes)
     last_read: dict[ir.Value, int] = {}
     for node in nodes:
         number = segment_of(node)
         for value in values_read(node):
             last_read[value] = max(number, last_read.get(value, 0))
+    # Outputs of no group go to the first segment that has everything they need.
     final = [{*group} for group in groups]
     chosen = {name for group in final for name in group}
     for name, value in outputs.items():
@@ -206,6 +215,7 @@ def cut_segments(
         passed_in = [v for at, v in made if at < i <= last_read.get(v, -1)]
         shown = [value for name, value in outputs.items() if name in final[i]]
         part = ir.convenience.extract(graph, [*graph.inputs, *passed_in], [*shown, *passed_on])
+        # `extract` took all inputs and passed values as possible inputs.
         part.inputs[:] = [value for value in part.inputs if value.uses()]
         read = {value.name for value in part.inputs}
         found.append(
@@ -255,6 +265,7 @@ def _fixed(nodes: Sequence[ir.Node]) -> set[ir.Node]:
     """Constant nodes, which depend on no input: each segment has its own copy."""
     found: set[ir.Node] = set()
     for node in nodes:
+        # A draw would differ in each copy, and what a branch reads is not looked at.
         if is_random(node) or list(uses_inside(node)):
             continue
         if all(v is None or v.is_initializer() or v.producer() in found for v in node.inputs):

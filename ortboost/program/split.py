@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,9 @@ from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import LineSearch
 from ortboost.core.errors import ConfigError, ModelError
+from ortboost.graph.build import detach
 from ortboost.graph.io import save_model
+from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import ancestors
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec, read_catalogue, stamp
@@ -189,6 +191,7 @@ def split_step(
     """
     catalogue = read_catalogue(step)
     made = {o.name: o for node in step.graph for o in node.outputs if o.name}
+    # Which values to cut: gradients, means, checks, raw statistics.
     gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
     # With accumulation, what the second `If` writes is left to the flush graph.
     entries = tuple(
@@ -207,6 +210,7 @@ def split_step(
         )
         joins = joins or search.exchanged is not None
     missing = next((name for name in gradients if name not in made), None)
+    # Here not all processes see the same summed gradients: they sum those of the check.
     checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]
     means = [name for name in made if name.startswith(names.BATCH_MEAN)]
@@ -215,6 +219,7 @@ def split_step(
     if missing is not None or (checked and (accumulates or joins) and not zeros):
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *means, *zeros, *raw]
+    # The first graph: all that the cut values and the reported outputs need.
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
     early = ancestors([made[name] for name in (*cut, *(spec.name for spec in shown))])
     exchanged = [name for name in _exchange_points(step) if made[name].producer() in early]
@@ -228,6 +233,7 @@ def split_step(
         state=_read(first, [dataclasses.replace(e, next=None) for e in catalogue.state]),
         outputs=tuple(specs.values()),
     )
+    # The second graph: the rest.
     told = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
     written = [entry.next for entry in entries if entry.next]
     second = slice_step(step, [*(spec.name for spec in told), *written], cut)
@@ -302,6 +308,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     inputs = []
     for name in cut:
         old = made[name]
+        # Readers get an input of the old name; what computed it keeps an output of another.
         new = ir.Value(name=name, type=old.type, shape=old.shape)
         old.name = cut_name(name)
         old.replace_all_uses_with(new)
@@ -312,21 +319,15 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     needed = ancestors(graph.outputs)
     unread = [node for node in graph if node not in needed]
     for node in unread:
-        for inner in (node, *_inside(node)):
-            for index in range(len(inner.inputs)):
-                inner.replace_input_with(index, None)
+        for inner in (node, *(n for part in subgraphs(node) for n in part.all_nodes())):
+            detach(inner)
     graph.remove(unread)
     common.RemoveUnusedNodesPass()(model)  # and the constants
+    # A state that is only written stays an input: the catalogue lists those.
     written = {name.removeprefix(names.next_name("")) for name in outputs}
     used = {id(value) for node in graph.all_nodes() for value in node.inputs}
     graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
     return model
-
-
-def _inside(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.as_graph().all_nodes()
 
 
 def _read(model: ir.Model, entries: Sequence[names.StateEntry]) -> tuple[names.StateEntry, ...]:

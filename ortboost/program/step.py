@@ -139,12 +139,14 @@ class _Writer:
         self.slots = config.optimizer.slots if config.line_search is None else ()
         self.trained = graph.trained
         self.group = group
+        # The last one is the count that the optimizer sees, see `_update_context`.
         self.counters = [names.STEP] + ([] if group is None else [names.group_step(group)])
         self.b = Builder(self.graph, "ortboost/update")
         self.inputs = {value.name or "": value for value in self.graph.inputs}
         self.context = StepContext(
             self.b, self.trained, self.inputs, graph.memory, graph.number, graph.window
         )
+        # The numbers of the rows of a sparse gradient were made by a rewrite of the gradients.
         values = values_by_name(self.graph) if graph.rows else {}
         self.rows = {
             p.name: values[graph.rows[p.name]] for p in self.trained if p.name in graph.rows
@@ -252,6 +254,7 @@ class _Writer:
             for key, part in boost.partial_sums(context, applies).items():
                 name = f"{names.EXCHANGED}value/{key}"
                 sums[key] = b.op("Identity", part, name=name, shape=part.shape)
+        # Next states that a boost has set by now are results of the update, see `_updated`.
         self.context.sums, self._early = sums, context.next_of
         b.flush()
 
@@ -275,6 +278,7 @@ class _Writer:
             return {**moved, **buffers_next, **self._passed(scaled, scale)}
 
         def bad() -> dict[str, ir.Value]:
+            # With accumulation, the second `If` decides on parameters, and this one on the window.
             kept = self._unchanged() if self.accumulator is None else self._waiting()
             buffers = {
                 name: self.inputs[name] if self.config.gate_buffers else raw
@@ -358,6 +362,7 @@ class _Writer:
             found = self.scaler.after_finite_step(self.b, self.inputs, scale, tuple(scaled.bundles))
         if self.config.check_finite:
             zero = self.b.const(0, _INT64)
+            # A finite step ends the row of skips; their total remains.
             found |= dict.fromkeys(_SKIPS, zero)
             found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
         return found
@@ -395,6 +400,7 @@ class _Writer:
         self, next_of: Mapping[str, ir.Value], scale: ir.Value | None, overflow: ir.Value
     ) -> StepParts:
         """Append the reported outputs and collect the results."""
+        # A fixed scale has no next value.
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
         scales = None
         if self.scaler is not None and self.scaler.number and scale is not None:
@@ -423,6 +429,7 @@ class _Writer:
             gradients = boost.transform_gradients(context, gradients)
         for parameter in self.trained if self.config.line_search is None else ():
             rate, decay = self._group(parameter)
+            # With a state per freeze group, each group has slots of its own.
             slots = {s: self._slot(s, parameter) for s in self.slots}
             update = self.config.optimizer.update(
                 b,
@@ -442,6 +449,7 @@ class _Writer:
             next_of |= {
                 name: self._written(name, parameter, value) for name, value in found.items()
             }
+        # A boost need not change a state at every update, but both branches need the same results.
         own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
         return {**next_of, **own, **counts}
 
@@ -479,6 +487,7 @@ class _Writer:
         if rows is None:
             return value
         b = self.b
+        # ScatterND wants a list of coordinates, here of one: [rows] -> [rows, 1].
         places = b.shared(("places", rows.name), lambda: b.op("Unsqueeze", rows, b.ints(1)))
         return b.op("ScatterND", old, places, value, shape=old.shape)
 

@@ -54,6 +54,7 @@ def _trial(
     for name in search.trial_states():
         inputs[name] = known[name].value()
     rate = ir.val(names.RATE, ir.DataType.FLOAT, ())
+    # The trial weights, before all nodes of the forward pass.
     b = Builder(graph, "ortboost/trial")
     weights, promised = search.trial_weights(b, inputs, rate, trained)
     promised = b.op("Identity", promised, name=names.PROMISED, shape=())
@@ -65,10 +66,12 @@ def _trial(
     for name, used in uses.items():
         for usage in used:
             usage.node.replace_input_with(usage.idx, weights[name])
+    # Only the loss is asked for, so nodes that it does not need go, running statistics among them.
     shown = [next(v for v in graph.outputs if v.name == loss), promised]
     graph.outputs[:] = shown
     graph.inputs.extend([rate, *(inputs[name] for name in search.trial_states())])
     common.RemoveUnusedNodesPass()(model)
+    # Batch and states that are left, in the order of all catalogues.
     read = {v.name or "": v for v in graph.inputs if v.uses()}
     batch = tuple(spec for spec in step.batch if spec.name in read)
     state = tuple(dataclasses.replace(e, next=None) for n, e in known.items() if n in read)

@@ -93,9 +93,7 @@ def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
         readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
         if value.dtype != low or not readers:
             continue
-        upcast = builder.op(
-            "Cast", value, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT)
-        )
+        upcast = _cast(value, _FLOAT, builder)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, upcast)
         graph.insert_before(graph[0], builder.take())
@@ -109,7 +107,7 @@ def _cast_outputs(
         value = graph.outputs[index]
         name = value.name or ""
         value.name = builder.unique(f"{name}/fp32")
-        rounded = builder.op("Cast", value, name=_ROUND, dtype=low, shape=value.shape, to=int(low))
+        rounded = _cast(value, low, builder)
         builder.flush()
         graph.outputs[index] = rounded
         rounded.name = name
@@ -185,9 +183,7 @@ def _emulate_cast(
         node.attributes["to"] = ir.AttrInt64("to", int(low))
         node.name = builder.unique(f"{_ROUND}/node")
         output.name = builder.unique(f"{name}/exact")
-        upcast = builder.op(
-            "Cast", output, name=_ROUND, dtype=_FLOAT, shape=output.shape, to=int(_FLOAT)
-        )
+        upcast = _cast(output, _FLOAT, builder)
     _take_over(output, upcast, graph, readers)
     graph.insert_after(node, builder.take())
     if source.dtype == _FLOAT:
@@ -202,9 +198,11 @@ def _is_rounded(value: ir.Value) -> bool:
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
     """Round a value to the low-precision type with a pair of Casts."""
-    name = f"{_ROUND}/{value.name}"
-    down = builder.op("Cast", value, name=name, dtype=low, shape=value.shape, to=int(low))
-    return builder.op("Cast", down, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
+    return _cast(_cast(value, low, builder, f"{_ROUND}/{value.name}"), _FLOAT, builder)
+
+
+def _cast(value: ir.Value, to: ir.DataType, b: Builder, name: str = _ROUND) -> ir.Value:
+    return b.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
 
 
 def _take_over(

@@ -23,7 +23,6 @@ from ortboost.transforms.precision.policy import (
     Choice,
     PrecisionConfig,
     classify,
-    low_dtype,
 )
 
 __all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
@@ -54,6 +53,7 @@ class PrecisionPlan:
     Args:
         model: The model.
         config: The policy.
+        low: Its element type.
         stored: Whether parameters are converted once instead of cast at each step.
         masters: Names of the parameters; determined if not given.
         ranges: Name of a tensor to its largest measured magnitude.
@@ -63,13 +63,14 @@ class PrecisionPlan:
         self,
         model: ir.Model,
         config: PrecisionConfig,
+        low: ir.DataType,
         *,
         stored: bool,
         masters: Collection[str] | None,
         ranges: Mapping[str, float],
     ) -> None:
         self.model, self.graph, self.config = model, model.graph, config
-        self.low, self.ranges = low_dtype(config), ranges
+        self.low, self.ranges = low, ranges
         if masters is None:
             masters = [name for name, p in find_parameters(model).items() if p.role != "constant"]
         self.masters = frozenset() if stored else frozenset(masters)

@@ -35,7 +35,6 @@ __all__ = [
     "Choice",
     "PrecisionConfig",
     "classify",
-    "low_dtype",
 ]
 
 Choice: TypeAlias = Literal["low", "fp32", "free"]
@@ -137,19 +136,6 @@ class PrecisionConfig:
     def low(self) -> ir.DataType | None:
         """Element type of the low-precision format; ``None`` for fp32."""
         return COMPUTE[self.compute]
-
-
-def low_dtype(config: PrecisionConfig) -> ir.DataType:
-    """Element type of the low-precision format.
-
-    Raises:
-        ConfigError: The configuration is fp32.
-    """
-    if config.low is None:
-        raise ConfigError(
-            "fp32 has no low-precision format.", where="precision", fix="Choose fp16 or bf16."
-        )
-    return config.low
 
 
 def classify(
