@@ -88,8 +88,15 @@ class TooNewError(ModelError):
 @functools.cache
 def runtime_packages() -> tuple[str, ...]:
     """The installed packages that contain onnxruntime; several of them break each other."""
-    names = {str(d.metadata["Name"] or "").lower() for d in importlib.metadata.distributions()}
-    return tuple(sorted(n for n in names if n.startswith(_PACKAGE) and "extensions" not in n))
+    names = set()
+    for found in importlib.metadata.distributions():
+        name = str(found.metadata["Name"] or "").lower()
+        if name.startswith(_PACKAGE):
+            # onnxruntime-genai and onnxruntime-extensions have folders of their own.
+            folders = found.read_text("top_level.txt") or _PACKAGE
+            if _PACKAGE in folders.split():
+                names.add(name)
+    return tuple(sorted(names))
 
 
 def broken_packages(packages: Sequence[str]) -> tuple[str, str]:
