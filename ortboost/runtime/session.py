@@ -249,6 +249,7 @@ def _readable(model: ir.Model | str | os.PathLike[str], stack: contextlib.ExitSt
 
 def _refused(error: Exception, version: str) -> OrtBoostError:
     """The error for a model that the runtime does not open."""
+    # The runtime has no error codes for these cases, so its messages are matched.
     known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
     if known:
         return TooNewError(
@@ -314,6 +315,7 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
                 fix=_BUILDS.get(device, "See 'ortboost doctor'."),
             )
         return device
+    # A build for CUDA lists its provider on every machine, so a session is the only proof.
     if _PROVIDERS["cuda"] in runtime().get_available_providers():
         with contextlib.suppress(DependencyError, ModelError):
             open_session(ir.from_onnx_text(_SMALL), device="cuda")
