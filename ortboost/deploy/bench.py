@@ -64,7 +64,7 @@ def take_turns(
         [[[1.0, 1.0], [1.0, 1.0]], [[2.0], [2.0]]]
     """
     found: list[list[list[float]]] = [[] for _ in contestants]
-    order = list(range(len(contestants)))
+    order = list(range(len(contestants)))  # rotates: each is first in turn
     for _ in range(rounds):
         for index in order:
             pause()
@@ -169,6 +169,7 @@ def _load_times(
 ) -> list[list[float]]:
     """Measure load times in fresh processes; the last load is the one of the measurement itself."""
     seconds: list[list[float]] = [[] for _ in paths]
+    # In turns, as for latencies: disturbances affect all files alike.
     for turn in range(config.loads - 1):
         for place in range(len(paths)):
             index = (place + turn) % len(paths)
@@ -187,6 +188,7 @@ def _cell(
     bind: Bind | None,
 ) -> list[Measurement]:
     """All files at one batch size and number of threads."""
+    # One process for each file; all stay open, so that the files can take turns.
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(Worker(path, device=config.device, threads=threads))
@@ -237,7 +239,7 @@ def _batches(models: Sequence[tuple[str, Sequence[TensorSpec]]], asked: int | No
             places = ((spec, batch_index(spec)) for spec in settled)
             lengths = (spec.shape[axis] for spec, axis in places if axis is not None)
             fixed[file] = next((int(length or 1) for length in lengths), 1)
-    wanted = asked or next(iter(fixed.values()), 1)
+    wanted = asked or next(iter(fixed.values()), 1)  # else that of a file that fixes it
     for file, length in fixed.items():
         if length != wanted:
             raise UsageError(

@@ -32,6 +32,7 @@ from ortboost.runtime.session import resolve_device, runtime
 
 __all__ = ["Worker", "peak_memory", "serve", "time_runs"]
 
+# With -I the child ignores PYTHONPATH and the current folder; it gets the parent's sys.path.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from ortboost.deploy.bench_worker import serve; serve()"
@@ -95,6 +96,7 @@ class Worker:
 
     def __init__(self, model: Path, *, device: str = "auto", threads: int | None = None) -> None:
         self.model = model
+        # A file, not a pipe, which would block the worker when nobody reads it.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - held open
         paths = json.dumps([str(Path(path).absolute()) for path in sys.path])
         self._process = subprocess.Popen(
@@ -172,8 +174,7 @@ class Worker:
         except (BrokenPipeError, EOFError):
             raise self._died() from None
         if failed:
-            kind, what, where, fix = answer
-            raise kind(what, where=where, fix=fix)
+            raise answer
         return answer
 
     def _died(self) -> OrtBoostError:
@@ -201,7 +202,7 @@ def serve() -> None:
             try:
                 answer = False, getattr(model, name)(*arguments)
             except OrtBoostError as error:
-                answer = True, (type(error), error.what, error.where, error.fix)
+                answer = True, error
             pickle.dump(answer, answers, _PROTOCOL)
             answers.flush()
 

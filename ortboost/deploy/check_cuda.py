@@ -107,6 +107,7 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
 
 
 def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
+    """At most one finding for each node."""
     for row in placed:
         node, name = row.node, (label(row.node), row.node.op_type)
         why = row.reason or "it reads only host values and inputs"
@@ -179,6 +180,7 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
     where they need no copy.
     """
     reasons = []
+    # A graph with branches is judged by its form without them.
     branches = any(map(has_subgraph, model.graph))
     if branches:
         form = for_cuda(capturable(model), kernels)
@@ -214,6 +216,7 @@ def _is_work(node: ir.Node) -> bool:
     """Whether a node computes more than a few elements, or an unknown number of them."""
     if all(_is_small(value) for value in node.outputs):
         return False
+    # These make much of little.
     return node.op_type in ("ConstantOfShape", "Expand", "Range", "Tile") or _reads_much(node)
 
 

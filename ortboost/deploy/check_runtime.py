@@ -50,6 +50,7 @@ def check_onnxruntime(
         )
     version = f"onnxruntime {runtime().__version__}"
     raw, path = open_lazily(source)
+    # The shared rules need a target, but do not ask it anything.
     context = Context(raw, parse_release("tensorrt"), None, path, raw)
     shared = [
         dataclasses.replace(

@@ -126,6 +126,7 @@ def export_network(
     """
     model = load_model(source)
     fixed = _fixed(model, inputs)
+    # The opset is kept here if the rewrites can work with it; `_finish` fits it to the target.
     version = model.opset_imports.get("", 0)
     opsets = (
         range(version, version + 1) if version >= _OLDEST or not optimize else range(_OLDEST, 22)
@@ -156,6 +157,7 @@ def _finish(
     stamp: Mapping[str, str],
 ) -> Exported:
     """The steps shared by programs and plain models."""
+    # The opset: the requested one, else the present one if the target supports that.
     precision = low_precision.precision if low_precision is not None else "fp32"
     target.require(precision, opset)
     present = model.opset_imports.get("", 0)
@@ -172,19 +174,20 @@ def _finish(
                 fix=error.fix,
             ) from error
     _fit_ir_version(model, target)
-    base = model.clone()  # the faulty rewrite, if any, is found by replaying the steps on it
+    # The rewrites, with the steps to replay on `base` if the comparison looks for a faulty one.
+    base = model.clone()
     steps: list[Step] = []
     if optimized:
         found, steps = optimize(model, target, lift=opset is None)
         reports += found
-    if slim:
+    if slim:  # for what our own rewrites left
         from ortboost.deploy.slim import slim_step
 
         _add(slim_step(), model, steps, reports)
     if low_precision is not None and precision != "fp32":
         for step in precision_steps(low_precision, target):
             _add(step, model, steps, reports)
-    if not target.name.startswith("tensorrt"):
+    if not target.name.startswith("tensorrt"):  # it guards against fusions of ONNX Runtime
         reports.append(guard_pads(model))
     _fit_ir_version(model, target)  # again: a step may have raised the opset
     if optimized:

@@ -48,9 +48,7 @@ def read_norm(node: ir.Node) -> tuple[Array, Array]:
             raise Refusal(f"'{value.name if value else ''}' is computed, not stored")
         arrays.append(stored.astype(np.float64))
     gamma, beta, mean, var = arrays
-    with np.errstate(
-        divide="ignore", invalid="ignore"
-    ):  # store_weights() refuses what is not finite
+    with np.errstate(all="ignore"):  # store_weights() refuses what is not finite
         scale = gamma / np.sqrt(var + node.attributes.get_float("epsilon", 1e-5))
         return scale, beta - mean * scale
 

@@ -78,11 +78,14 @@ def _fold(graph: ir.Graph, head: FoundHead) -> str:
     graph.register_initializer(new)
     last = head.product.inputs[1]
     head.product.replace_input_with(1, new)
+    # The product takes the place of the multiplication by the multiplier, name and type included.
     product, output = head.product.outputs[0], head.output.outputs[0]
     ir.convenience.replace_all_uses_with(output, product, replace_graph_outputs=True)
     graph.remove(head.output, safe=True)
     name, output.name = output.name, f"{output.name}/folded"
     product.name, product.type, product.shape = name, output.type, output.shape
+    # Remove what computed the normalized weight, and what nobody reads any more; then the name of
+    # the old weight is free for the new one.
     remove_unused(None if last is None else last.producer())
     for value in (old, multiplier):
         if value.is_initializer() and not is_read(value):

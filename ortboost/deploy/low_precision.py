@@ -70,6 +70,7 @@ def precision_steps(how: LowPrecision, target: Target) -> list[Step]:
     config = how.config or PrecisionConfig(
         compute="bf16" if how.precision == "bf16" else "fp16", keep_io_types=how.keep_io_types
     )
+    # 16-bit floats: the casts, then what they make necessary.
     ranges = {name: largest * _MARGIN for name, largest in how.ranges.items()}
     place = Step(
         "place_precision",

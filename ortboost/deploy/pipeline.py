@@ -171,11 +171,12 @@ def optimize(
         """Repeat a stage; returns whether anything changed."""
         rounds, names = STAGES[number]
         for done in range(rounds):
-            changed = [run(name) for name in names]
+            changed = [run(name) for name in names]  # a list: all of them run
             if not any(changed):
                 return done > 0
         return True
 
+    # Declared shapes are steps, too: a replay must see what the rewrites saw.
     declared = declared_shapes(model)
     take(Step("declared_shapes", forget_declared))
     for number in range(_FUSING):

@@ -55,7 +55,7 @@ def _slim(model: ir.Model) -> Report:
             "onnxslim did not return a model.", where="--slim", fix="Leave --slim out."
         )
     slimmed = ir.from_proto(made)
-    model.graph = slimmed.graph
+    model.graph = slimmed.graph  # the caller keeps its model, with metadata and opset
     infer_shapes(model)
     after = count_operators(model)
     for op in sorted(before.keys() | after.keys()):

@@ -34,12 +34,14 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
     report = Report("strip_training")
     model = program.evaluation.clone()
     graph = model.graph
+    # With the loss "output", an output of the user's model is the loss.
     config = program.config.loss
     own = (config.output or graph.outputs[0].name) if config.name == "output" else None
     if own != LOSS:  # else the user's model has an output of this name
         graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
         report.changed[LOSS] = "removed with the label input" if program.labels else "removed"
     common.RemoveUnusedNodesPass()(model)
+    # Inputs are labels, which go; states, which become stored weights; and the user's own.
     states = {entry.name for entry in program.catalogue.state}
     inputs = []
     for value in graph.inputs:

@@ -8,7 +8,6 @@ it runs.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -109,7 +108,7 @@ def accepted_feeds(
             if _is_comparable(answer):
                 return feeds, answer
             incomparable.append((feeds, answer))
-            break
+            break  # a batch of one sample would not make an empty output comparable
         if len(incomparable) > _MORE:
             break
     if incomparable:
@@ -142,17 +141,24 @@ def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
 
 
-def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0) -> dict[str, Any]:
+def seeded_batch(
+    inputs: Sequence[TensorSpec],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
     """Make synthetic inputs: normal floats, integers of zeros and ones, words for strings.
 
     Args:
         inputs: The inputs of the graph; unknown dimensions have length 4.
+        shapes: Input to a shape that replaces its own.
         seed: Seed of the random generator.
     """
     generator = np.random.default_rng(seed)
     made = {}
     for spec in inputs:
-        shape = tuple(dim if isinstance(dim, int) else _BATCH for dim in spec.shape)
+        dims = (shapes or {}).get(spec.name, spec.shape)
+        shape = tuple(dim if isinstance(dim, int) else _BATCH for dim in dims)
         if spec.dtype.kind == "f":
             made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
         elif spec.dtype.kind == "O":  # strings
@@ -181,6 +187,7 @@ def synthetic_feeds(
         length: Length of other open dimensions.
         image: Height and width of images, if open.
     """
+    # Lengths by name of the dimension, which inputs may share: images first, then batches.
     named: dict[str, int] = {}
     for spec in inputs:
         for axis, dim in enumerate(spec.shape):
@@ -205,13 +212,12 @@ def synthetic_feeds(
             return image
         return batch if axis == _batch_axis(spec) else length
 
-    specs = [
-        dataclasses.replace(s, shape=tuple(length_of(s, axis) for axis in range(len(s.shape))))
-        for s in inputs
-    ]
-    made = seeded_batch(specs, seed=seed)
+    shapes = {s.name: [length_of(s, axis) for axis in range(len(s.shape))] for s in inputs}
+    made = seeded_batch(inputs, shapes, seed=seed)
+    # Indices of a table: other numbers than zeros and ones, from a generator of their own, so that
+    # they do not change the other inputs.
     generator = np.random.default_rng(seed + 1)
-    for spec in specs:
+    for spec in inputs:
         rows = (ranges or {}).get(spec.name)
         if rows is not None and spec.dtype.kind in "iu":
             top = min(rows, int(np.iinfo(spec.dtype).max))
@@ -228,6 +234,7 @@ def _batch_axis(spec: TensorSpec) -> int | None:
 
 
 def _is_image(spec: TensorSpec, axis: int) -> bool:
+    """Whether an axis is the height or width of images ``[N, C, H, W]``."""
     if spec.dtype.kind != "f" or len(spec.shape) != 4 or axis < 2:
         return False
     return not (axis == 2 and isinstance(spec.shape[3], int))  # stored keys: [N, heads, length, 64]

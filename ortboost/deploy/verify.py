@@ -205,6 +205,7 @@ class _Seen:
         if pieces is None:  # another structure, shape or kind
             self.fits, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
             return
+        # The scale of a tolerance is that of this batch; that of the report is over all of them.
         finite = (np.abs(e[np.isfinite(e)]) for e, _ in pieces)
         largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
         for e, a in pieces:
@@ -216,7 +217,7 @@ class _Seen:
             self.equal += int((off == 0).sum())
             self.count += off.size
             worst = float(off.max(initial=0.0))
-            if worst > self.max_abs:
+            if worst > self.max_abs:  # the first axis counts samples
                 place = np.unravel_index(int(off.argmax()), off.shape) if off.ndim else (0,)
                 self.max_abs, self.sample = worst, samples + int(place[0])
         self.scale = max(self.scale, largest)
@@ -293,7 +294,7 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
     e, a = np.asarray(want), np.asarray(have)
     if e.shape != a.shape or _kind(e) != _kind(a):
         return None
-    if _kind(e) == "text":
+    if _kind(e) == "text":  # as numbers: 0 where equal, else infinitely far apart
         return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
     one, other = e.astype(np.float64), a.astype(np.float64)
     # Integers beyond 2^53 may be equal in float64 only.

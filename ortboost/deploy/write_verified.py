@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ModelError, ParityError
+from ortboost.core.errors import ModelError, ParityError, first_line
 from ortboost.core.files import temporary_folder, writable_path
 from ortboost.deploy.bisect import faulty_step
 from ortboost.deploy.export import Exported
@@ -100,27 +100,16 @@ def write_verified(
 
 @dataclass(frozen=True)
 class _Trial:
-    """How a graph is run, on which batches, and the expected outputs.
+    """How a graph is run, on which batches, and the expected outputs."""
 
-    Args:
-        path: The temporary file.
-        expected: The expected outputs, by batch.
-        feeds: The inputs, by batch.
-        outputs: Names of the outputs.
-        tolerance: The allowed difference.
-        device: Where to run.
-        emulated: Round every tensor of this type explicitly.
-        exact: Compute quantized operators as the standard defines them, without fusions.
-    """
-
-    path: Path
+    path: Path  # of the temporary file
     expected: Batches
     feeds: Batches
     outputs: Sequence[str]
     tolerance: Tolerance
     device: str
-    emulated: ir.DataType | None
-    exact: bool
+    emulated: ir.DataType | None  # round every tensor of this type explicitly
+    exact: bool  # compute quantized operators as the standard defines them, without fusions
 
     def compare(self, model: ir.Model, watch: Watch | None = None) -> Parity:
         answers = self._run(model, watch or (lambda number, answer: None))
@@ -134,6 +123,7 @@ class _Trial:
         session = open_session(
             self.path, device=self.device, fuse_quantized=not self.exact, every_fusion=True
         )
+        # The feeds are those of the float32 program; the file may have float16 inputs, or fewer.
         inputs = {value.name: value.type for value in session.get_inputs()}
         for number, feed in enumerate(self.feeds):
             given = {
@@ -146,7 +136,7 @@ class _Trial:
             except Exception as error:  # the bindings raise bare exceptions of many kinds
                 raise ModelError(
                     "onnxruntime cannot run the exported graph.",
-                    where=str(error).strip().splitlines()[0],
+                    where=first_line(error),
                     fix="Export with --no-optimize to see whether a rewrite is the cause.",
                 ) from error
             answer = dict(zip(self.outputs, found, strict=True))
@@ -168,7 +158,7 @@ class _Trial:
         """
         try:
             parity = self.compare(exported.model, watch)
-        except TooNewError:
+        except TooNewError:  # the opset is at fault, not a rewrite
             raise
         except ModelError as error:
             cause = self.cause(exported)

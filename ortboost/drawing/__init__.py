@@ -122,13 +122,15 @@ def draw_parts(
     opened = _open(path, graph)
     whole = _whole(path, graph, before, opened, missed=False)  # collapse() counts them itself
     changed: dict[str, list[str]] = {}
-    for report in opened.reports if before is None else ():
-        if report.rewrite not in BOOKKEEPING:
-            changed.setdefault(report.rewrite, []).extend(report.changed)
-    if before is None and graph != EVAL_GRAPH:
-        changed |= {boost: list(opened.updated) for boost in opened.update_boosts}
     if before is not None:
-        changed = {"new or different": [box.key for box in whole.boxes if box.mark]}
+        changed["new or different"] = [box.key for box in whole.boxes if box.mark]
+    else:
+        for report in opened.reports:
+            if report.rewrite not in BOOKKEEPING:
+                changed.setdefault(report.rewrite, []).extend(report.changed)
+        if graph != EVAL_GRAPH:
+            # These boosts report no nodes. They are counted where the next parameters are made.
+            changed |= {boost: list(opened.updated) for boost in opened.update_boosts}
     labels = [spec.name for spec in opened.batch if spec.classes is not None]
     return collapse(
         opened.model,
@@ -156,7 +158,7 @@ def _whole(
         notes.append(f"compared with {Path(before).name}: {len(marks)} new or different")
         if gone:
             items = [f"{name} ({op})" for name, op in gone.items()]
-            if len(items) > _LISTED:  # then by operator
+            if len(items) > _LISTED:  # too many to name: count them by operator
                 items = [f"{count} {op}" for op, count in Counter(gone.values()).most_common()]
             notes.append(_listing("removed", items))
     elif opened.reports:
@@ -199,18 +201,14 @@ def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model with shapes, its reports, and the names of its weights and data inputs.
+    """What is read from a file or a program folder."""
 
-    And the boosts that act on gradients or in the update, which report no nodes, with the values
-    that they change.
-    """
-
-    model: ir.Model
+    model: ir.Model  # with inferred shapes
     reports: tuple[Report, ...] = ()
-    weights: frozenset[str] = frozenset()
+    weights: frozenset[str] = frozenset()  # inputs that are states
     batch: tuple[TensorSpec, ...] = ()
-    update_boosts: tuple[str, ...] = ()
-    updated: tuple[str, ...] = ()
+    update_boosts: tuple[str, ...] = ()  # on gradients or in the update; they report no nodes
+    updated: tuple[str, ...] = ()  # the next values of the parameters, which those boosts change
 
 
 def _open(path: Path, graph: str) -> _Opened:
@@ -222,6 +220,7 @@ def _open(path: Path, graph: str) -> _Opened:
         reported = {report.rewrite for report in reports}
         enabled = program.config.enabled_boosts
         late = [boost.name for boost in enabled if boost.stage in ("gradients", "update")]
+        # Reports are named like functions: less_bn for the boost less-bn.
         boosts = tuple(n for name in late if (n := name.replace("-", "_")) not in reported)
     else:
         model, reports, catalogue, boosts = load_model(path), (), None, ()

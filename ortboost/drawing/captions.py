@@ -40,7 +40,7 @@ _USUAL: Mapping[str, Any] = {
 
 def settings(node: ir.Node) -> str:
     """The attributes of a node as a short text, for convolutions and pools in the usual order."""
-    shown = {}
+    shown = {}  # the attributes with unusual values, as text
     for attribute in node.attributes.values():
         if not isinstance(attribute, ir.Attr) or attribute.value is None:
             continue
@@ -62,7 +62,7 @@ def settings(node: ir.Node) -> str:
         ("dilations", "dilation ", "1"),
     ):
         items = set(shown.pop(name, usual).split(","))
-        if items != {usual}:
+        if items != {usual}:  # one number if all axes have the same: "stride 2" for 2,2
             given = ",".join(map(str, node.attributes[name].as_ints()))
             words.append(short + (items.pop() if len(items) == 1 else given))
     return ", ".join([*words, *(f"{name} {value}" for name, value in shown.items())])

@@ -80,11 +80,12 @@ def collapse(
         The picture of the parts, and each part.
     """
     parts = _parts(model, weights, loss, labels)
-    nodes: dict[str, list[ir.Node]] = {}
+    nodes: dict[str, list[ir.Node]] = {}  # by part
     for node in model.graph:
         nodes.setdefault(parts.setdefault(label(node), "update"), []).append(node)
-    keys = [_key(box, parts) for box in whole.boxes]
+    keys = [_key(box, parts) for box in whole.boxes]  # the part of each box
     marks, missing = _marks(nodes, parts, weights, changed)
+    # One box for each part, in the order of their first nodes.
     boxes: dict[str, Box] = {}
     for key, box in zip(keys, whole.boxes, strict=True):
         if box.kind == "node":
@@ -94,6 +95,7 @@ def collapse(
             boxes[key] = Box(key, f"{count} states", ("their next values",), "output")
         else:
             boxes[key] = box
+    # Arrows between boxes of two parts become one arrow between the parts.
     place = {key: index for index, key in enumerate(boxes)}
     ends = ((place[keys[s]], place[keys[t]]) for s, t in whole.arrows)
     arrows = list(dict.fromkeys((s, t) for s, t in ends if s != t))
@@ -127,10 +129,12 @@ def _parts(
     made = {value.name: value for node in model.graph for value in node.outputs}
     gradients = {n: made[f"{n}_grad"] for n in weights if f"{n}_grad" in made} if loss else {}
     trains = bool(gradients) and loss in made
+    # Gradients also depend on the forward pass, so what both need is forward.
     forward = ancestors([made[str(loss)]]) if trains else set(model.graph)
     needed = {name: ancestors([value]) for name, value in gradients.items()}
     backward = set().union(*needed.values()) - forward
 
+    # Forward: in the order of the graph, each node opens a layer or joins one.
     layer: dict[ir.Node, int] = {}  # the layer of a node; -1 before the first
     names: list[list[str]] = []  # weights that a layer is the first to read
     home: dict[str, int] = {}  # the first layer that reads a weight
@@ -142,12 +146,12 @@ def _parts(
         read = [v for v in sources if v.name in weights]
         read += [v for p in producers for v in made_of.get(p, ())]
         if all(v.name in weights or v.producer() in made_of for v in sources):
-            made_of[node] = read
+            made_of[node] = read  # for its readers, as if they read the weights themselves
             continue
         if any(v.name == labels for v in sources) or any(p in behind for p in producers):
             behind.add(node)
         fresh = [str(v.name) for v in read if _is_weight(v, weights) and v.name not in home]
-        if fresh and node not in behind:
+        if fresh and node not in behind:  # a weight of the loss opens no layer
             names.append(fresh)
             layer[node] = len(names) - 1
         else:
@@ -164,18 +168,21 @@ def _parts(
         label(n): "loss" if n in behind else titles[i] if i >= 0 else "input"
         for n, i in layer.items()
     }
+    # Backward: a node that several gradients need belongs to the layer nearest to the loss.
     latest: dict[ir.Node, int] = {}
     for name, nodes in needed.items():
         for node in nodes & backward:
             latest[node] = max(latest.get(node, -1), home.get(name, -1))
     found |= {label(n): f"gradients of {titles[i]}" for n, i in latest.items() if i >= 0}
     found |= {label(n): "gradients" for n, i in latest.items() if i < 0}
+    # Metrics: what other outputs need besides. The caller puts all remaining nodes into "update".
     reported = [v for v in model.graph.outputs if not (v.name or "").startswith(_OF_UPDATE)]
     metrics = ancestors(reported) - forward - backward
     return found | {label(node): "metrics" for node in metrics}
 
 
 def _is_weight(value: ir.Value, weights: Collection[str]) -> bool:
+    """Whether a value opens a layer: not a bias, a scale, or a counter of the step."""
     shape = known_shape(value)
     return value.name in weights and shape is not None and len(shape) > 1
 
@@ -184,6 +191,7 @@ def _titles(names: Sequence[Sequence[str]]) -> list[str]:
     """A title for each layer; adjacent layers with the same title are joined into one part."""
     stems = [one[0].rpartition(".")[0] or one[0] for one in names]
     stems = [f"{stem} (layer)" if stem in _KINDS else stem for stem in stems]
+    # Shorten the deepest names by one part until few enough runs of equal names are left.
     while len(list(itertools.groupby(stems))) > _MOST and any("." in stem for stem in stems):
         deepest = max(stem.count(".") for stem in stems)
         stems = [s.rpartition(".")[0] if s.count(".") == deepest else s for s in stems]
@@ -224,6 +232,7 @@ def _marks(
     changed: Mapping[str, Collection[str]],
 ) -> tuple[dict[str, str], Counter[str]]:
     """Part to the rewrites that changed it, with counts; and counts of other changes."""
+    # Reports name nodes or tensors; a node's name wins over an equal name of a tensor.
     owners = {v.name or "": key for key, held in nodes.items() for n in held for v in n.outputs}
     owners |= parts
     found: dict[str, Counter[str]] = {key: Counter() for key in nodes}
@@ -234,6 +243,7 @@ def _marks(
             if key is None and name in weights and "update" in nodes:
                 key = "update"  # a change of a parameter or its gradient
             (missing if key is None else found[key])[rewrite] += 1
+    # Nodes that a rewrite made carry its name, also if its report names others.
     for key, held in nodes.items():
         made = Counter(m[1] for n in held if (m := _MADE.match(label(n))))
         for rewrite, count in made.items():
@@ -250,8 +260,9 @@ def _marks(
 def _heir(name: str, owners: Mapping[str, str]) -> str | None:
     """The part of a removed node: that of nodes named after it, or of all in its scope."""
     scopes = [name, *(f"{scope}/" for scope in _scopes(name))]
-    for scope in scopes:
+    for scope in scopes:  # the narrowest with any node left decides, if it lies in one part
         keys = {key for other, key in owners.items() if scope in other}
+        # Gradients and updates are named after what they belong to, and would match too.
         keys = {key for key in keys if not key.startswith(("gradients", "update"))}
         if keys:
             return keys.pop() if len(keys) == 1 else None

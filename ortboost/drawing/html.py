@@ -14,6 +14,7 @@ from ortboost.drawing.svg import escape, to_svg
 __all__ = ["to_html"]
 
 _MOST = 400  # maximum number of nodes of a part
+# A link sets the fragment of the address, and ":target" shows the section that it names.
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0; display: flex; height: 100vh;

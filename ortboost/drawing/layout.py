@@ -28,6 +28,9 @@ _SWEEPS = 12  # of sorting
 _ROUNDS = 12  # of moving, for each of two kinds
 _BEND = 12.0  # width of a passing arrow
 _GAP, _LAYER_GAP = 28.0, 40.0  # between boxes of a layer, and between layers
+_PULLS = (4.0, 1.0, 8.0)  # weight of a link by its number of bends, see _places
+_PORTS = 22.0  # between arrowheads at a box, at most
+_CORNER = 8.0  # without arrowheads, at each end of the top of a box
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,10 @@ def arrange(sizes: Sequence[Point], arrows: Sequence[tuple[int, int]]) -> Layout
     if not sizes:
         return Layout([], [], 0.0, 0.0)
     layer = _layers(len(sizes), arrows)
+    # A bend is a node after the boxes; from here on every link joins adjacent layers.
     widths = [width for width, _ in sizes]
     links: list[tuple[int, int]] = []
-    chains: list[list[int]] = []
+    chains: list[list[int]] = []  # the nodes of each arrow
     for source, target in arrows:
         chain = [source]
         for between in range(layer[source] + 1, layer[target]):
@@ -82,6 +86,7 @@ def arrange(sizes: Sequence[Point], arrows: Sequence[tuple[int, int]]) -> Layout
     for node, row in enumerate(layer):
         rows[row].append(node)
     rows = _order(rows, links, len(layer))
+    # Horizontal positions, from 0 on; vertically, boxes are centered in their layer.
     x = _places(rows, links, widths, boxes)
     left = min(x[n] - widths[n] / 2 for n in range(len(x)))
     x = [place - left for place in x]
@@ -89,6 +94,7 @@ def arrange(sizes: Sequence[Point], arrows: Sequence[tuple[int, int]]) -> Layout
     tops = [sum(heights[:row]) + row * _LAYER_GAP for row in range(len(rows))]
     middle = [top + height / 2 for top, height in zip(tops, heights, strict=True)]
     centers = [(x[n], middle[layer[n]]) for n in range(boxes)]
+    # Routes alternate: vertical within a layer, then across the gap (svg.py draws a curve there).
     ends = _ports(chains, x, sizes)
     routes = []
     for chain, (start, end) in zip(chains, ends, strict=True):
@@ -117,6 +123,7 @@ def _neighbours(
 
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
+    """The layer of each box, from 0 at the top."""
     above, below = _neighbours(count, arrows)
     layer = [0] * count
     for node in TopologicalSorter(dict(enumerate(above))).static_order():
@@ -139,11 +146,13 @@ def crossings(upper: Sequence[int], lower: Sequence[int], links: Sequence[tuple[
     """
     one = {node: place for place, node in enumerate(upper)}
     two = {node: place for place, node in enumerate(lower)}
+    # With links sorted by their upper ends, each inversion of the lower ends is a crossing.
     ends = [two[t] for _, _, t in sorted((one[s], two[t], t) for s, t in links)]
     return sum(1 for i, end in enumerate(ends) for other in ends[:i] if other > end)
 
 
 def _order(rows: list[list[int]], links: Sequence[tuple[int, int]], count: int) -> list[list[int]]:
+    """Step 3: the layers, sorted to have few crossings."""
     above, below = _neighbours(count, links)
     between: list[list[tuple[int, int]]] = [[] for _ in rows]
     home = {node: row for row, nodes in enumerate(rows) for node in nodes}
@@ -168,7 +177,7 @@ def _order(rows: list[list[int]], links: Sequence[tuple[int, int]], count: int) 
             other = rows[number - 1 if down else number + 1]
             place = {node: float(index) for index, node in enumerate(other)}
             own = {node: float(index) for index, node in enumerate(rows[number])}
-            key = {
+            key = {  # the mean position of the neighbours; without any, its own
                 node: sum(place[n] for n in near[node]) / len(near[node])
                 if near[node]
                 else own[node]
@@ -200,12 +209,14 @@ def spread(
         >>> spread([0.0, 0.0], [2.0], [1.0, 1.0])
         [-1.0, 1.0]
     """
+    # With the offsets subtracted, the constraint is only that positions do not decrease.
     offsets = [0.0]
     for distance in distances:
         offsets.append(offsets[-1] + distance)
     blocks: list[list[float]] = []  # sum of weights, weighted sum, length
     for place, offset, weight in zip(wanted, offsets, weights, strict=True):
         blocks.append([weight, weight * (place - offset), 1])
+        # While the mean of a block is below that before it, both share one position, their mean.
         while len(blocks) > 1 and blocks[-2][1] * blocks[-1][0] > blocks[-1][1] * blocks[-2][0]:
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
@@ -219,10 +230,12 @@ def _places(
     widths: Sequence[float],
     boxes: int,
 ) -> list[float]:
-    near: list[list[tuple[int, float, bool]]] = [[] for _ in widths]
+    """Step 4: the horizontal center of each node."""
+    near: list[list[tuple[int, float, bool]]] = [[] for _ in widths]  # node, weight, whether above
     for source, target in links:
-        bends = (source >= boxes) + (target >= boxes)
-        weight = (4.0, 1.0, 8.0)[bends]  # bends keep arrows straight without moving boxes
+        # Between two bends the pull is strongest, so that long arrows are straight; between a bend
+        # and a box it is weakest, so that arrows do not move boxes.
+        weight = _PULLS[(source >= boxes) + (target >= boxes)]
         near[source].append((target, weight, False))
         near[target].append((source, weight, True))
 
@@ -230,6 +243,7 @@ def _places(
         tight = one >= boxes or two >= boxes
         return (widths[one] + widths[two]) / 2 + (_GAP / 2 if tight else _GAP)
 
+    # Begin with every layer as narrow as possible, around 0.
     x = [0.0] * len(widths)
     apart = [[distance(a, b) for a, b in itertools.pairwise(row)] for row in rows]
     for row, distances in zip(rows, apart, strict=True):
@@ -246,7 +260,7 @@ def _places(
             for node in row:
                 pulls = [(n, w) for n, w, up in near[node] if both or up == (turn % 2 == 0)]
                 wanted.append(_toward(x[node], [(x[n], w) for n, w in pulls]))
-                weights.append(sum(w for _, w in pulls) or 0.1)
+                weights.append(sum(w for _, w in pulls) or 0.1)  # not pulled: it gives way
             for node, place in zip(row, spread(wanted, apart[number], weights), strict=True):
                 x[node] = place
     return x
@@ -281,7 +295,7 @@ def _ports(
         arriving.setdefault(chain[-1], []).append(index)
     for box, arrows in arriving.items():
         arrows.sort(key=lambda index: (x[chains[index][-2]], index))
-        step = min(22.0, (sizes[box][0] - 16) / max(len(arrows) - 1, 1))
+        step = min(_PORTS, (sizes[box][0] - 2 * _CORNER) / max(len(arrows) - 1, 1))
         for place, index in enumerate(arrows):
             ends[index] += (place - (len(arrows) - 1) / 2) * step
     return list(zip(starts, ends, strict=True))

@@ -37,14 +37,14 @@ def marks_of_reports(
         Node to the description of its change; and rewrite to the number of names in its report that
         are not in this graph.
     """
-    known: dict[str, set[str]] = {}
+    known: dict[str, set[str]] = {}  # name of a node or of what it computes, to nodes
     for node in model.graph:
         own = label(node)
         # onnxruntime's rewrites append the new operator to a name ("bn1_BatchNormInternal").
         before = own.removesuffix(f"_{node.op_type}")
         for name in (own, before, *(out.name for out in node.outputs if out.name)):
             known.setdefault(name, set()).add(own)
-    used: dict[str, set[str]] = {}
+    used: dict[str, set[str]] = {}  # name of a weight or input, to its readers
     for node in model.graph:
         for value in node.inputs:
             if value is not None and value.producer() is None:
@@ -53,7 +53,7 @@ def marks_of_reports(
     missing: dict[str, int] = {}
     for report in reports:
         for name, what in report.changed.items():
-            if report.rewrite in BOOKKEEPING and name not in known:
+            if report.rewrite in BOOKKEEPING and name not in known:  # it would mark all readers
                 continue
             text = f"{report.rewrite}: {what}"
             for node_name in known.get(name) or used.get(name, set()):
@@ -107,6 +107,8 @@ def _paired(old: Sequence[ir.Node], new: Sequence[ir.Node]) -> dict[int, int]:
         return node.outputs[0].name if node.outputs else None
 
     def pair(key: Callable[[ir.Node], Hashable]) -> None:
+        """Pair free nodes with equal keys; nodes with an empty key stay free."""
+        # From the last to the first, so that of equal keys the first one remains.
         places = {key(old[index]): index for index in sorted(free, reverse=True)}
         for index, node in enumerate(new):
             found = places.get(key(node)) if key(node) else None
@@ -115,6 +117,7 @@ def _paired(old: Sequence[ir.Node], new: Sequence[ir.Node]) -> dict[int, int]:
                 free.discard(found)
 
     def align(key: Callable[[ir.Node], Hashable]) -> None:
+        """Pair free nodes in order: runs of equal keys, as in a comparison of texts."""
         rest_old = sorted(free)
         rest_new = [index for index in range(len(new)) if index not in pairs]
         sides = [key(old[i]) for i in rest_old], [key(new[i]) for i in rest_new]
@@ -140,7 +143,7 @@ def _signature(node: ir.Node) -> Hashable:
 def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | None:
     found = [] if _op(old) == _op(new) else [f"was {old.op_type}"]
     names = {name for name, _ in _attributes(old) ^ _attributes(new)}
-    if names and not found:
+    if names and not found:  # another operator has other attributes anyway
         found.append("attributes: " + ", ".join(sorted(names)))
     # A node that only reads from another one is not different: values are not compared by name.
     other = len(old.inputs) != len(new.inputs) or _weights(old) != _weights(new)

@@ -95,6 +95,7 @@ def picture_of(
             continue
         index = len(boxes)
         boxes.append(_box(node, inside, marks))
+        # What its branches read counts once each, an input as often as the node reads it.
         sources = [*node.inputs, *dict.fromkeys(uses_inside(node))]
         arrows += [(makers[id(v)], index) for v in sources if v is not None and id(v) in makers]
         makers.update((id(value), index) for value in node.outputs)
@@ -149,6 +150,8 @@ def part_of(picture: Picture, kept: Sequence[int], names: Sequence[str] | None =
     """
     place = {old: new for new, old in enumerate(kept)}
     arrows = [(place[s], place[t]) for s, t in picture.arrows if s in place and t in place]
+    # Dashed boxes by (name, whether it follows, kept box), to the kept boxes at their arrows. With
+    # names, kept boxes share them (0); without, each has its own.
     outside: dict[tuple[str, bool, int], list[int]] = {}
     for source, target in picture.arrows:
         if (source in place) != (target in place):
@@ -169,7 +172,7 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
     lines = [settings(node)]
     held = [line for line in (weight(v, inside) for v in node.inputs) if line]
-    if len(held) > _LISTED + 1:
+    if len(held) > _LISTED + 1:  # "and 1 more" would be as long as the line it replaces
         held = [*held[:_LISTED], f"and {len(held) - _LISTED} more"]
     lines += held
     lines += [

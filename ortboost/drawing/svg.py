@@ -13,7 +13,9 @@ __all__ = ["to_svg"]
 
 _TITLE, _LINE = 13.0, 11.0
 _ADVANCE = 0.61  # character width / font size of common monospaced fonts
+_LEADING = 1.35  # line height / font size
 _PAD, _MARGIN = 10.0, 28.0
+_HEAD_LINE = 20.0  # line height of title and notes
 _MARK_WIDE = 36  # characters per line of a mark
 _NOTE_WIDE = 72  # characters per line below the title
 _STYLE = """
@@ -67,6 +69,7 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
     texts = [_lines(box) for box in picture.boxes]
     sizes = [_size(box, lines) for box, lines in zip(picture.boxes, texts, strict=True)]
     layout = arrange(sizes, picture.arrows)
+    # Title and notes: text, style and font size of each line, and the room that they take.
     notes = [line for note in picture.notes for line in _wrap(note, _NOTE_WIDE, 4)]
     head = [(picture.title, "title", _TITLE + 3), *((line, "line", _LINE + 1) for line in notes)]
     head = [entry for entry in head if entry[0]]
@@ -74,7 +77,7 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
     if any(box.mark for box in picture.boxes):
         head.append(("", "legend", _LINE + 1))
         room = max(room, 330.0)
-    top = _MARGIN + 20 * len(head) + (12 if head else 0)
+    top = _MARGIN + _HEAD_LINE * len(head) + (12 if head else 0)
     width = max(layout.width, room) + 2 * _MARGIN
     height = layout.height + top + _MARGIN
     left = (width - layout.width) / 2
@@ -123,7 +126,8 @@ def _wrap(text: str, width: int, most: int) -> list[str]:
 
 def _size(box: Box, lines: Sequence[tuple[str, str]]) -> Point:
     wide = max(len(text) * _ADVANCE * _font(style) for style, text in lines)
-    tall = sum(_font(style) * 1.35 for style, _ in lines)
+    tall = sum(_font(style) * _LEADING for style, _ in lines)
+    # The 6 are for the colored strip of a node.
     return (max(wide + 2 * _PAD + 6, 60.0), tall + (_PAD if box.kind == "more" else 1.4 * _PAD))
 
 
@@ -150,9 +154,9 @@ def _draw(box: Box, lines: Sequence[tuple[str, str]], size: Point, center: Point
             f'height="{_n(height - 12)}" rx="2"/>'
         )
     baseline = y + (_PAD / 2 if box.kind == "more" else 0.7 * _PAD)
-    shift = 3 if box.kind == "node" else 0
+    shift = 3 if box.kind == "node" else 0  # centered beside the strip
     for style, text in lines:
-        baseline += _font(style) * 1.35
+        baseline += _font(style) * _LEADING
         parts.append(
             f'<text class="{style}" x="{_n(center[0] + shift)}" '
             f'y="{_n(baseline - 0.3 * _font(style))}" '
@@ -166,9 +170,9 @@ def _arrow(route: Sequence[Point]) -> str:
     x, y = route[0]
     path = [f"M{_n(x)} {_n(y)}"]
     for index, (to_x, to_y) in enumerate(route[1:]):
-        if index % 2 == 0 or abs(to_x - x) < 0.5:
+        if index % 2 == 0 or abs(to_x - x) < 0.5:  # within a layer, or straight across the gap
             path.append(f"L{_n(to_x)} {_n(to_y)}")
-        else:
+        else:  # a Bezier curve that begins and ends vertically
             half = (to_y - y) / 2
             path.append(
                 f"C{_n(x)} {_n(y + half)} {_n(to_x)} {_n(to_y - half)} {_n(to_x)} {_n(to_y)}"
@@ -182,7 +186,7 @@ def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
     parts = []
     y = _MARGIN
     for text, style, size in lines:
-        y += 20
+        y += _HEAD_LINE
         if style == "legend":
             parts.append(
                 f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" '

@@ -47,7 +47,9 @@ class SharedAdaSum:
         self.server = group.part(
             [[r for r in ranks if r // size == n] for n in range(self.servers)]
         )
-        self._blocks = []  # by round: the servers whose halves form a tensor, for each local rank
+        # By round s: the blocks of 2^(s+1) neighbouring servers whose halves form a tensor, apart
+        # for each local rank. All processes create all groups, in the same order.
+        self._blocks = []
         for s in range(self.servers.bit_length() - 1):
             keys = [(place, n) for place in range(size) for n in range(self.servers >> (s + 1))]
             self._blocks.append(
@@ -64,6 +66,8 @@ class SharedAdaSum:
         Args:
             deltas: Parameter name to old minus new weights of this server; all have the same names.
         """
+        # Tensors are dealt to the local ranks in turn. The processes of equal local rank, which
+        # communicate, have the same ones: if one of them has none, so do all.
         names = sorted(deltas)
         own = names[self._place :: self._size]
         parts = self._halved({name: deltas[name].reshape(-1) for name in own}) if own else {}
@@ -75,24 +79,26 @@ class SharedAdaSum:
             if name in parts:
                 views[name][:] = parts[name]
             start = stop
-        if self._size > 1:  # collect the results of all local ranks
+        if self._size > 1:  # collect the results of all local ranks: elsewhere they are zero
             whole[:] = self.server.sum(whole)
         return {name: views[name].reshape(deltas[name].shape) for name in names}
 
     def _halved(self, flat: Mapping[str, _Floats]) -> dict[str, _Floats]:
+        """The combined tensors, from those of this server."""
         pieces = list(flat.values())
-        path = []
+        path = []  # of each round: which half was kept, the partner, and what it got
         for s, block in enumerate(self._blocks):
             upper = bool(self._server >> s & 1)  # keeps the upper half; its partner is below
             partner = self._group.rank + (-1 if upper else 1) * (self._size << s)
             halves = [np.split(piece, [len(piece) // 2]) for piece in pieces]
             kept, sent = ([pair[int(side)] for pair in halves] for side in (upper, not upper))
             theirs = self._swap(sent, kept, partner)
+            # Both partners take the lower server's update as `a`, so that their dot products add.
             lower_first = (theirs, kept) if upper else (kept, theirs)
             pieces = self._combined(*lower_first, block)
             path.append((upper, partner, sent))
         for upper, partner, sent in reversed(path):  # doubling: the halves travel back
-            theirs = self._swap(pieces, sent, partner)
+            theirs = self._swap(pieces, sent, partner)  # as long as the half given away
             pairs = zip(theirs, pieces, strict=True) if upper else zip(pieces, theirs, strict=True)
             pieces = [np.concatenate(pair) for pair in pairs]
         return dict(zip(flat, pieces, strict=True))

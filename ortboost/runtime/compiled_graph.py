@@ -61,6 +61,7 @@ class CompiledGraph:
         form = model if prepared else for_device(model, device, states=nexts, threads=threads)
         self._shapes = {value.name: static_shape(value) for value in form.graph.outputs}
         self._inputs = {value.name for value in form.graph.inputs}
+        # On CUDA the runtime computes shapes, which are int64, on the host.
         self._on_host = {v.name for v in form.graph.outputs if v.dtype == ir.DataType.INT64}
         self._session = open_session(
             form,
@@ -70,6 +71,7 @@ class CompiledGraph:
             file_order=state.nbytes >= _LARGE_STATE,
         )
         self._read = [entry.name for entry in catalogue.state]
+        # Not the placed ones: they have buffers of a fixed shape.
         self._lengths_vary = [
             spec.name
             for spec in catalogue.outputs
@@ -137,9 +139,10 @@ class CompiledGraph:
             for name in self._passed_on:
                 if name in self._passed:
                     binding.bind_ortvalue_output(name, self._passed[name])
-                else:  # shapes and their kind are made on the host
+                else:  # the first run, or other shapes: the runtime allocates
                     host = name in self._on_host
                     binding.bind_output(name, "cpu" if host else self._state.device)
+            # States last: `run` relies on the other outputs coming first.
             for entry in self.catalogue.state:
                 if entry.next is not None:
                     self._bind_next(binding, entry, entry.next)

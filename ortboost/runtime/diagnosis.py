@@ -58,7 +58,7 @@ def inner_tensors(
     copy = emulated_for(model, device, keep_names=True).clone()
     shown: list[ir.Value] = []
     keys: list[str] = []
-    for node in list(copy.graph):
+    for node in list(copy.graph):  # a list, as casts are added
         if any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values()):
             continue
         for output in node.outputs:
@@ -101,6 +101,7 @@ def list_nonfinite(
     bad = [name for name, array in {**inputs, **inner}.items() if not _finite(array)]
     gradients = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
     if not any(name in bad for name in (names.LOSS, *gradients)):
+        # Gradients are scaled; of several scales the largest, so that none is listed wrongly.
         scale = np.max(inputs.get(names.SCALE, np.ones(())))
         norms = {n: np.linalg.norm(inner[n].astype(np.float64)) for n in gradients if n in inner}
         bad = [name for name, norm in norms.items() if norm / scale >= LARGEST_NORM] or bad
@@ -133,6 +134,7 @@ def diagnose(
     Returns:
         At most five findings.
     """
+    # The non-finite tensors that lead to a non-finite loss or gradient.
     computed = inner_tensors(model, inputs, device=device, threads=threads, seed=seed)
     values = {name: array for name, array in inputs.items() if array.dtype.kind == "f"}
     values.update(computed)
@@ -143,6 +145,7 @@ def diagnose(
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
     sinks = sinks or [name for name in bad if name.startswith(ZEROS)]  # too large, yet finite
     way = _back(sinks, makers, among=bad)  # non-finite from the origin to the sinks
+    # In which part of the step a node is; the first of these that contains it.
     forward = _back([names.LOSS], makers)
     backward = _back(gradients, makers)
     update = _ahead(gradients, model.graph)
@@ -152,6 +155,7 @@ def diagnose(
         sides = (("forward", forward), ("backward", backward), ("update", update))
         return next((kind for kind, members in sides if made & members), "statistics")
 
+    # The origins among them: inputs and states first, then nodes in topological order.
     batch = {spec.name for spec in catalogue.batch}
     findings = [
         Finding("input" if name in batch else "state", "", "", TensorStats.of(name, values[name]))

@@ -47,6 +47,7 @@ class Evaluator:
         Raises:
             UsageError: An input is missing or does not fit, or the runtime rejects the shapes.
         """
+        # A new binding each time: a step may have swapped the buffers of the state.
         binding = self._session.io_binding()
         for name in self._state_names:
             binding.bind_ortvalue_input(name, self.state.current(name))

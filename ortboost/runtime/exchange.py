@@ -42,7 +42,7 @@ class Exchange:
         shapes = {name: shape for name, shape in shapes.items() if name in chosen}
         (dtype,) = {s.dtype for s in specs}
         self.buffer = Buffer(group, shapes, dtype, device)
-        for name in shapes:
+        for name in shapes:  # one graph writes X/cut, the next reads the sum X from the same memory
             self.buffer.alias(name, cut_name(name))
         self._gradients = [name for name in shapes if name.startswith(EXCHANGED_GRADIENT)]
 
@@ -53,7 +53,7 @@ class Exchange:
             weight: `f_r` of this process, 1 in the update; ``None`` if it has no samples.
         """
         if weight is None:
-            self.buffer.scale(0.0)
+            self.buffer.scale(0.0)  # the buffer may still hold values of an earlier step
         else:
             self.buffer.scale(weight, self._gradients)
         self.buffer.start_sum().wait()

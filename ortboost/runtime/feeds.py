@@ -89,6 +89,7 @@ def check_batch(
     for spec in inputs:
         array = fed_array(feeds, spec, inputs)
         if array.dtype != spec.dtype:
+            # Within a kind only: bytes for a float input are a forgotten division by 255.
             whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
             if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
                 array = array.astype(spec.dtype)
@@ -102,6 +103,7 @@ def check_batch(
                 else "Reshape it first; axes are never added or removed automatically.",
             )
         ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
+    # Equal names of dimensions are equal lengths; `seen` has each length and the input it is from.
     seen: dict[str, tuple[int, str]] = {}
     for spec in inputs:
         for dim, length in zip(spec.shape, ready[spec.name].shape, strict=True):

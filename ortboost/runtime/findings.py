@@ -33,6 +33,7 @@ class Finding:
     parameters: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        # forward: 'h', made by Exp 'exp' with 'w', has 3 % inf (its inputs reach 95 in 'x'; ...)
         found = [
             f"{100 * share:.3g} % {kind}"
             for kind, share in (("inf", self.tensor.inf), ("nan", self.tensor.nan))

@@ -74,11 +74,12 @@ def for_device(
     Returns:
         The model itself, or a modified copy.
     """
-    found = emulated_for(model, device)
     if device == "cuda":
         return for_cuda(model, kernels_of(runtime().__version__))
+    found = emulated_for(model, device)
     changed = model.clone() if found is model else found
     done = [rewrite(changed) for rewrite in _CPU]  # a list: all of them run
+    # Last: the nodes of a chain disappear into a Scan, where no other rewrite would find them.
     done.append(chunked_chains(changed, states, threads))
     if not any(done):
         return found

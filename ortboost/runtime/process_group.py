@@ -79,12 +79,13 @@ class Buffer:
             )
         self._group, self.dtype, self.device = group, dtype, device
         step = max(1, _ALIGNED // dtype.itemsize)
-        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}  # first element, and shape
         length = 0
         for name, shape in tensors.items():
             self._places[name] = (length, tuple(shape))
             length += -(-math.prod(shape) // step) * step  # rounded up to the alignment
         self._all = torch.zeros(length, dtype=getattr(torch, dtype.name), device=device)
+        # What is sent: the memory itself, or a copy in a narrower type.
         narrow = wire != "float32" and dtype == np.float32
         self._wire = self._all.to(getattr(torch, wire)) if narrow else self._all
 
@@ -124,7 +125,7 @@ class Buffer:
         """
         for part in [self._all] if names is None else map(self._view, names):
             if factor == 0.0:
-                part.zero_()
+                part.zero_()  # not mul_: 0 * inf is NaN
             elif factor != 1.0:
                 part.mul_(factor)
 
@@ -174,7 +175,7 @@ class ProcessGroup:
         self.timeout = timeout
         self._ranks: Any = None  # torch's handle of a subgroup; None for all processes
         if self.local_size > 1:
-            _see_own_gpu(self.local_rank)
+            _see_own_gpu(self.local_rank)  # before torch initializes CUDA
         torch = require_torch()
         self._dist, self._owner = torch.distributed, not torch.distributed.is_initialized()
         self._store: Any = None  # unknown if the caller initialized torch.distributed
@@ -259,6 +260,7 @@ class ProcessGroup:
         sent = torch.from_numpy(np.asarray(array, order="C"))
 
         def both() -> None:
+            # Both start before either is waited for, as the partner waits for the same.
             for work in (self._dist.isend(sent, partner), self._dist.irecv(received, partner)):
                 work.wait()
 
@@ -277,7 +279,7 @@ class ProcessGroup:
             UsageError: Processes differ; the message names the first such fact and its values.
         """
         found = self.gather({"version of ortboost": __version__, **facts})
-        for name in found[0]:
+        for name in found[0]:  # `get`: another version may know other facts
             for rank, other in enumerate(found):
                 if other.get(name) != found[0][name]:
                     raise UsageError(
@@ -290,7 +292,7 @@ class ProcessGroup:
         """Make a call; if it fails because processes are gone, name them."""
         try:
             return call()
-        except RuntimeError as error:
+        except RuntimeError as error:  # torch.distributed's own errors are subclasses
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> LostProcessError:
@@ -323,7 +325,7 @@ def _see_own_gpu(local_rank: int) -> None:
     """Make only this process's GPU visible, as device 0; call it before CUDA is initialized."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     listed = [name for name in visible.split(",") if name]
-    if len(listed) != 1:
+    if len(listed) != 1:  # one: the launcher has chosen already
         os.environ["CUDA_VISIBLE_DEVICES"] = (
             listed[local_rank] if local_rank < len(listed) else str(local_rank)
         )

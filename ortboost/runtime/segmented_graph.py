@@ -48,6 +48,7 @@ class SegmentedGraph:
         draws_first: bool = True,
     ) -> None:
         several = len(groups) > 1
+        # Then passed values may change their lengths from step to step, and need new memory.
         nodes = {node.op_type for node in form.graph.all_nodes()}
         self._lengths_vary = several and bool(nodes & UNKNOWN_SIZES)
         self._passed: dict[str, Any] = {}
@@ -58,10 +59,13 @@ class SegmentedGraph:
         parts = cut_segments(form, groups, draws_first=draws_first) if several else whole
         for segment in parts:
             graph = segment.model.graph
-            for value in graph.inputs:  # the native engine leaves types to the runtime
+            # The native engine leaves types to the runtime. A passed value has the type that the
+            # session of an earlier segment found; an input of a graph must state it.
+            for value in graph.inputs:
                 if value.type is None:
                     word = types[value.name or ""].removeprefix("tensor(").rstrip(")")
                     value.type = ir.TensorType(ir.DataType[word.upper()])
+            # Its own catalogue: what the segment reads and writes of the whole graph's.
             read = {value.name for value in graph.inputs}
             made = {value.name for value in graph.outputs} - {*segment.passed_on}
             own = dataclasses.replace(

@@ -88,8 +88,15 @@ class TooNewError(ModelError):
 @functools.cache
 def runtime_packages() -> tuple[str, ...]:
     """The installed packages that contain onnxruntime; several of them break each other."""
-    names = {str(d.metadata["Name"] or "").lower() for d in importlib.metadata.distributions()}
-    return tuple(sorted(n for n in names if n.startswith(_PACKAGE) and "extensions" not in n))
+    names = set()
+    for found in importlib.metadata.distributions():
+        name = str(found.metadata["Name"] or "").lower()
+        if name.startswith(_PACKAGE):
+            # onnxruntime-genai and onnxruntime-extensions have folders of their own.
+            folders = found.read_text("top_level.txt") or _PACKAGE
+            if _PACKAGE in folders.split():
+                names.add(name)
+    return tuple(sorted(names))
 
 
 def broken_packages(packages: Sequence[str]) -> tuple[str, str]:
@@ -242,6 +249,7 @@ def _readable(model: ir.Model | str | os.PathLike[str], stack: contextlib.ExitSt
 
 def _refused(error: Exception, version: str) -> OrtBoostError:
     """The error for a model that the runtime does not open."""
+    # The runtime has no error codes for these cases, so its messages are matched.
     known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
     if known:
         return TooNewError(
@@ -307,6 +315,7 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
                 fix=_BUILDS.get(device, "See 'ortboost doctor'."),
             )
         return device
+    # A build for CUDA lists its provider on every machine, so a session is the only proof.
     if _PROVIDERS["cuda"] in runtime().get_available_providers():
         with contextlib.suppress(DependencyError, ModelError):
             open_session(ir.from_onnx_text(_SMALL), device="cuda")

@@ -45,6 +45,7 @@ class SharedEvaluator:
         number, total = count_samples(self.inputs, feeds)
         if self._fixed or self._axis is None or number < group.size:
             return self._alone.evaluate(feeds)
+        # This process's samples: parts differ by one sample at most, and none is empty.
         rows = slice(number * group.rank // group.size, number * (group.rank + 1) // group.size)
         part = {
             spec.name: feeds[spec.name][(slice(None),) * spec.batch_axis + (rows,)]
@@ -54,6 +55,7 @@ class SharedEvaluator:
             if spec.name in feeds
         }
         outputs = self._alone.evaluate(part)
+        # Each process adds its part of the whole: its rows among zeros, or its share of a mean.
         found = {}
         prediction = self._shared.program.prediction
         for name in (prediction, names.LOSS):
@@ -65,7 +67,7 @@ class SharedEvaluator:
                 shape = (*value.shape[:axis], number, *value.shape[axis + 1 :])
                 whole = np.zeros(shape, value.dtype)
                 whole[place] = value
-            else:
+            else:  # a part whose labels are all ignored has the loss 0 / 0, and the weight 0
                 counted = count_samples(self.inputs, part)[1]
                 mean = self._shared.program.config.loss.reduction != "sum"
                 weight = counted / total if mean and total else float(counted > 0)

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.boosts.adasum import AdaSum
-from ortboost.core.errors import ConfigError, ModelError
+from ortboost.core.errors import ConfigError, ModelError, UsageError
 from ortboost.core.tensor_file import pieces_of
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec
@@ -87,10 +87,12 @@ class SharedStep:
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
         self._opened: dict[str, SplitGraphs] = {}
         self._flushes: dict[str, UpdateGraph] = {}
-        self._moved, self._share = False, 0.0
+        self._moved = False  # whether steps have changed running statistics since the last average
+        self._share = 0.0  # n_r / n of the last step, within the server
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
         self._adasum = None if joins is None else SharedAdaSum(joins, group)
-        self._every, self._updates = 1 if joins is None else joins.every, 0
+        self._every = 1 if joins is None else joins.every
+        self._updates = 0  # since the last AdaSum
         self._common: dict[str, NDArray[Any]] = {}  # the last weights that all servers shared
         self.server = group if self._adasum is None else self._adasum.server
         if self._adasum is not None and not self._mean:
@@ -128,11 +130,17 @@ class SharedStep:
 
         Returns:
             The outputs of the step graph for the whole batch.
+
+        Raises:
+            UsageError: No process has a sample.
         """
+        # All processes make the same calls of the group in the same order, also one without
+        # samples: it skips forward and backward pass, and adds zeros.
         graphs = self.open(graph, state, threads)
         rates = {name: feeds[name] for name in graphs.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
         number, counted = count_samples(self.program.catalogue.batch, feeds)
+        # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
         ran = bool(counted or (number and (graphs.means or graphs.exchanges)))
         counts = np.array([counted, number, ran, *self.requests])
         totals, travelling = self.group.start_sum_of(counts)
@@ -142,30 +150,39 @@ class SharedStep:
         weight, values = 0.0, dict[str, NDArray[Any]]()
         sent: list[Handle] = []
         for i in range(len(graphs.gradients)):
-            if ran:  # not around communication, which could deadlock with threads
+            if ran:  # the lock not around communication, which could deadlock with threads
                 with drawing(graphs.seed(seed, i)):
                     values |= graphs.gradients.run(i, feeds)
-            if i == 0:
+            if i == 0:  # the counts traveled while the first segment ran
                 travelling.wait()
                 arriving.wait()
+                if not totals[1]:
+                    raise UsageError(
+                        "The batch is empty in all processes.",
+                        where=f"inputs {', '.join(s.name for s in self.program.catalogue.batch)}",
+                        fix="Feed at least one sample to one of them.",
+                    )
                 self._share = counted / nearby[0] if nearby[0] else 0.0
                 weight = self._share if self._mean else float(counted > 0)
                 if graphs.exchanges and ran:  # without labels, of the losses of other parts
                     weight = max(counted, 1) / max(totals[0], 1) if self._mean else 1.0
+            # These gradients travel while the next segment runs; exchanged sums it has to wait for.
             sent += graphs.start_sums(i, weight)
             graphs.exchange(i, weight if ran else None)
         if not counted:
-            values = {}
+            values = {}  # a loss of 0 / 0
             graphs.clear(state, empty=not (ran and graphs.exchanges))
         if graphs.exchanges and totals[2] < self.group.size:
-            graphs.spread_statistics(float(ran) / totals[2])
+            graphs.spread_statistics(float(ran) / totals[2])  # equal in all that ran
         self.agreed = totals[3:]
+        # Loss and metrics are those of all servers; the gradients may be those of one.
         of_all = counted / totals[0] if totals[0] else 0.0
         own = self._weighted(values, of_all, number / max(totals[1], 1.0), graphs.shown)
         shown, showing = self.group.start_sum_of(own)
         of_means = max(counted, 1) / totals[0] if ran and totals[0] else 0.0
         for handle in (*sent, *graphs.start_rest(weight, of_means), showing):
             handle.wait()
+        # From here on the processes of a server have the same values, and make the same update.
         self._moved = True
         numbers = {
             s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
@@ -213,6 +230,7 @@ class SharedStep:
         if self._adasum is None or (self._accumulates and graph.startswith(names.STEP_GRAPH)):
             yield
             return
+        # With freeze groups, graphs write different parameters: each is kept before it first moves.
         for entry in self.program.catalogue_of(graph).entries("parameter"):
             if entry.next is not None and entry.name not in self._common:
                 self._common[entry.name] = state.read(entry.name)
@@ -356,6 +374,7 @@ class SharedStep:
         Raises:
             ModelError: A tensor differs; the message names the first one and a rank where it does.
         """
+        # What differs by design: optimizers of servers, running statistics unless synchronized.
         own = {"slot"} if self._adasum is not None else set()
         if not any(split.exchanged for split in self.splits.values()):
             own.add("buffer")
@@ -392,7 +411,7 @@ def count_samples(
         >>> count_samples([labels], {"labels": np.array([0, -1, 2])})
         (3, 2)
     """
-    number = int(bool(feeds))  # without a batch axis, all processes have the same data
+    number = int(bool(feeds))  # without a batch axis, the data count as one sample
     for spec in inputs:
         axis = spec.batch_axis
         if isinstance(axis, int) and spec.name in feeds and axis < feeds[spec.name].ndim:
@@ -401,6 +420,7 @@ def count_samples(
     for spec in inputs:
         if spec.ignored is not None and spec.name in feeds and number:
             labels = feeds[spec.name]
+            # A shifted loss compares each prediction with the next token; the first is never one.
             labels = labels[:, 1:] if spec.shifted and labels.ndim > 1 else labels
             counted = int((labels != spec.ignored).sum())
     return number, counted

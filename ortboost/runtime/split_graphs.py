@@ -50,6 +50,7 @@ class SplitGraphs:
         threads: int | None,
     ) -> None:
         first, second = read_catalogue(split.gradients), read_catalogue(split.update)
+        # Of the first graph's outputs, those for the caller: the loss and metrics.
         cut = {s.name for s in (*split.summed, *split.averaged, *split.checks, *split.kept)}
         cut |= {cut_name(spec.name) for spec in split.exchanged}
         self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
@@ -58,11 +59,14 @@ class SplitGraphs:
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
         gradients = [spec for spec in split.kept if spec.name not in self._raw]
         form = for_device(split.gradients, device, threads=threads)
+        # Segments end at exchange points if there are any, else where a group of gradients is
+        # ready; `parts` are the groups that each segment completes.
         sizes = {s.name: math.prod(_fixed_shape(s)) * s.dtype.itemsize for s in split.summed}
         groups = order_gradients(form, sizes, segments(sum(sizes.values())))
         levels = order_exchanges(form, [spec.name for spec in split.exchanged])
         self.exchanges = [Exchange(group, split.exchanged, level, device) for level in levels]
         parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
+        # The buffers: outputs of the first graph, summed in place, and inputs of the second.
         specs = {spec.name: spec for spec in split.summed}
         self._sums = [
             [
@@ -90,6 +94,7 @@ class SplitGraphs:
             for name in buffer.names
         }
         self._placed = placed
+        # The last outputs of each segment: its gradients, and the values that are exchanged next.
         ends = [[name for names in part for name in names] for part in parts]
         for i, level in enumerate(levels):
             ends[i] += map(cut_name, level)

@@ -57,11 +57,12 @@ class DeviceState:
         self._whole = initial
         self._part = np.array(part)
         rank, size = part
-        self._rows = {
+        self._rows = {  # of this process, by sharded state
             entry.name: range(entry.shape[0] * rank // size, entry.shape[0] * (rank + 1) // size)
             for entry in catalogue.state
             if entry.sharded and size > 1
         }
+        # States that differ between processes: files and callers see the value of the whole.
         self._own = {*self._rows, *([PART] if PART in self._entries else [])}
         self._buffers: dict[str, list[Any]] = {}
         for entry in catalogue.state:
@@ -154,6 +155,7 @@ class DeviceState:
 
     def _check_kept(self, state: Mapping[str, NDArray[Any]], name: str) -> None:
         """Check that a state that never changes keeps its value."""
+        # The rank in a file is that of one process; of a sharded state only the rows held here.
         kept = self._whole[name] if name == PART else self.current(name).numpy()
         if not np.array_equal(self._held(state, name), kept):
             raise UsageError(

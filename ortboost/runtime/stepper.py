@@ -191,7 +191,7 @@ class Stepper(Shown):
             # A process without samples still takes part in the communication of the step.
             empty = not count_samples(self.inputs, feeds)[0]
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
-        if self._scales is not None:
+        if self._scales is not None:  # watched: the step may change them
             self._scales = {
                 e.name: self._state.read(e.name) for e in self.catalogue.entries("scale")
             }
@@ -210,7 +210,7 @@ class Stepper(Shown):
             batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
             raise refused_batch(error, batch) from error
         overflow = bool(values.pop(names.OVERFLOW))
-        self._count(overflow)
+        self._count(overflow)  # as the graph has just done
         if self.shared is not None:
             if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
                 # In several processes the step only fills the window, and resets its counter; the
@@ -220,6 +220,7 @@ class Stepper(Shown):
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.check(self._state, self._steps)
+        # What is left of the outputs after this are metrics.
         losses = values.pop(names.LOSS)
         if self.program.config.line_search is not None and not overflow:
             taken = self._line_search(self.program.config.line_search, ready, losses, seed)
@@ -282,6 +283,7 @@ class Stepper(Shown):
                     found = trial.run(given)
             else:
                 found = self.shared.try_rate(trial, given, seed=drawn)
+            # The decrease that the direction promises at this rate (Armijo); NaN is never accepted.
             if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
                 accepted = rate
                 break

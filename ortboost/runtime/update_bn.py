@@ -90,6 +90,7 @@ class BatchStatistics:
             DivergedError: A statistic is not finite.
             UsageError: There are no batches, or one does not fit.
         """
+        # With an old value of 0, the raw next one is `(1 - m) batch`.
         fixed = {name: state[name] for name in self._read}
         fixed |= {name: np.zeros_like(state[name]) for name in self._shares if name in self._read}
         sums = {name: np.zeros(state[name].shape, np.float64) for name in self._shares}
@@ -99,7 +100,6 @@ class BatchStatistics:
             batch = check_batch(given, self.inputs, broadcast=False)
             try:
                 with drawing(None if self._seed is None else self._seed + count):
-                    # With an old value of 0, the raw next one is `(1 - m) batch`.
                     raw = self._session.run(outputs, {**fixed, **batch})
             except Exception as error:  # the bindings raise bare exceptions of many kinds
                 raise refused_batch(error, batch) from error
@@ -136,6 +136,7 @@ def momenta(program: Program) -> dict[str, float]:
 
 def _momentum(raw: ir.Value, buffer: str) -> float:
     """The factor of the old value in ``raw = old m + batch (1 - m)``."""
+    # The step states it only in its graph: the term whose product reads the old value.
     add = raw.producer()
     for term in add.inputs if add is not None and add.op_type == "Add" else ():
         mul = term.producer() if term is not None else None

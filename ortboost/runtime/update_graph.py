@@ -46,6 +46,7 @@ class UpdateGraph:
         form = for_device(model, device, states=states, threads=threads)
         levels = order_exchanges(form, [spec.name for spec in points])
         self._exchanges = [Exchange(group, points, level, device) for level in levels]
+        # A segment for each level of exchange points, and one for the rest.
         buffers = [exchange.buffer for exchange in self._exchanges]
         self._graph = SegmentedGraph(
             form,

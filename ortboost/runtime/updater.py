@@ -106,6 +106,7 @@ def _require_one_step(program: Program) -> None:
 
 def _sliced(program: Program) -> ir.Model:
     """The nodes that compute the next states, but for running statistics, from the gradients."""
+    # Without a finite check nothing else needs the forward pass: the slice ends at the gradients.
     entries = [e for e in program.catalogue.state if e.next is not None and e.kind != "buffer"]
     gradients = [gradient_name(entry.name) for entry in entries if entry.kind == "parameter"]
     return slice_step(program.step, [e.next for e in entries if e.next], gradients)

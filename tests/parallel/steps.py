@@ -311,6 +311,19 @@ def summed_window(group: ProcessGroup) -> str:
     return ""
 
 
+def no_samples(group: ProcessGroup) -> list[object]:
+    """What is said where no process has a sample, and whether a state is another then."""
+    stepper = Stepper(build_program(mlp(), program()), threads=1, group=group)
+    before = {name: np.array(value) for name, value in stepper.state().items()}
+    batch = {name: a[:0] for name, a in batch_of(stepper.inputs, 0).items()}
+    try:
+        stepper.step(batch, {"learning_rate": 0.1})
+    except UsageError as error:
+        after = stepper.state()
+        return [error.what, all(np.array_equal(before[name], after[name]) for name in before)]
+    return []
+
+
 def drifted(group: ProcessGroup) -> str:
     """What is said where a tensor of one process is another."""
     built = build_program(mlp(), program())
@@ -339,7 +352,8 @@ def other_program(group: ProcessGroup) -> str:
 if __name__ == "__main__":
     with ProcessGroup(timeout=60) as shared:
         found: dict[str, object] = {name: compared(case, shared) for name, case in CASES.items()}
-        checks = (segmented, statistics, narrow, window, summed_window, drifted, other_program)
+        checks = (segmented, statistics, narrow, window, summed_window, no_samples, drifted)
+        checks = (*checks, other_program)
         found |= {check.__name__: check(shared) for check in checks}
         if shared.rank == 0:
             with open(sys.argv[1], "w") as file:

@@ -192,19 +192,36 @@ def test_tensorrt_runs_no_training_step():
 
 
 class Distribution:
-    def __init__(self, name):
-        self.metadata = {"Name": name}
+    def __init__(self, name, folder="onnxruntime"):
+        self.metadata, self.folder = {"Name": name}, folder
+
+    def read_text(self, name):
+        return f"{self.folder}\n" if name == "top_level.txt" else None
 
 
 @pytest.fixture
-def two_packages(monkeypatch):
-    found = [Distribution(n) for n in ("numpy", "onnxruntime", "onnxruntime-training-cpu")]
+def installed(monkeypatch):
+    """A list: the distributions that are found."""
+    found = []
     monkeypatch.setattr(module.importlib.metadata, "distributions", lambda: iter(found))
     for cached in (module.runtime_packages, module._warn_of_several):
         cached.cache_clear()
-    yield
+    yield found
     for cached in (module.runtime_packages, module._warn_of_several):
         cached.cache_clear()
+
+
+@pytest.fixture
+def two_packages(installed):
+    installed += [Distribution(n) for n in ("numpy", "onnxruntime", "onnxruntime-training-cpu")]
+
+
+def test_packages_with_folders_of_their_own_do_not_count(installed):
+    installed += [
+        Distribution("onnxruntime"),
+        Distribution("onnxruntime-genai", "onnxruntime_genai"),
+    ]
+    assert module.runtime_packages() == ("onnxruntime",)
 
 
 def test_two_packages_are_told_once_when_the_runtime_is_imported(two_packages, caplog, monkeypatch):

@@ -81,6 +81,10 @@ def test_a_window_goes_on_from_a_checkpoint(found):
     assert found["window"] is True
 
 
+def test_a_step_without_samples_is_refused_in_all(found):
+    assert found["no_samples"] == ["The batch is empty in all processes.", True]
+
+
 def test_drift_is_found(found):
     assert "have diverged: 'w2' differs" in found["drifted"]
 

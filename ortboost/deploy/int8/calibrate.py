@@ -93,10 +93,12 @@ def calibrate(
     with intermediate_evaluator(model, inner or [next(iter(made)) or ""]) as evaluator:
 
         def answers() -> Iterable[dict[str, NDArray[Any]]]:
+            # Computed anew in each pass: storing all activations could exceed the memory.
             for batch in feeds:
                 found = evaluator.evaluate(batch)
                 yield {name: np.asarray(found.get(name, batch.get(name))) for name in wanted}
 
+        # First pass: the full range.
         low, high = dict.fromkeys(wanted, np.inf), dict.fromkeys(wanted, -np.inf)
         for found in answers():
             for name, array in found.items():
@@ -106,6 +108,7 @@ def calibrate(
         ranges = {name: Range(low[name], high[name]) for name in wanted}
         if method == "minmax":
             return ranges
+        # Second pass: histograms over that range; not of tensors that are all zero or not finite.
         largest = {name: r.magnitude for name, r in ranges.items() if r.finite and r.magnitude > 0}
         counts = {name: np.zeros(_BINS) for name in largest}
         for found in answers():
@@ -117,7 +120,7 @@ def calibrate(
             if method == "percentile"
             else entropy_threshold(histogram)
         )
-        most = bins * largest[name] / _BINS
+        most = bins * largest[name] / _BINS  # a threshold of both signs
         ranges[name] = Range(max(ranges[name].low, -most), min(ranges[name].high, most))
     return ranges
 
@@ -157,6 +160,7 @@ def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
         2
     """
     share = np.cumsum(histogram) / histogram.sum()
+    # A little less, so that rounding in the division does not cost another bin.
     return min(int(np.searchsorted(share, percentile / 100.0 - 1e-12)) + 1, len(histogram))
 
 
@@ -186,7 +190,8 @@ def _divergence(counts: NDArray[np.float64], bins: int) -> float:
         return float("inf")
     clipped = inside.copy()
     clipped[-1] += counts[bins:].sum()
-    # Q: each level spreads its values evenly over those of its bins that are not empty.
+    # Q: each level spreads its values evenly over those of its bins that are not empty; the values
+    # beyond the threshold, which P has in its last bin, are not among them.
     starts = (np.arange(_LEVELS) * bins) // _LEVELS
     filled = inside > 0
     totals = np.add.reduceat(inside, starts)

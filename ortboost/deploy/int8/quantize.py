@@ -101,7 +101,7 @@ def quantize_int8(
     _Writer(model, config, ranges, report).write(hosts, list(wanted.values()))
     held = model.graph.initializers
     for name in [n for n, v in held.items() if not (is_read(v) or v.is_graph_input())]:
-        del held[name]  # the weights in FLOAT
+        del held[name]  # the weights in FLOAT, which integers have replaced
     left = Counter(
         node.op_type
         for node in model.graph
@@ -148,6 +148,7 @@ class _Writer:
             self.pair(value)
         for node in hosts:
             self.host(node)
+        # Last, so that the pairs themselves still read the activations.
         for value in wanted:
             if id(value) in self.pairs:
                 self.redirect(value, self.pairs[id(value)][0])
@@ -192,9 +193,11 @@ class _Writer:
         key = (id(weight), axis)
         if key not in self.weights and weight.const_value is not None:
             array = weight.const_value.numpy().astype(np.float32)
+            # By output channel the largest magnitude, which becomes the largest integer.
             others = tuple(i for i in range(array.ndim) if i != axis)
             largest = np.abs(array).max(axis=None if axis is None else others)
             most = SAFE_WEIGHT if self.config.reduce_range else 127
+            # Of a channel that is (nearly) zero any scale will do.
             scales = np.asarray(
                 np.where(largest > most * _SMALLEST, largest / float(most), 1.0), np.float32
             )
@@ -211,6 +214,7 @@ class _Writer:
     def bias(self, node: ir.Node, scale: float, scales: NDArray[np.float32]) -> None:
         """Store a bias as int32 with the scale of the products it is added to."""
         bias = input_at(node, 2)
+        # A Gemm multiplies the products by alpha and the bias by beta: then their scales differ.
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
         if bias is None or not stored(bias) or bias.const_value is None or not plain:
             return
@@ -258,6 +262,7 @@ class _Writer:
     def redirect(self, value: ir.Value, back: ir.Value) -> None:
         """Let consumers of an activation read the pair: all of them, or residual Adds only."""
         for use in list(value.uses()):
+            # The pair itself, and readers in branches, keep reading the activation.
             if use.node.op_type == "QuantizeLinear" or use.node.graph is not self.graph:
                 continue
             quantized = self.config.outputs and takes_pairs(use.node)
@@ -265,6 +270,7 @@ class _Writer:
                 use.node.replace_input_with(use.idx, back)
 
     def _place(self, value: ir.Value | None, before: ir.Node | None = None) -> None:
+        """Insert the new nodes before a node, else after the producer of a value, else first."""
         nodes = self.builder.take()
         producer = producer_of(value)
         if not nodes:
@@ -282,7 +288,7 @@ def _activation(found: Range, symmetric: bool) -> tuple[float, int, ir.DataType]
     if symmetric:
         magnitude = found.magnitude
         return (magnitude / 127.0 if magnitude > 127 * _SMALLEST else 1.0), 0, ir.DataType.INT8
-    low, high = min(found.low, 0.0), max(found.high, 0.0)
+    low, high = min(found.low, 0.0), max(found.high, 0.0)  # zero must be exact, for padding
     if high - low <= 255 * _SMALLEST:
         return 1.0, 0, ir.DataType.UINT8
     scale = (high - low) / 255.0

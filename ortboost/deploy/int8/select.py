@@ -92,6 +92,7 @@ def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int
         want(node.inputs[0])
     for node in hosts:  # results, the operators that join them, and shortcuts of residual sums
         result = _result(node)
+        # A result that only an island reads, or the caller, stays in FLOAT.
         if config.outputs and any(takes_pairs(use.node) for use in result.uses()):
             want(result)
         for use in result.uses():

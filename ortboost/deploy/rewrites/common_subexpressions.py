@@ -19,6 +19,7 @@ from ortboost.graph.rewriting import replace_value
 
 __all__ = ["common_subexpressions"]
 
+# Exactly so with two operands; three summands in another order may differ in the last digit.
 _COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
 
 
@@ -33,6 +34,7 @@ def common_subexpressions(model: ir.Model) -> Report:
 def _merge(graph: ir.Graph, report: Report) -> None:
     _tensors(graph, report)
     seen: dict[Hashable, ir.Node] = {}
+    # In graph order, merging as it goes: nodes that read merged values become equal themselves.
     for node in list(graph):
         key = _key(node)
         if key is None:
@@ -76,7 +78,7 @@ def _key(node: ir.Node) -> Hashable | None:
     """A key of the computation of a node; ``None`` if it must not be merged."""
     if not is_standard(node) or is_standard(node, *RANDOM_OPERATORS):
         return None
-    if is_standard(node, "Dropout") and input_at(node, 2) is not None:
+    if is_standard(node, "Dropout") and input_at(node, 2) is not None:  # it may draw
         return None
     attributes = []
     for name, attribute in sorted(node.attributes.items()):
@@ -96,7 +98,7 @@ def _key(node: ir.Node) -> Hashable | None:
         inputs.sort(key=lambda i: i or 0)
     given = tuple(bool(output.name) for output in node.outputs)  # an omitted one cannot be read
     key: Hashable = (node.op_type, given, tuple(inputs), tuple(attributes))
-    try:
+    try:  # an attribute may be of a type that cannot be compared, such as a sparse tensor
         hash(key)
     except TypeError:
         return None

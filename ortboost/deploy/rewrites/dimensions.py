@@ -139,6 +139,7 @@ def remainder(source: Sequence[Key], others: Sequence[Key]) -> Key | None:
             left.remove(key)
         else:
             return None
+    # One length is left, if the numbers on both sides cancel; not in an empty tensor.
     unknown = [key for key in left if not isinstance(key, int)]
     size = math.prod(key for key in left if isinstance(key, int))
     return unknown[0] if len(unknown) == 1 and size == math.prod(numbers) != 0 else None
@@ -157,6 +158,7 @@ def elements(value: ir.Value | None) -> list[Key] | None:
 
 
 def _elements(value: ir.Value | None, depth: int) -> list[Key] | None:
+    """See :func:`elements`; the rules below give the elements of one operator each."""
     if value is None or depth == 0:
         return None
     stored = constant(value, limit=_LARGEST)
@@ -228,6 +230,7 @@ def _arithmetic(node: ir.Node, depth: int) -> list[Key] | None:
     one, other = (_elements(value, depth) for value in node.inputs)
     if not one or not other:  # unknown or empty
         return None
+    # One element is broadcast; any other difference in length is an error of the model.
     length = max(len(one), len(other)) if min(len(one), len(other)) == 1 else len(one)
     if len(one) not in (1, length) or len(other) not in (1, length):
         return None
@@ -237,11 +240,12 @@ def _arithmetic(node: ir.Node, depth: int) -> list[Key] | None:
 
 def _result(op: str, a: Key, b: Key) -> Key:
     if isinstance(a, int) and isinstance(b, int):
-        if op == "Div" and b == 0:
+        if op == "Div" and b == 0:  # left to the runtime
             return (op, a, b)
         if op == "Div":  # integer division truncates toward zero
             return int(np.trunc(a / b)) if abs(a) < 1 << 50 else (op, a, b)  # exact in float64
         return {"Add": a + b, "Sub": a - b, "Mul": a * b}[op]
+    # An expression of lengths is a key, too: equal expressions are equal lengths.
     if op == "Mul" and 1 in (a, b):
         return b if a == 1 else a
     if op == "Add" and 0 in (a, b):

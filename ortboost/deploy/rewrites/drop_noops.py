@@ -35,6 +35,7 @@ def drop_noops(model: ir.Model) -> Report:
 def _removal(find: Finder) -> SiteRule:
     def rule(site: Site) -> list[ir.Value | None] | None:
         value = None if site.optional(0) is None else find(site.node)
+        # Such as the mask of a Dropout, which nothing else computes.
         if value is None or any(map(is_read, site.node.outputs[1:])):
             return None
         site.note = f"{site.node.op_type} that does nothing"
@@ -71,7 +72,7 @@ def _cast_like(node: ir.Node) -> bool:
 def _transpose(node: ir.Node) -> bool:
     perm = node.attributes.get_ints("perm", None)
     source = node.inputs[0]
-    if perm is None:
+    if perm is None:  # it reverses the axes
         return source is not None and source.shape is not None and len(source.shape) < 2
     return list(perm) == list(range(len(perm)))
 

@@ -34,7 +34,7 @@ def _fold(site: Site) -> list[ir.Value] | None:
             continue
         if sole_consumer(layer.outputs[0]) is not site.node or factors.dtype.kind != "f":
             continue
-        if index == 1 and site.node.op_type == "Div":
+        if index == 1 and site.node.op_type == "Div":  # c / y is not affine in y
             raise Refusal("it divides by the result of the layer")
         weight, bias = read_weights(layer)
         operand = _by_channel(factors, bias.size, weight.ndim)

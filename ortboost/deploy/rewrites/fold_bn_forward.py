@@ -37,7 +37,7 @@ def _fold(site: Site) -> list[ir.Value] | None:
     scale, shift = read_norm(node)
     weight, bias = read_weights(layer)
     fold = _into_conv if is_standard(layer, "Conv") else _into_gemm
-    folded, gained = fold(layer, weight, scale, shift)
+    folded, gained = fold(layer, weight, scale, shift)  # W s, and the sum over W t
     store_weights(site, layer, folded, bias + gained)
     site.note = f"folded into {label(layer)}, which follows it"
     return [site.input(0)]

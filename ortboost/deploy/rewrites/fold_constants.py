@@ -35,7 +35,7 @@ _HIDDEN_DOMAIN = "ortboost.hidden"
 _UNSATURATED = "it does not saturate, which constant folding ignores"
 _COPY = 1 << 18  # elements; smaller copies do not matter
 _RESULT = 1 << 20  # elements; a larger result must not be larger than what it is computed from
-_SMALL = 64
+_SMALL = 64  # elements of a ConstantOfShape, which may be part of a shape
 _NO_LIMIT = 1 << 62  # size is decided here, not by the pass
 _GROWING = ("Expand", "Pad", "Range", "Tile")
 _KEPT = {
@@ -66,6 +66,7 @@ def fold_constants(model: ir.Model) -> Report:
             return False
         return True
 
+    # onnxscript stops at a node that it cannot compute. That node is hidden, and folding goes on.
     hidden = {node: _UNSATURATED for node in model.graph.all_nodes() if _unsaturated(node)}
     while True:
         try:
@@ -78,7 +79,7 @@ def fold_constants(model: ir.Model) -> Report:
                     should_fold=should_fold,
                 )
             break
-        except RuntimeError as error:  # caused by one node; the nodes folded before it are correct
+        except RuntimeError as error:  # the nodes folded before it are correct
             failed = _named_in(str(error), model)
             if failed is None or failed in hidden:
                 raise
@@ -157,6 +158,8 @@ def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
             return "a single value describes its large result"
     if is_standard(node, "Dropout") and input_at(node, 2) is not None:
         return "it may draw random numbers"
+    # A large result would be stored beside the tensor that it is computed from, unless all readers
+    # of that are folded too.
     result = static_shape(node.outputs[0])
     size = None if result is None else math.prod(result)
     for value in node.inputs if size is None or size > _COPY else ():

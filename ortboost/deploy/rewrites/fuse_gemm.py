@@ -25,7 +25,7 @@ def fuse_gemm(model: ir.Model) -> Report:
 
 
 def _gemm(site: Site) -> list[ir.Value | None] | None:
-    reason = None
+    reason = None  # the other operand may be the product that can be fused
     for index in (0, 1):
         product, bias = producer_of(site.input(index), "MatMul"), site.input(1 - index)
         if product is None or product.graph is not site.node.graph:

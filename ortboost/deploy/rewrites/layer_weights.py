@@ -30,7 +30,7 @@ def read_weights(layer: ir.Node) -> tuple[Array, Array]:
     Raises:
         Refusal: They are not stored, another node reads them too, or the bias has another form.
     """
-    for value in layer.inputs[1:]:
+    for value in layer.inputs[1:]:  # what cannot be changed, or would change another node too
         if value is None:
             continue
         if constant(value) is None or not value.is_initializer():

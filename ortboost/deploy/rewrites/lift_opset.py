@@ -31,7 +31,7 @@ def lift_opset(model: ir.Model, *, limit: int) -> Report:
     found = count_gelus(model)
     if not found:
         return report
-    trial = model.clone()  # a conversion that fails leaves the model half converted
+    trial = model.clone()  # a conversion that fails would leave the model half converted
     try:
         convert_opset(trial, range(_GELU, _GELU + 1))
     except ModelError as error:

@@ -40,6 +40,7 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
         return [source]
     if middle.is_graph_output() or not all(_is_view(use.node) for use in middle.uses()):
         return None  # the first view stays, so nothing would be saved
+    # The new shape, with the -1 where this Reshape has one.
     target = constant(node.inputs[1]) if is_standard(node, "Reshape") else None
     if want is not None and target is not None and len(want) == len(target):
         want = tuple(REST if t == -1 else key for t, key in zip(target, want, strict=True))

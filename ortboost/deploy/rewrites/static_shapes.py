@@ -46,6 +46,7 @@ def static_shapes(model: ir.Model) -> Report:
     parts = model.opset_imports.get("", 0) >= _PARTS
     _name_lengths(model)
     _store_numbers(model.graph, builder, report)
+    # Nodes that take a shape: as constants if possible, else as fewer nodes.
     for node in list(model.graph):
         if not is_standard(node, *_TAKERS):
             continue
@@ -97,11 +98,11 @@ def _name_lengths(model: ir.Model) -> None:
     [-1, 8], and the rows of a Gemm whose input shape was found later.
     """
     ends = (*model.graph.inputs, *model.graph.outputs)
-    claimed = {key for value in ends for key in dimensions(value) or ()}
+    claimed = {key for value in ends for key in dimensions(value) or ()}  # seen by the user
     renamed: dict[Key, str] = {}
     for node in model.graph:
         old, new = _equal_lengths(node)
-        new = renamed.get(new, _name(new))
+        new = renamed.get(new, _name(new))  # the length before may have been renamed itself
         if new is not None and _name(old) not in (None, new) and old not in claimed:
             renamed[old] = new
     if not renamed:
@@ -141,6 +142,7 @@ def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
         out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
         if out is None or out.shape is None or out.dtype not in _INTEGERS or not out.uses():
             continue
+        # A node that only such nodes read becomes unused when those are stored.
         if out.is_graph_output() or all(_computes(use.node) for use in out.uses()):
             continue
         keys = elements(out)
@@ -186,6 +188,7 @@ Piece = tuple[ir.Value, int, int] | list[int]
 
 def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | None:
     """Runs of numbers, and runs of adjacent dimensions of one value."""
+    # Where each length can be read: preferably of an input, which shape nodes can share.
     named: dict[Key, tuple[ir.Value, int]] = {}
     for value in (*graph.inputs, *node.inputs):
         for axis, key in enumerate(dimensions(value) or ()):
@@ -213,9 +216,10 @@ def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | No
 def _nodes(pieces: list[Piece], parts: bool) -> int:
     """The number of nodes that the pieces need."""
     read = [piece for piece in pieces if isinstance(piece, tuple)]
-    joined = int(len(pieces) > 1)
+    joined = int(len(pieces) > 1)  # the Concat
     if parts:
         return len(read) + joined
+    # Without start and end: one Shape for each value, and a Slice for each piece that is not whole.
     cut = [piece for piece in read if piece[1:] != (0, len(dimensions(piece[0]) or ()))]
     return len({id(value) for value, _, _ in read}) + len(cut) + joined
 

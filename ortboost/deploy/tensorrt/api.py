@@ -71,7 +71,7 @@ def load_toolkit() -> Toolkit:
             where="package tensorrt",
             fix="pip install --upgrade tensorrt",
         )
-    try:
+    try:  # where newer releases of cuda-python have it
         cudart = importlib.import_module("cuda.bindings.runtime")
     except ImportError:
         cudart = _import("cuda.cudart", "pip install cuda-python")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,12 +105,14 @@ def fix_for_tensorrt(
         )
     given = list(profiles) if profiles is not None else None
     before = check_tensorrt(source, target, profiles=given)
+    # These two change the reference itself: dropout is random, and reports need names.
     original = load_model(source)
     first = [unique_names(original), strip_training_mode(original)]
     fixed = original.clone()
     reports = apply_fixes(fixed, target)
     if not path.parent.is_dir():
         save_model(fixed, path)  # raises the error for a missing folder
+    # In the folder of the result, which has room for files of its size.
     with temporary_folder(path.parent) as scratch:
         files = [scratch / name for name in ("original.onnx", path.name)]
         for model, file in zip((original.clone(), fixed.clone()), files, strict=True):
@@ -152,7 +153,4 @@ def _compare(
 def _synthetic_batch(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
     if not profiles:
         return accepted_feeds(side.inputs, side.evaluate)[0]
-    shapes = {profile.name: profile.optimum for profile in profiles}
-    return seeded_batch(
-        [dataclasses.replace(s, shape=shapes.get(s.name, s.shape)) for s in side.inputs]
-    )
+    return seeded_batch(side.inputs, {profile.name: profile.optimum for profile in profiles})

@@ -52,6 +52,7 @@ def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
         ModelError: The opset cannot be converted.
     """
     low, high = target.opsets
+    # In this order: folding needs free weights in a supported opset, and leaves dead code.
     steps: tuple[Callable[[ir.Model], Report], ...] = (
         inline_functions,
         free_weights,
@@ -113,9 +114,10 @@ def strip_training_mode(model: ir.Model) -> Report:
             graph.outputs[:] = rest
             report.changed[name] = "removed"
     if report.changed:
+        # Labels go with the loss; inputs that were unused before stay.
         used = [value for value in graph.inputs if value.uses()]
         common.RemoveUnusedNodesPass()(model)
-        for value in used:  # others were unused before, and stay
+        for value in used:
             if not is_read(value):
                 graph.inputs.remove(value)
                 report.changed[value.name or "?"] = "an input that only the loss used"
@@ -130,6 +132,7 @@ def doubles_to_floats(model: ir.Model) -> Report:
     report = Report("doubles_to_floats")
     double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
     limit = np.finfo(np.float32).max  # infinities stay: clamp_infinite decides about them
+    # Stored tensors, attributes that name or hold the type, and then the types of all values.
     for value, tensor in list(all_tensors(model)):
         if tensor.dtype != double:
             continue

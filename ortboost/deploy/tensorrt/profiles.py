@@ -66,7 +66,7 @@ def parse_profile(text: str) -> Profile:
                 where=where,
                 fix=example,
             )
-        low, best, high = numbers if len(numbers) == 3 else numbers * 3
+        low, best, high = numbers if len(numbers) == 3 else numbers * 3  # one stands for all three
         if low == 0:
             raise UsageError(
                 "A dimension of 0 cannot be built for.", where=where, fix="Begin with 1."
@@ -120,6 +120,7 @@ def settle_profiles(
                 fix=f"Give --shape {suggestion(name, dims)}",
             )
     _symbols_agree(inputs, settled)
+    # Profiles of fixed inputs have been checked, and are not needed.
     return {
         name: profile
         for name, profile in settled.items()

@@ -43,7 +43,7 @@ def recipe(
         shapes = (f"{p.name}:{'x'.join(map(str, getattr(p, which)))}" for p in given)
         words.append(f"--{which[:3]}Shapes={','.join(shapes)}")
     if workspace is not None:
-        words.append(f"--memPoolSize=workspace:{max(workspace >> 20, 1)}M")
+        words.append(f"--memPoolSize=workspace:{max(workspace >> 20, 1)}M")  # in MiB
     if timing_cache is not None:
         words.append(f"--timingCacheFile={timing_cache}")
     if major <= 10:

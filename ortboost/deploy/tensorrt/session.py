@@ -38,7 +38,7 @@ class EngineSession:
     """
 
     def __init__(self, kit: Toolkit, plan: bytes) -> None:
-        trt = self._trt = kit.trt
+        trt = kit.trt
         self._cuda = kit.cudart
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
         self._engine = self._runtime.deserialize_cuda_engine(plan)
@@ -65,11 +65,12 @@ class EngineSession:
             UsageError: An input is missing, or its shape is outside of the profile.
             ModelError: The size of an output depends on the data.
         """
-        buffers: list[int] = []
+        buffers: list[int] = []  # device memory, freed at the end whatever happens
         stream = call_cuda(self._cuda.cudaStreamCreate(), "cudaStreamCreate")
         try:
             for name in self.inputs:
                 self._feed(name, feeds, buffers)
+            # Shapes of outputs are known once all inputs have theirs; -1 if they depend on data.
             answers: dict[str, tuple[NDArray[Any], int]] = {}
             for name in self.outputs:
                 shape = tuple(self._context.get_tensor_shape(name))

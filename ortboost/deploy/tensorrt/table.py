@@ -131,7 +131,7 @@ def parse_release(text: str) -> Release:
         raise UsageError(
             f"The table has no entry for TensorRT {wanted}.", where=f"target '{text}'", fix=fix
         )
-    if "." not in wanted:
+    if "." not in wanted:  # the newest of this major version
         return Release(major, same[-1])
     older = [release for release in same if _key(release) <= _key(wanted)]
     return Release(major, older[-1] if older else same[0])

@@ -39,6 +39,7 @@ def fused_statistics(model: ir.Model) -> bool:
     nodes = [node for node in first.values() if _channels(node)]
     if not nodes:
         return False
+    # The kernel returns mean and variance too; what computed them before becomes unused.
     builder = Builder(model.graph, "ortboost/fused_statistics")
     old = _own_zeros(nodes, builder)
     model.graph.insert_before(nodes[0], builder.take())
@@ -63,7 +64,7 @@ def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]
     NaN: a vector shared by several nodes or steps would be corrupted. The runtime must not fold
     them into constants either, so they depend on a weight by `w > w`.
     """
-    sizes = [size for node in nodes for size in [_channels(node)] * 2]
+    sizes = [size for node in nodes for size in [_channels(node)] * 2]  # mean, variance
     one = builder.op("Slice", nodes[0].inputs[1], builder.ints(0), builder.ints(1))
     never = builder.op("Greater", one, one, dtype=ir.DataType.BOOL)
     zero = builder.op("Cast", never, dtype=_FLOAT, to=int(_FLOAT))

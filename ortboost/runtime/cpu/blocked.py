@@ -105,6 +105,7 @@ def _rewrite(model: ir.Model, block: int | None) -> bool:
         else:
             # Fewer channels than a block are read as a plain image, without reordering.
             whole = layer.channels % block == 0 or layer.channels < block
+            # Outputs are padded to whole blocks: below half a block, most of the work is padding.
             if layer.groups != 1 or not whole or layer.outputs < block // 2:
                 continue
         builder = builder or Builder(model.graph, "ortboost/blocked")
@@ -124,7 +125,7 @@ def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.V
         raise TypeError("the operator has an image and a weight")
     outputs = -(-layer.outputs // block) * block  # whole blocks; the last is padded by zeros
     more = outputs - layer.outputs
-    if layer.depthwise:
+    if layer.depthwise:  # [M, 1, k...] is reordered like an image with M channels
         flat = builder.op("Reshape", w, builder.ints(1, layer.channels, *layer.kernel))
         weight = reorder(builder, flat)
         weight = builder.op("Reshape", weight, builder.ints(outputs, 1, *layer.kernel))
@@ -160,6 +161,7 @@ def _weight(builder: Builder, w: ir.Value, layer: _Layer, block: int, outputs: i
         apart = builder.op("Reshape", w, builder.ints(outputs // block, block, channels, *kernel))
         moved = builder.op("Transpose", apart, perm=[0, 2, 3, 4, 1])
     else:
+        # As images whose channels are the outputs of a block: [M/B, C taps, B] after ReorderInput.
         images = (outputs // block, block, channels * taps, 1)
         inner = reorder(builder, builder.op("Reshape", w, builder.ints(*images)))
         runs = (outputs * channels // block**2, block, taps, block)
@@ -193,6 +195,7 @@ def _before_turning(w: ir.Value, layer: _Layer) -> ir.Value | None:
 def _turned_weight(builder: Builder, w: ir.Value, layer: _Layer, block: int) -> ir.Value:
     """``[C, M, k...] -> [M/B, C/B, k... backwards, B of C, B of M]``."""
     channels, outputs, taps = layer.channels, layer.outputs, math.prod(layer.kernel)
+    # M is the second axis here: each run of B of it is already the channels of an image.
     images = (channels * outputs // block, block, taps, 1)
     inner = reorder(builder, builder.op("Reshape", w, builder.ints(*images)))
     runs = (channels // block, block, outputs // block, taps, block)
@@ -205,6 +208,7 @@ def _turned_weight(builder: Builder, w: ir.Value, layer: _Layer, block: int) -> 
 @functools.cache
 def block_size() -> int | None:
     """`B` of this processor and runtime; ``None`` if the layout is not supported."""
+    # Not square, with uneven padding: a wrong block size or swapped axes cannot go unnoticed.
     text = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[N, 16, 5, 6] x, float[32, 16, 3, 2] w, float[32] b) => (float[N, 32, 4, 4] y)
     { y = Conv<pads = [1, 0, 0, 0], strides = [1, 1]>(x, w, b) }"""

@@ -37,7 +37,7 @@ _UNARY = (
     "Sqrt",
     "Tanh",
 )
-_OF_NUMBERS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")
+_OF_SCALARS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")  # of scalars, give scalars
 
 Lengths = tuple[int | str, ...]
 """A shape whose symbolic lengths have names; equal names mean equal lengths."""
@@ -75,12 +75,14 @@ class Chain:
 def elementwise_chains(graph: ir.Graph) -> list[Chain]:
     """All chains of a graph, each in the order of the graph."""
     depths: dict[int, int] = {}  # how often the paths to a node leave a chain, at most
-    chain_of: dict[int, list[ir.Node]] = {}
+    chain_of: dict[int, list[ir.Node]] = {}  # lists are shared: extending one extends the chain
     readers: dict[tuple[int, int], ir.Node] = {}  # the first reader of a tensor at a depth
     for node in graph:
-        if is_standard(node, *_OF_NUMBERS) and {*map(_lengths, node.inputs)} == {()}:
+        # Needed below: a node with an operand of unknown shape is not elementwise.
+        if is_standard(node, *_OF_SCALARS) and {*map(_lengths, node.inputs)} == {()}:
             node.outputs[0].shape = ir.Shape(())
         shape = _elementwise(node)
+        # A path leaves a chain at a node that is not elementwise, or of another shape.
         depth = 0
         for read in values_read(node):
             made = _maker(read, graph)
@@ -98,6 +100,7 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
             if _lengths(value) != shape:
                 continue
             made = _maker(value, graph)
+            # Connected to the maker, or else to the first reader: one chain reads the tensor once.
             if made is None or id(made) not in chain_of or depths[id(made)] != depth:
                 made = readers.setdefault((id(value), depth), node)
             if chain_of[id(made)] is not chain_of[id(node)]:
@@ -127,12 +130,13 @@ def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
     home = {id(value): chain for chain in chains for value in chain.computed}
     for chain in chains:
         read = set(chain.tensors)
+        # What it reads of other chains, and the nodes that compute that from their tensors.
         cones = {value: _cone(value, home[id(value)]) for value in read if id(value) in home}
         needed = (read - cones.keys()).union(*(cone.tensors for cone in cones.values()))
         if len(needed) < len(read) and not any(map(_reads_states, cones.values())):
             _repeat(cones.values(), chain, builder)
     for chain in chains:
-        for node in reversed(chain.nodes.copy()):
+        for node in reversed(chain.nodes.copy()):  # readers first
             graph, (output,) = node.graph, node.outputs
             if graph is not None and not output.uses() and not output.is_graph_output():
                 chain.nodes.remove(node)

@@ -43,7 +43,7 @@ _PART = 32 * 1024  # elements per thread; about eight tensors of this size fit i
 _LARGE = 8  # minimum number of parts; with fewer there is little to gain
 _SLACK = 4  # factor by which a part may differ from the desired size
 _LANES = 16  # of a vector register; onnxruntime 1.19 rounds square roots of a remainder otherwise
-_SMALLER = 32  # the same as _SLACK for smaller parts of activations: several may be joined
+_SMALLER = 32  # _SLACK for smaller parts of activations, of which several may be joined
 _NODES = 4  # minimum number of nodes over activations: one Scan costs as much as a few nodes
 
 
@@ -60,7 +60,7 @@ def chunked_chains(
     Returns:
         Whether there was one.
     """
-    wished = _PART * (threads or _cores())
+    wished = _PART * (threads or _cores())  # the runtime divides each operator among its threads
     builder = Builder(model.graph, "ortboost/chunks")
     changed = False
     for graph, owner in _graphs(model.graph):
@@ -126,7 +126,7 @@ def _part(chain: Chain, wished: int) -> int | None:
             return None
     elif count < _LARGE * wished or len(chain.nodes) < 2:
         return None
-    near = range(max(smallest, _LANES), wished * _SLACK + 1, _LANES)
+    near = range(max(smallest, _LANES), wished * _SLACK + 1, _LANES)  # multiples of the lanes
     divisors = [part for part in near if count % part == 0]
     return min(divisors, key=lambda part: abs(math.log(part / wished)), default=None)
 
@@ -145,6 +145,7 @@ def _put_into_scan(
     """Move nodes into the body of a Scan, inserted at the place of the last of them."""
     chain, taken = chunked.chain, chunked.chain.tensors
     members = set(chain.nodes)
+    # What is read outside of the chain. Scalars need no input: a body sees outer values by name.
     results = [
         value
         for value in chain.computed
@@ -162,6 +163,7 @@ def _put_into_scan(
         )
         for value in taken
     ]
+    # The body follows at the end, when its nodes have been taken out of the graph.
     scan = builder.ops(
         "Scan",
         *columns,
@@ -198,12 +200,12 @@ def _flat(chunked: _Chunked, wished: int, tensor: ir.Value, builder: Builder) ->
     """
     if chunked.flat[0] > 0:
         return builder.ints(*chunked.flat)
-    joined = 2 ** int(math.log2(max(wished / chunked.part, 1)))
+    joined = 2 ** int(math.log2(max(wished / chunked.part, 1)))  # r
     size = builder.op("Size", tensor, dtype=ir.DataType.INT64)
     count = builder.op("Reshape", size, builder.ints(1))
     parts = builder.op("Div", count, builder.ints(chunked.part))
     if joined > 1:
-        power = builder.op("BitwiseAnd", parts, builder.op("Neg", parts))
+        power = builder.op("BitwiseAnd", parts, builder.op("Neg", parts))  # n & -n
         joint = builder.op("Max", builder.op("Min", power, builder.ints(joined)), builder.ints(1))
         parts = builder.op("Div", parts, joint)
     parts = builder.op("Max", parts, builder.ints(1))
@@ -213,7 +215,7 @@ def _flat(chunked: _Chunked, wished: int, tensor: ir.Value, builder: Builder) ->
 def _back(parts: ir.Value, chain: Chain, tensor: ir.Value, builder: Builder) -> ir.Value:
     """Give the result of a Scan the shape of the tensors of its chain."""
     shape = chain.shape
-    if len(_numbers(shape)) < len(shape) - 1:
+    if len(_numbers(shape)) < len(shape) - 1:  # a -1 can stand for one unknown length only
         size = builder.op("Shape", tensor, dtype=ir.DataType.INT64)
         return builder.op("Reshape", parts, size, shape=shape, allowzero=1)
     size = builder.ints(*(length if isinstance(length, int) else -1 for length in shape))
@@ -259,11 +261,12 @@ def _reshape_output(
     """Give an output of an ``If`` the shape of its parts if one branch computes it in parts."""
     shape = _numbers(chunked.chain.shape)  # a state, so all lengths are known
     flat = builder.ints(*chunked.flat)
-    for branch in _branches(owner):
+    for branch in _branches(owner):  # the other one, unless it is already in parts
         output = branch.outputs[index]
         if branch is not graph and static_shape(output) != chunked.flat:
             branch.outputs[index] = builder.op("Reshape", output, flat, shape=chunked.flat)
             branch.extend(builder.take())
+    # Readers of the output in the outer graph still expect the shape of the state.
     result, outer = owner.outputs[index], owner.graph
     assert isinstance(outer, ir.Graph)  # steps have no functions
     uses = list(result.uses())

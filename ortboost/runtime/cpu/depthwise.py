@@ -46,10 +46,12 @@ class _Products:
         An image must start `stride` rows later for each row of its gradient (the pitch), and its
         windows must end before the next image.
         """
-        reach = (self.windows[0] - 1) * self.strides[0] + 1
+        stride = self.strides[0]
+        # The rows that all windows of one image cover, and how far they go beyond it.
+        reach = (self.windows[0] - 1) * stride + 1
         reach += (self.kernel[0] - 1) * self.dilations[0]
         above, below = self.begins[0], reach - self.begins[0] - self.size[0]
-        stride = self.strides[0]
+        # Between two images the zeros serve both, so the larger margin suffices.
         pitch = -(-(self.size[0] + max(above, below, 0)) // stride)
         pitch = max(pitch, self.windows[0])
         return pitch * stride - self.size[0], pitch - self.windows[0]
@@ -58,6 +60,8 @@ class _Products:
     def ends(self) -> tuple[int, int]:
         """Padding with which there is one position per tap; negative if impossible."""
         reaches = [(k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True)]
+        # The kernel moves in steps of d to k = (length + padding - span) / d + 1 positions. The
+        # column of images is `stride - 1` rows longer than the span of that of the gradients.
         span = (self.windows[1] - 1) * self.strides[1] + 1
         rows = reaches[0] - (self.strides[0] - 1) - self.begins[0]
         columns = reaches[1] + span - self.size[1] - self.begins[1]
@@ -90,7 +94,7 @@ def depthwise_gradients(model: ir.Model) -> bool:
 
 def _tap(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
     """Match a sum over all axes but channels of Slice times gradient; return both."""
-    for op_type, wanted in (("Unsqueeze", [1]), ("ReduceSum", [0, 2, 3])):
+    for op_type, wanted in (("Unsqueeze", [1]), ("ReduceSum", [0, 2, 3])):  # from the last one
         node = producer_of(value, op_type)
         axes = None if node is None else constant(input_at(node, 1))
         if node is None or axes is None or axes.tolist() != wanted:
@@ -120,7 +124,8 @@ def _products(node: ir.Node) -> _Products | None:
     axes = [constant(input_at(seen, 3)) for seen, _ in taps]
     if padded is None or not same or any(a is None for a in (*starts, *strides, *axes)):
         return None
-    # The tap (0, ..., 0) starts at 0, the last one at (k - 1) d: that gives the dilations.
+    # The tap (0, ..., 0) starts at 0, the last one at (k - 1) d: that gives the dilations. Then all
+    # starts must be those of this grid, and all strides the same.
     first, last = strides[0], starts[-1]
     steps = zip(last, kernel, strict=True)  # type: ignore[arg-type]
     dilations = tuple(int(a) // (k - 1) for a, k in steps)

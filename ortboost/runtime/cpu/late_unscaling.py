@@ -56,6 +56,7 @@ def _check(node: ir.Node) -> _Check | None:
     """Match the check of a large gradient that otherwise only branches read."""
     if not is_standard(node, "Mul") or scalar(input_at(node, 1)) != 0.0:
         return None
+    # From the last operator back, see `_Check` for the expression.
     times = producer_of(node.inputs[0], "Mul")
     total = None if times is None else producer_of(times.inputs[0], "ReduceSumSquare")
     product = None if total is None else producer_of(total.inputs[0], "Mul")
@@ -77,6 +78,7 @@ def _check(node: ir.Node) -> _Check | None:
 def _check_scaled(check: _Check, builder: Builder) -> None:
     """Replace the check: zero if `2 factor u^2 sum(G^2)` is finite, else the original one."""
     b, zero = builder, builder.const(0.0)
+    # The branches of an If: the original expression, and the 0 that it gives otherwise.
     exact = b.op("Mul", check.gradient, check.scale, shape=check.gradient.shape)
     exact = b.op("ReduceSumSquare", exact, shape=(), keepdims=0)
     exact = b.op("Mul", exact, b.const(np.float32(check.factor)), shape=())
@@ -99,7 +101,7 @@ def _check_scaled(check: _Check, builder: Builder) -> None:
 def _unscale_in_branches(check: _Check, builder: Builder) -> None:
     """Multiply in each branch that reads the product."""
     product = check.product.outputs[0]
-    made: dict[int, ir.Value] = {}
+    made: dict[int, ir.Value] = {}  # one product per branch, which is the first thing it computes
     for use in list(product.uses()):
         branch = use.node.graph
         if not isinstance(branch, ir.Graph) or branch is check.product.graph:

@@ -76,6 +76,7 @@ def _product(
     rows, columns = shape
     if rows < _ROWS or columns < _COLUMNS:
         return None
+    # In three dimensions, and back: see the module.
     stacked = site.op("Reshape", left, site.ints(1, -1, rows))
     copied = site.op("Transpose", stacked, perm=[0, 2, 1])
     return [site.op("MatMul", site.op("Reshape", copied, site.ints(rows, -1)), right, shape=shape)]

@@ -18,7 +18,7 @@ from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = ["full_rank_scalars"]
 
-_BINARY = frozenset(
+_BROADCAST = frozenset(
     {
         *("Add", "Div", "Max", "Min", "Mod", "Mul", "Pow", "PRelu", "Sub", "Where"),
         *("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor"),
@@ -40,11 +40,11 @@ def full_rank_scalars(model: ir.Model) -> bool:
     Returns:
         Whether there was a scalar to convert.
     """
-    shapes: dict[int, _Shape] = {}
-    places = []
+    shapes: dict[int, _Shape] = {}  # inferred here, by value
+    places = []  # a node, the index of a scalar among its inputs, and the rank that it needs
     for node in model.graph.all_nodes():
         _propagate(node, shapes)
-        if is_standard(node, *_BINARY):
+        if is_standard(node, *_BROADCAST):
             rank = max(len(_shape(value, shapes) or ()) for value in node.inputs)
             if any(_has_columns(_shape(value, shapes)) for value in node.inputs):
                 places += [
@@ -55,7 +55,7 @@ def full_rank_scalars(model: ir.Model) -> bool:
     if not places:
         return False
     builder = Builder(model.graph, "ortboost/scalars")
-    made: dict[tuple[int, int], ir.Value] = {}
+    made: dict[tuple[int, int], ir.Value] = {}  # a scalar is converted once for each rank
     for node, index, rank in places:
         scalar = node.inputs[index]
         assert scalar is not None  # it has a shape
@@ -84,11 +84,12 @@ def _propagate(node: ir.Node, shapes: dict[int, _Shape]) -> None:
             found = tuple(int(size) for size in sizes)
     elif node.op_type in _UNARY:
         found = _shape(node.inputs[0], shapes)
-    elif node.op_type in _BINARY:
+    elif node.op_type in _BROADCAST:
         inputs = [_shape(value, shapes) for value in node.inputs]
         known = [shape for shape in inputs if shape is not None]
         if len(known) == len(inputs):
             rank = max(map(len, known))
+            # Tensors of one shape, and scalars, which do not change it unless they have more axes.
             tensors = {shape for shape in known if not _is_scalar(shape, rank + 1)}
             found = tensors.pop() if len(tensors) == 1 else None
             found = None if found is not None and len(found) < rank else found
@@ -113,7 +114,8 @@ def _with_rank(scalar: ir.Value, rank: int, builder: Builder) -> ir.Value:
     full = builder.op(
         "Reshape", scalar, builder.ints(*(1,) * rank), dtype=scalar.dtype, shape=(1,) * rank
     )
-    producer, home = scalar.producer(), scalar.graph  # it may be an input of a loop's body
+    # In the graph of the scalar, where all its readers see it; that may be the body of a loop.
+    producer, home = scalar.producer(), scalar.graph
     assert isinstance(home, ir.Graph)  # steps have no functions
     (node,) = builder.take()
     if producer is None:

@@ -36,6 +36,7 @@ def capturable(model: ir.Model) -> ir.Model:
     changed = model.clone()
     infer_shapes(changed)
     builder = Builder(changed.graph, "ortboost/capture")
+    # Lengths are computed on the host, from which a captured graph must not copy.
     for node in list(changed.graph.all_nodes()):
         _fix_length(node, builder)
     # A branch that was moved out may contain another If.
@@ -66,6 +67,7 @@ def _fix_length(node: ir.Node, b: Builder) -> None:
 
 
 def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
+    """Compute both branches of an If, and select the results."""
     branches = [gate.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
     results = [list(branch.outputs) for branch in branches]
     for branch in branches:  # move everything to the outer graph
@@ -73,7 +75,7 @@ def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
             del branch.initializers[value.name or ""]
             graph.register_initializer(value)
         nodes = list(branch)
-        branch.outputs.clear()
+        branch.outputs.clear()  # else the results would still count as outputs of a graph
         branch.remove(nodes)
         graph.insert_before(gate, nodes)
     chosen = []

@@ -38,8 +38,8 @@ from ortboost.runtime.cuda.max_pool import shifted_maxima
 
 __all__ = ["for_cuda"]
 
-_OLDEST: Final = 18
-_RANKS: Final = 16
+_OLDEST: Final = 18  # of the engines; see their `opsets`
+_RANKS: Final = 16  # more ones than this are not one for each axis of a tensor
 _SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _SHORT_NAMES: Final = ("float16", "bfloat16")
 # Operators whose meaning changed with unchanged attributes, and the opset of the change.
@@ -79,6 +79,7 @@ def _plain_casts(model: ir.Model) -> bool:
     done = False
     for node in list(model.graph.all_nodes()):
         like = input_at(node, 1) if is_standard(node, "CastLike") else None
+        # Without saturation it would not be this plain Cast.
         if like is None or like.dtype is None or not node.attributes.get_int("saturate", 1):
             continue
         node.op_type = "Cast"
@@ -111,6 +112,7 @@ def _older_opset(model: ir.Model, kernels: Kernels) -> bool:
     nodes = [node for node in model.graph.all_nodes() if is_standard(node)]
     best, fewest = present, _missing(nodes, kernels, present)
     for opset in range(present - 1, _OLDEST - 1, -1):
+        # What differs between two opsets also differs to all older ones.
         if not fewest or not all(_same_in(node, present, opset) for node in nodes):
             break
         missing = _missing(nodes, kernels, opset)
@@ -134,6 +136,7 @@ def _same_in(node: ir.Node, present: int, older: int) -> bool:
         return True
     if older < _OTHER_MEANING.get(node.op_type, 0):
         return False
+    # A new value of an attribute that existed before.
     if node.op_type == "Pad" and older < 19 and node.attributes.get_string("mode") == "wrap":
         return False
     if not set(node.attributes) <= set(then.attributes) or len(node.inputs) > then.max_input:
@@ -160,6 +163,7 @@ def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
     builder, done = Builder(model.graph, "ortboost/cuda"), False
     for node in list(model.graph.all_nodes()):
         missing = isinstance(kernels.find("cuda", node, model.opset_imports), str)
+        # Casts cannot help a MaxPool that has no kernel in float32 either.
         if missing and node.op_type == "MaxPool":
             as_float = kernels.find("cuda", node, model.opset_imports, as_float=_SHORT_NAMES)
             if isinstance(as_float, str) and shifted_maxima(node, builder):
@@ -175,6 +179,7 @@ def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
             or not missing
         ):
             continue
+        # bfloat16 has no kernels on the CPU: casts help there, too.
         finds = (
             kernels.find(side, node, model.opset_imports, as_float=_SHORT_NAMES)
             for side in ("cuda", "cpu")
@@ -196,6 +201,7 @@ def _cast_around(node: ir.Node, b: Builder) -> None:
     for value in node.outputs:
         if value.dtype not in _SHORT:
             continue
+        # The cast back takes over name and readers, the list of the graph's outputs included.
         uses, name, dtype = list(value.uses()), value.name, value.dtype
         value.name = b.unique(f"{name}/float32")
         value.type = ir.TensorType(ir.DataType.FLOAT)

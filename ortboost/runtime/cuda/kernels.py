@@ -86,7 +86,7 @@ class Kernels:
         since = opsets.get(node.domain, 1) if schema is None else schema.since_version
         if standard and schema is None:  # in the standard domain only in onnxruntime-training
             since = rows[0][0]
-        rows = [
+        rows = [  # without a last opset (None): only the definition of the first
             row
             for row in rows
             if row[0] == since or (row[1] is not None and row[0] <= since <= row[1])

@@ -54,6 +54,7 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
         return False
     if len(lengths) != len(shape) - 1 or not 0 < math.prod(kernel) <= _MOST:
         return False
+    # The geometry, by spatial axis; `counts` are the lengths of the output.
     rank, channels, image = len(kernel), lengths[0], lengths[1:]
     strides = list(attributes.get_ints("strides") or [1] * rank)
     dilations = list(attributes.get_ints("dilations") or [1] * rank)
@@ -65,13 +66,14 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
     # Of the windows, along each axis; negative in the padding.
     starts = [np.arange(counts[a]) * strides[a] - pads[a] for a in range(rank)]
 
+    # The maximum over the positions of the window, and which of them it is.
     wide = b.cast(x, _FLOAT)
     if any(pads):
         margins = b.ints(0, 0, *pads[:rank], 0, 0, *pads[rank:])
         wide = b.op("Pad", wide, margins, b.const(-np.inf))
     axes, steps = b.ints(*range(2, rank + 2)), b.ints(*strides)
     with_places = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    weights = [math.prod(image[a + 1 :]) for a in range(rank)]
+    weights = [math.prod(image[a + 1 :]) for a in range(rank)]  # distances in the flattened image
     best: ir.Value | None = None
     place: ir.Value | None = None
     inside_before = np.zeros(counts, bool)
@@ -96,6 +98,7 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
     assert best is not None
     results = [b.cast(best, x.dtype)]
     if with_places:
+        # The index of the first position of each window within its image.
         corner = sum(
             start.reshape([-1 if a == axis else 1 for a in range(rank)]) * weights[axis]
             for axis, start in enumerate(starts)

@@ -138,9 +138,10 @@ def _place(
     placed: list[Placed],
     copies: list[Copy],
 ) -> _Uses:
-    found: dict[ir.Node, Kernel] = {}
+    found: dict[ir.Node, Kernel] = {}  # nodes that could run on CUDA
     here: dict[ir.Node, Placed] = {}
     nodes = [node for node in graph if not node.outputs or node.outputs[0] not in fixed]
+    # Rules 1 and 3 of the module: is there a kernel?
     for node in nodes:
         kernel = kernels.find("cuda", node, opsets)
         reason = kernel if isinstance(kernel, str) else _refused_form(node)
@@ -148,7 +149,8 @@ def _place(
             here[node] = _on_cpu(node, reason, kernels, opsets)
         else:
             found[node] = kernel
-    shapes = _host_work(nodes, graph, found, fixed)
+    shapes = _host_work(nodes, graph, found, fixed)  # rule 2
+    # Rule 4: which side reads and writes each value, here and in subgraphs.
     uses = _Uses()
     inner: list[tuple[ir.Node, _Uses]] = []
     for node in nodes:
@@ -178,7 +180,7 @@ def _on_cpu(
     opsets: Mapping[str, int],
     shape_work: bool = False,
 ) -> Placed:
-    cpu = kernels.find("cpu", node, opsets, as_float=("float16",))
+    cpu = kernels.find("cpu", node, opsets, as_float=("float16",))  # the runtime inserts the casts
     schema = find_schema(node.op_type, opsets.get("", 18)) if is_standard(node) else None
     if not isinstance(cpu, str):
         return Placed(node, "cpu", reason, shape_work)
@@ -263,6 +265,8 @@ def _host_work(
             continue
         seen.add(node)
         wanted = kernels.get(node)
+        # All inputs are host values. One that the CUDA kernel itself reads on the host keeps the
+        # node on the device, unless it is free.
         if wanted is None or all(
             _from_host(value, graph, host, fixed)
             and (_free(value, graph, fixed) or i not in wanted.host_inputs)

@@ -20,6 +20,7 @@ _RECURRENT = ("RNN", "GRU", "LSTM")
 def values(context: Context) -> Iterator[Finding]:
     """``sorted=0`` of TopK, ``cubic`` of Resize, ``reduction`` of ScatterND..."""
     for node, known in context.known():
+        # Entries of the table: "sorted=1", or "mode=nearest|linear".
         for limit in (*known.named("attribute"), *known.named("one-of")):
             name, _, allowed = limit.partition("=")
             if not _relevant(node, name):
@@ -174,6 +175,6 @@ def _attribute(context: Context, node: ir.Node, name: str) -> Any:
 
 def _same(value: Any, allowed: list[str]) -> bool:
     text = value.decode() if isinstance(value, bytes) else str(value)
-    if isinstance(value, float):
+    if isinstance(value, float):  # "1" in the table, 1.0 in the model
         return any(float(entry) == value for entry in allowed)
     return text in allowed

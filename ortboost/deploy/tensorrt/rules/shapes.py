@@ -90,6 +90,8 @@ def _loop(node: ir.Node, context: Context) -> Iterator[Finding]:
     if "body" not in node.attributes:
         return
     body = node.attributes["body"].as_graph()
+    # Inputs of a Loop: trip count, condition, carried values; its body gives the condition, the
+    # carried values, and what is collected.
     carried = len(node.inputs) - 2
     for inner, outer in zip(body.inputs[2:], body.outputs[1 : carried + 1], strict=False):
         before, after = known_shape(inner), known_shape(outer)

@@ -142,6 +142,8 @@ def mixed_types(context: Context) -> Iterator[Finding]:
             if value is None or value.dtype is None:
                 continue
             formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+            # Only operands of one type variable must agree: not fixed types, "tensor(int64)", nor
+            # lists of any types, such as the inputs of a Loop.
             mixed = formal.option == formal.option.Variadic and not formal.is_homogeneous
             if "(" in formal.type_str or mixed:
                 continue
