@@ -6,6 +6,7 @@ list, and ``|`` the patterns of one item. The configuration classes check the va
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -57,12 +58,13 @@ def parse_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     base, power, exponent = text.partition("**")
-    if power and base.isdigit() and exponent.isdigit() and int(exponent) < 128:
-        return float(int(base) ** int(exponent))
+    if power and base.isdecimal() and exponent.isdecimal():
+        with contextlib.suppress(ValueError, OverflowError):  # more digits than a float has
+            return float(base) ** int(exponent)
     for read in (json.loads, float):
         try:
             value = read(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         return value if isinstance(value, int | float | list) else text  # else a JSON object
     return text

@@ -13,7 +13,7 @@ from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Mean, Metric
 from ortboost.training.protocols import Array, Batch, Evaluator
 
-__all__ = ["evaluate"]
+__all__ = ["by_sample", "evaluate"]
 
 _LOSS = "loss"
 
@@ -70,13 +70,9 @@ def evaluate(
             if metric.function is None:
                 continue
             scores = np.asarray(_scores(outputs, output))
-            known = _labels(batch, labels, metric.name)
             if padding > 0:
                 scores = rows_of(scores, slice(length), axis)
-            # Metrics count rows of axis 0: move the batch axis there.
-            if axis and rule.class_axis > axis:
-                scores, known = np.moveaxis(scores, axis, 0), np.moveaxis(known, axis, 0)
-            scores, known = rule.aligned(scores, known)
+            scores, known = by_sample(scores, _labels(batch, labels, metric.name), rule, axis)
             values = metric.function(scores, known) if len(scores) else np.zeros(0)
             means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
         if stop():
@@ -88,6 +84,24 @@ def evaluate(
             fix="The data must have at least one batch, and the model a loss or metrics.",
         )
     return {name: mean.value for name, mean in means.items()}
+
+
+def by_sample(
+    scores: Array, labels: Array, rule: LabelRule, axis: int | None
+) -> tuple[Array, Array]:
+    """Scores and labels with one row for each sample, or position, that counts.
+
+    Args:
+        scores: The scores.
+        labels: The labels.
+        rule: How the two are compared, see :meth:`LabelRule.aligned`.
+        axis: Batch axis of the labels, and of the scores if it is before their class axis.
+    """
+    # Metrics average over axis 0, and batches differ in length: move the batch axis there. A class
+    # axis after it keeps its place.
+    if axis and rule.class_axis > axis:
+        scores, labels = np.moveaxis(scores, axis, 0), np.moveaxis(labels, axis, 0)
+    return rule.aligned(scores, labels)
 
 
 def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], int | None]:
