@@ -395,6 +395,7 @@ def collect(
         if subject.inputs == subject.evaluator.inputs:
             raise
         found = read(subject.evaluator.inputs)
+        # Data without labels are common, and need no note.
         if error.what != f"No array feeds the input '{subject.labels}'.":
             notes = (f"no accuracy: the labels of the data do not fit. {error.what}",)
     return Collected(*padded_batches(found, subject.inputs, fixed), notes)
@@ -445,6 +446,7 @@ class Accuracies:
         try:
             labels = rows_of(np.asarray(self._feeds[number][self._labels]), real, self._axis)
             for side, found in (("before", self._expected[number]), ("after", answers)):
+                # The predicted class of a classifier, or a map from class to score.
                 if np.asarray(found[output]).dtype.kind in "iubO":
                     raise UsageError(f"The output '{output}' does not contain scores.")
                 scores = rows_of(np.asarray(found[output], np.float32), real, self._axis)

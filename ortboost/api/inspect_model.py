@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _ANY_OPSET = range(1, 1000)  # keep the opset of the file
+# From the lowest precision to the highest, see _precision.
 _FORMATS = {
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",

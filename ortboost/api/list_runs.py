@@ -229,7 +229,8 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
     """Find program folders, by name."""
     found: dict[str, Path] = {}
     for source in map(Path, sources):
-        inside = [folder.parent for n in range(_DEEP + 1) for folder in _at_depth(source, n)]
+        patterns = ["*/" * depth + MANIFEST for depth in range(_DEEP + 1)]
+        inside = [file.parent for pattern in patterns for file in source.glob(pattern)]
         for folder in sorted(inside):
             name = str(folder.relative_to(source)) if folder != source else source.resolve().name
             found[str(folder) if name in found else name] = folder
@@ -240,10 +241,6 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
                 fix="Give program folders, or a folder that contains some.",
             )
     return found
-
-
-def _at_depth(source: Path, depth: int) -> Iterator[Path]:
-    return source.glob("/".join([*["*"] * depth, MANIFEST]))
 
 
 def _manifest(folder: Path) -> Mapping[str, Any]:

@@ -162,6 +162,7 @@ def parse_optimizer(
             ConfigError,
         )
         return optimizer_from_dict({"name": name, **found}), ()
+    # Momentum's own settings go to the optimizer, all others to the boost.
     rule: dict[str, Any] = {"name": "momentum"}
     rule |= {key: found.pop(key) for key in ("momentum", "nesterov") if key in found}
     return optimizer_from_dict(rule), (boost_from_dict({"name": name, **found}),)
@@ -355,6 +356,7 @@ def parse_group(text: str) -> ParameterGroup:
         require_known(
             key, known, f"Unknown setting '{key}' of a parameter group.", f"--group {text}"
         )
+        # The rate stays text: it may be a schedule, whose commas would end this setting.
         values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
     return read_config(ParameterGroup, values, f"--group {text}")
 

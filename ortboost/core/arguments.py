@@ -95,6 +95,7 @@ def _misfit(
     """The error for a call that does not match the signature, with the nearest known name."""
     known = [name for name in signature.parameters if name != "self"]
     unknown = next((name for name in given if name not in known), None)
+    # All names are known: one is missing, or there are too many values without a name.
     if unknown is None:
         return ArgumentTypeError(
             f"The arguments do not match the signature: {reason}.",

@@ -182,6 +182,8 @@ def said(hint: Any) -> str:
 
 
 def _plural(words: str) -> str:
+    # "1 or more" -> "numbers, 1 or more each"; "a list of texts" -> "lists of texts"; "a whole
+    # number" -> "whole numbers"
     if words[0].isdigit():
         return f"numbers, {words} each"
     noun, _, rest = words.removeprefix("a ").removeprefix("an ").partition(" ")

@@ -98,6 +98,7 @@ def write_checkpoint(
         try:
             write_tensors(made, state, metadata={"format": _FORMAT})
             size, sha256 = made.stat().st_size, _sha256(made)
+            # The same tensors again need only a new JSON.
             if not tensors.exists() or _sha256(tensors) != sha256:
                 if tensors.exists():  # it belongs to the JSON that is still valid
                     tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")

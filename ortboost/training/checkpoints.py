@@ -220,7 +220,7 @@ class CheckpointStore:
         """Remove all checkpoints and the pin."""
         if not self._writes:
             return
-        (self.folder / "best.json").unlink(missing_ok=True)
+        self._pin.unlink(missing_ok=True)
         for step in self.steps():
             self._remove(step)
 
@@ -246,6 +246,7 @@ class CheckpointStore:
         good = [step for step in steps if step not in self._refused]
         kept = {*good[-self.keep :], self.best_step()}
         for step in steps:
+            # Refused ones stay until the run has passed their step.
             newer = step in self._refused and step > max(good, default=-1)
             if step not in kept and not newer and is_ours(self.path(step)):
                 self._remove(step)

@@ -130,7 +130,8 @@ def _padded(
     """
     padded, valid = pad_batch(batch, size, axes=axes)
     outputs = evaluator.evaluate(padded)
-    if np.ndim(outputs.get(_LOSS, ())) > 0:  # one value per sample: nothing to correct
+    # One value per sample, or no loss at all (the default has one axis): nothing to correct.
+    if np.ndim(outputs.get(_LOSS, ())) > 0:
         return outputs, _loss(outputs, slice(length), length, count(batch))
     ends = {
         name: rows_of(array, slice(length - 1, length), 0 if axes is None else axes.get(name, 0))
@@ -139,6 +140,7 @@ def _padded(
     last, _ = pad_batch(ends, size, axes=axes)
     alone = float(evaluator.evaluate(last)[_LOSS])
     padding = (size - int(valid.sum())) / size
+    # Without an ignored label they are None: every sample has the weight 1.
     counts = [count(padded), count(last), count(batch)]
     whole, others, real = [size, size, length] if None in counts else [c or 0 for c in counts]
     total = whole * float(outputs[_LOSS]) - padding * others * alone

@@ -186,6 +186,8 @@ def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     finite = np.isfinite(values)
     # Each window is summed separately: with differences of running sums, one value like 1e30
     # would cancel all others.
+    # reduceat sums the terms between any two consecutive indices; [::2] keeps the windows. The
+    # appended zero lets a window end at the last value.
     counts, sums = (
         np.add.reduceat(np.append(terms, 0.0), windows)[::2]
         for terms in (finite.astype(np.float64), np.where(finite, values, 0.0))

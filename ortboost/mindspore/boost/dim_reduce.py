@@ -110,6 +110,7 @@ class DimReduce(OptimizerWrapper):
                 fix="Give tuple(net.trainable_params()), and make the optimizer with the same.",
             )
         own = part_rows(n_components, rank, rank_size)
+        # As many rows as components: this process has all of them.
         divided = pca_mat_local.shape[:1] != (n_components,)
         shape = (n_components, sum(parameter.size for parameter in weight))
         wanted = (own.stop - own.start, shape[1]) if divided else shape
@@ -192,7 +193,8 @@ def _write_components(
             for index in range(shape[0]):
                 row = np.asarray(rows.get(index, np.zeros(shape[1])), np.float32)
                 if group is not None:
-                    row = group.sum(row)  # from the one process that has it
+                    # One process has the row, the others add zeros; all must take part.
+                    row = group.sum(row)
                 if not np.isfinite(row).all():
                     raise ArgumentValueError(
                         f"The component {index} is not finite.",

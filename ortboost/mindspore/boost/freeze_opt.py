@@ -144,6 +144,7 @@ class _RateOfGroup(LearningRateSchedule):
 
     def construct(self, global_step: int) -> float:
         """The learning rate of update ``global_step`` of the group."""
+        # The index-th update of this group in the rounds-th repetition of the strategy.
         rounds, index = divmod(global_step, len(self.places))
         return rate_at(self.rate, rounds * self.period + self.places[index])
 

@@ -104,7 +104,7 @@ class Model:
         if any(boost.boost_config.values()):
             network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
             check_scale_groups(boost, manager)
-        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
+        self._network, self._loss_fn = network, loss_fn
         self._metrics = get_metrics(metrics)
         self._eval_indexes = check_indexes(eval_indexes)
         self._backbone = backbone_of(network)

@@ -172,6 +172,7 @@ class ParquetTable(Table):
         found = np.empty((table.num_rows, *kind.shape), kind.base)
         for place, name in enumerate(names):
             values = table.column(name).combine_chunks()
+            # Each level of nested lists has null values of its own.
             nulls = values.null_count
             while hasattr(values.type, "list_size"):  # nested lists of a fixed length
                 values = values.flatten()
@@ -182,7 +183,9 @@ class ParquetTable(Table):
                     where=f"{self._paths[number]}, row group {own}",
                     fix="Fill or drop these rows.",
                 )
+            # Not zero-copy: Arrow packs eight booleans into a byte.
             numbers = values.to_numpy(zero_copy_only=False)
+            # Columns side by side, also if there is only one.
             if len(names) > 1 or kind.shape == (1,):
                 found[:, place] = numbers
             else:
