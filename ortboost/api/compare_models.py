@@ -168,6 +168,7 @@ def compare(
         challenger = ModelEvaluator(os.fspath(other), device=device)
         collected = collect(subject, data, split, batch_size, mapping)
         feeds, lengths, unused = collected
+        # Both get the same inputs: also those that are fixed for the first.
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []

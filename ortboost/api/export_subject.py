@@ -128,7 +128,8 @@ class Subject:
     ) -> Accuracies:
         """The collector of the accuracy before and after; synthetic inputs have no labels."""
         labels = self.labels if self.scored and data is not None else None
-        axis = batch_axes(self.inputs).get(labels or "", 0)
+        # Only that of the labels: without data, those of other inputs may be ambiguous.
+        axis = batch_axes([s for s in self.inputs if s.name == labels]).get(labels or "", 0)
         return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule, axis)
 
     def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:

@@ -301,6 +301,7 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
     step = METADATA_KEY in model.metadata_props
     shared = any(value.name in weights for value in model.graph.inputs)
     inputs = [value for value in model.graph.inputs if value.name not in weights]
+    # As the file declares them; shapes are inferred for the layers below.
     described = [tuple(map(ValueDescription.of, side)) for side in (inputs, model.graph.outputs)]
     parameters = _parameters(model, listed)
     infer_shapes(model)

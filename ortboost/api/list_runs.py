@@ -122,6 +122,7 @@ def runs(
     if plot is not None:
         check_output(plot, ".png")
     folders = _find([sources] if isinstance(sources, str | os.PathLike) else sources)
+    # Runs with a damaged manifest are listed as such, unless all are damaged.
     manifests, faults = {}, dict[str, FileError]()
     for name, folder in folders.items():
         try:

@@ -424,6 +424,7 @@ def parse_int8(
         calibration, "--calibration", example, first={"percentile": "percentile"}
     )
     number = isinstance(share.get("percentile", 0.0), int | float)
+    # Only percentile takes a number, and a colon without one is a slip.
     invalid = set(share) - {"percentile"} or (share and name != "percentile")
     if invalid or not number or calibration.endswith(":"):
         raise UsageError(

@@ -53,6 +53,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         hints = _hints(function)  # not at decoration: annotations may name what is defined later
         for name, value in given.items():
             kind = signature.parameters[name].kind
+            # The annotations of *args and **kwargs are those of an element.
             variadic = kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if variadic or name not in hints:
                 continue

@@ -159,6 +159,7 @@ def said(hint: Any) -> str:
     """
     hint = without_alias(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    # Before unions, because a family may be one.
     if hint in FAMILIES:
         return FAMILIES[hint][0]
     if origin in UNIONS:

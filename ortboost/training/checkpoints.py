@@ -199,6 +199,7 @@ class CheckpointStore:
                 where=f"checkpoint '{path}'",
                 fix="Use best, last, initial, or the path of a checkpoint file.",
             )
+        # A tensor file may have a number in its name, its JSON has none.
         tensors = _TENSORS.fullmatch(Path(path).name)
         name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
         wanted = Path(path).with_name(name)

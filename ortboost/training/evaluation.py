@@ -55,6 +55,7 @@ def evaluate(
     axis = 0 if axes is None else axes.get(labels, 0)
     for batch in source.epoch(0):
         length = batch_length(batch, axes=axes)
+        # A graph with a fixed size needs full batches; the padding must not count.
         padding = 0 if batch_size is None else batch_size - length
         if batch_size is not None and length < batch_size:
             outputs, found = _padded(
@@ -67,6 +68,7 @@ def evaluate(
             loss, weight = found
             means.setdefault(_LOSS, Mean()).add(loss, weight)
         for metric in metrics:
+            # The loss, which the graph itself computes.
             if metric.function is None:
                 continue
             scores = np.asarray(_scores(outputs, output))

@@ -151,6 +151,7 @@ def _head(figure: Any, runs: Sequence[RunHistory], panels: Sequence[str]) -> Non
 def _metric(run: RunHistory) -> str | None:
     """The monitored validation metric, if its value is not constant."""
     name = run.monitored
+    # The loss has a panel of its own.
     moves = name.startswith("val_") and name != "val_loss" and _moves(run.curves[name])
     return name if moves else None
 
@@ -271,6 +272,7 @@ def _draw_scale(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
     seen: list[NDArray[np.float64]] = []
     for index, run in enumerate(runs):
         curves = _family(run, name)
+        # With groups, `loss_scale` itself is the curve of the first one.
         groups = [curve for curve in curves if curve is not run.curves.get(name)]
         style = _style(runs, index)
         exponents = []

@@ -225,6 +225,7 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
     """
     where = "AutoBoost, dim_reduce"
     path = section.pca_mat_path
+    # Either the components themselves ...
     if path is not None and Path(path).is_file():
         try:
             found: NDArray[np.float32] = read_npy(path)
@@ -244,6 +245,7 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
             fix="Give the .npy file that 'ortboost pca RUN' makes, or weight_load_dir, a folder of "
             "checkpoints.",
         )
+    # ... or checkpoints, from which they are computed.
     folder = Path(section.weight_load_dir)
     files = sorted(folder.glob("*.safetensors"))
     trained = network.trainable_params()

@@ -81,6 +81,7 @@ class ParquetTable(Table):
         lengths, self._lock = [0], threading.Lock()
         self._held: OrderedDict[tuple[int, tuple[str, ...]], Array] = OrderedDict()
         self._readers = set[tuple[str, ...]]()
+        # Open all files, and list their row groups in the order of the rows.
         for number, path in enumerate(paths):
             try:
                 file = pq.ParquetFile(path)
@@ -104,6 +105,7 @@ class ParquetTable(Table):
             raise FileError(
                 "The table has no rows.", where=self.where, fix="Write it again, with rows."
             )
+        # The largest row group, with all columns, decides how many a window holds.
         kinds = [self._kind(name) for name in self.columns]
         row = sum(kind.itemsize for kind in kinds if kind is not None)
         largest = max(lengths) * row

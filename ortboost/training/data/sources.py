@@ -183,6 +183,7 @@ class ArraySource:
                 fix=f"Use a batch size of at most {self.length}, or keep the last, short batch.",
             )
         if inputs is not None and drop_last:
+            # Every process must get exactly the fixed number of samples.
             for rank in range(part[1]):
                 own = part_rows(batch_size, rank, part[1])
                 check_batch_size(inputs, own.stop - own.start, of=part[1])

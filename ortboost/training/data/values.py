@@ -142,6 +142,7 @@ def _label_fault(spec: InputLike, key: str, array: Array) -> tuple[str, str, str
         stray = first_invalid_class(piece)
         if stray is None:
             return np.zeros(1, np.bool_)
+        # For the message: the mask alone does not tell which label it was.
         found.append(stray)
         return np.asarray(piece == stray)
 
