@@ -132,6 +132,7 @@ def build_engine(
         best = profiles[0].optimum[0] if profiles else 64
         images = images_of(load_model(model))
         batches = load_batches(specs, verify, split, best, mapping, images)
+        # The last batch may be shorter than the optimum.
         whole = [batch for batch in batches if len(next(iter(batch.values()))) == best]
         feeds = whole or batches
     return engine.build_engine(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
@@ -169,6 +168,7 @@ def compare(
         challenger = ModelEvaluator(os.fspath(other), device=device)
         collected = collect(subject, data, split, batch_size, mapping)
         feeds, lengths, unused = collected
+        # Both get the same inputs: also those that are fixed for the first.
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
@@ -203,7 +203,11 @@ def compare(
         parity = collected.counted(compare_outputs(expected, answers, outputs, tolerance=tolerance))
         first = None
         if bisect:
-            worst = _batch_of(parity.worst.sample, feeds)
+            # In the batch in which the worst output differs most.
+            name = [parity.worst.output]
+            pairs = zip(expected, answers, strict=True)
+            found = [compare_outputs([e], [a], name, tolerance=tolerance) for e, a in pairs]
+            worst = int(np.argmax([one.worst.max_abs for one in found]))
             first = first_difference(
                 # As run above: converting a model to its inference form would hide a difference.
                 subject.export(optimize=False).model if Path(one).is_dir() else load_model(one),
@@ -214,13 +218,3 @@ def compare(
             )
     notes = (*unused, *scores.notes)
     return Comparison(parity, data is None, scores.found(), first, bisect, notes)
-
-
-def _batch_of(sample: int, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int:
-    """The batch that contains a sample, which is counted over all of them."""
-    for number, batch in enumerate(feeds):
-        first = np.asarray(next(iter(batch.values()), 0))  # a model may take nothing
-        sample -= len(first) if first.ndim else 1
-        if sample < 0:
-            return number
-    return len(feeds) - 1

@@ -93,6 +93,7 @@ def convert(
             where=str(folder),
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
+    # Nobody trains in a new folder.
     with alone_in(folder) if occupied and not dry_run else contextlib.nullcontext():
         program = _built(model, folder, config, boost, boost_config, checkpoint)
         if not dry_run:

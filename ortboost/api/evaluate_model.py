@@ -97,6 +97,7 @@ def evaluate(
                 where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
+        # A program knows its labels, the output of its loss and its images.
         program, state, found = load_run(target, checkpoint)
         pixels = images_of(found, images)
         if update_bn is not None:
@@ -119,6 +120,7 @@ def evaluate(
     else:
         refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, target)
+        # Of a file, the scores and their class axis have to be found.
         model, config = load_model(target), inputs or InputConfig()
         _check_file(model, target, metrics or ())
         pixels = images_of(model, images)

@@ -191,6 +191,7 @@ def export(
         >>> result.parity.ok
         True
     """
+    # Refuse what does not go together, before anything is loaded.
     wanted = get_target(target)
     wanted.require(precision, opset)
     if min_sqnr is not None and precision != "int8":
@@ -233,6 +234,7 @@ def export(
         refresh = partial(
             updated_bn, data=update_bn, batch_size=batch_size, mapping=mapping, device=device
         )
+    # Compute the reference, lower the precision, export, compare, and write if all is well.
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(run, checkpoint, device, inputs, refresh=refresh, images=pixels)
@@ -277,6 +279,7 @@ def export(
             watch=scores.add,
             judge=judge,
         )
+    # Say what the comparison does not prove.
     path = Path(out)
     if update_bn is not None:
         unused += ("The running statistics were re-estimated from the data of --update-bn.",)

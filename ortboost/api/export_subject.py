@@ -33,8 +33,10 @@ from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training import get_metric
-from ortboost.training.data import open_source, static_batch
+from ortboost.training.data import batch_axes, open_source, static_batch
+from ortboost.training.data.batches import rows_of
 from ortboost.training.data.images import ImageConfig
+from ortboost.training.evaluation import by_sample
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 from ortboost.transforms.attach_loss import IGNORED
@@ -126,7 +128,9 @@ class Subject:
     ) -> Accuracies:
         """The collector of the accuracy before and after; synthetic inputs have no labels."""
         labels = self.labels if self.scored and data is not None else None
-        return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule)
+        # Only that of the labels: without data, those of other inputs may be ambiguous.
+        axis = batch_axes([s for s in self.inputs if s.name == labels]).get(labels or "", 0)
+        return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule, axis)
 
     def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
         """The largest magnitude of every intermediate tensor; see :func:`measure_ranges`."""
@@ -392,6 +396,7 @@ def collect(
         if subject.inputs == subject.evaluator.inputs:
             raise
         found = read(subject.evaluator.inputs)
+        # Data without labels are common, and need no note.
         if error.what != f"No array feeds the input '{subject.labels}'.":
             notes = (f"no accuracy: the labels of the data do not fit. {error.what}",)
     return Collected(*padded_batches(found, subject.inputs, fixed), notes)
@@ -407,6 +412,7 @@ class Accuracies:
         expected: The outputs before.
         lengths: Number of real samples per batch; the rest is padding.
         rule: How labels are compared with scores.
+        axis: Batch axis of labels and scores.
     """
 
     def __init__(
@@ -417,8 +423,10 @@ class Accuracies:
         expected: Sequence[Feeds],
         lengths: Sequence[int | None] | None = None,
         rule: LabelRule | None = None,
+        axis: int | None = 0,
     ) -> None:
         self._output, self._labels, self._rule = output, labels, rule or LabelRule()
+        self._axis = axis
         self._feeds, self._expected, self._lengths = feeds, expected, lengths
         self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
         self.judged: tuple[str, ...] = ()
@@ -435,14 +443,16 @@ class Accuracies:
         output = self._output or next(iter(answers))
         assert accuracy is not None
         assert self._labels is not None
-        length = None if self._lengths is None else self._lengths[number]
+        real = slice(None if self._lengths is None else self._lengths[number])
         try:
-            labels = np.asarray(self._feeds[number][self._labels])
+            labels = rows_of(np.asarray(self._feeds[number][self._labels]), real, self._axis)
             for side, found in (("before", self._expected[number]), ("after", answers)):
+                # The predicted class of a classifier, or a map from class to score.
                 if np.asarray(found[output]).dtype.kind in "iubO":
                     raise UsageError(f"The output '{output}' does not contain scores.")
-                scores = np.asarray(found[output], np.float32)[:length]
-                self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
+                scores = rows_of(np.asarray(found[output], np.float32), real, self._axis)
+                rows = by_sample(scores, labels, self._rule, self._axis)
+                self._right[side].append(accuracy(*rows))
             self.judged = (output,)
         except (OrtBoostError, ValueError, IndexError, KeyError) as error:
             self._wanted, self.judged = False, ()

@@ -40,6 +40,7 @@ def trained_network(
     if not isinstance(source, str | os.PathLike):
         return None
     path = Path(source)
+    # A checkpoint file stands for its run.
     if path.suffix == ".json" and path.parent.name == CHECKPOINTS:
         path, checkpoint = path.parent.parent, str(path)
     if not (path / MANIFEST).is_file():

@@ -93,6 +93,7 @@ def former_images(
     """
     store = CheckpointStore(folder / CHECKPOINTS, writes=False)
     for step in reversed(store.steps()):
+        # A damaged checkpoint is reported when it is loaded, not here.
         with contextlib.suppress(OrtBoostError, KeyError, TypeError, AttributeError):
             data: Mapping[str, Any] = read_json(store.path(step))["progress"]["data"]
             before = data.get("augment")

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _ANY_OPSET = range(1, 1000)  # keep the opset of the file
+# From the lowest precision to the highest, see _precision.
 _FORMATS = {
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",
@@ -300,6 +301,7 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
     step = METADATA_KEY in model.metadata_props
     shared = any(value.name in weights for value in model.graph.inputs)
     inputs = [value for value in model.graph.inputs if value.name not in weights]
+    # As the file declares them; shapes are inferred for the layers below.
     described = [tuple(map(ValueDescription.of, side)) for side in (inputs, model.graph.outputs)]
     parameters = _parameters(model, listed)
     infer_shapes(model)

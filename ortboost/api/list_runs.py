@@ -122,6 +122,7 @@ def runs(
     if plot is not None:
         check_output(plot, ".png")
     folders = _find([sources] if isinstance(sources, str | os.PathLike) else sources)
+    # Runs with a damaged manifest are listed as such, unless all are damaged.
     manifests, faults = {}, dict[str, FileError]()
     for name, folder in folders.items():
         try:
@@ -229,7 +230,8 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
     """Find program folders, by name."""
     found: dict[str, Path] = {}
     for source in map(Path, sources):
-        inside = [folder.parent for n in range(_DEEP + 1) for folder in _at_depth(source, n)]
+        patterns = ["*/" * depth + MANIFEST for depth in range(_DEEP + 1)]
+        inside = [file.parent for pattern in patterns for file in source.glob(pattern)]
         for folder in sorted(inside):
             name = str(folder.relative_to(source)) if folder != source else source.resolve().name
             found[str(folder) if name in found else name] = folder
@@ -240,10 +242,6 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
                 fix="Give program folders, or a folder that contains some.",
             )
     return found
-
-
-def _at_depth(source: Path, depth: int) -> Iterator[Path]:
-    return source.glob("/".join([*["*"] * depth, MANIFEST]))
 
 
 def _manifest(folder: Path) -> Mapping[str, Any]:

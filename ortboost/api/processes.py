@@ -111,6 +111,7 @@ class SharedSignals(SignalGuard):
     @received.setter
     def received(self, number: int | None) -> None:
         if number is not None:
+            # The order of `agreed`: interrupted, terminated.
             self._shared.requests[int(number != signal.SIGINT)] = 1.0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError, nearest
-from ortboost.core.files import read_json, writable_path, write_json
+from ortboost.core.files import process_exists, read_json, writable_path, write_json
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore
 
@@ -131,15 +131,8 @@ def _holder(note: Path) -> Mapping[str, Any] | None:
 
 
 def _may_live(holder: Mapping[str, Any]) -> bool:
-    if holder["host"] != socket.gethostname():
-        return True
-    try:
-        os.kill(holder["pid"], 0)  # signal 0 only checks for existence
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # not permitted: the process of another user
-        return True
-    return True
+    # Of another machine nothing is known.
+    return holder["host"] != socket.gethostname() or process_exists(holder["pid"])
 
 
 def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:

@@ -53,6 +53,7 @@ def updated_bn(
         inputs,
         "train",
         static_batch(inputs) or batch_size,
+        # The mapping may name labels, which these inputs lack.
         {name: key for name, key in (mapping or {}).items() if name in keys},
         shuffle=True,  # if sorted by class, each batch would have the statistics of one class
         seed=program.config.seed,

@@ -156,6 +156,7 @@ def train(
         part = (0, 1) if group is None else (group.rank, group.size)
         given = {"exchange_dtype": exchange_dtype, "check_sync": check_sync, "segments": segments}
         _check_shared(group, given, batch_axes)
+        # The step, and the part of the data that this process reads.
         stepper = Stepper(
             program,
             device=device,
@@ -193,6 +194,7 @@ def train(
                 what="validation data",
                 images=source.images if isinstance(source, ArraySource) else pixels,
             )
+        # What program and data determine: schedules, metrics, the goal of the best model.
         asked = tuple(settings.get("metrics") or ())
         settled = _settled(base, program, source.steps_per_epoch, learning_rate, asked)
         goal = Goal(f"val_{settled.metrics[0]}" if settled.metrics else "val_loss")
@@ -201,6 +203,7 @@ def train(
             best.append(EarlyStopping(goal, patience=early_stop))
         if tensorboard is not None and first:
             listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
+        # Only from here on is the folder locked, by the process that writes.
         with alone_in(folder) if first else contextlib.nullcontext():
             if first:
                 require_same(folder, program)
@@ -292,7 +295,7 @@ def _settled(
         base: The configuration.
         program: The program.
         steps: Steps per epoch, if known.
-        learning_rate: A number, or a schedule as text; that of the program if not given.
+        learning_rate: As for :func:`train`.
         asked: The metrics that the user asked for.
     """
     loss = program.config.loss.name

@@ -53,6 +53,7 @@ def check(
         batch_axis=inputs.batch_axis,
     )
     if target.target != "train":
+        # The first option of training that was given, if any.
         refuse(dict.fromkeys(options.split()[:1], True), "about training", f"--for {target.target}")
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
@@ -75,7 +76,7 @@ def check(
     if report.blockers:
         printer.line(f"{count_of(len(report.blockers), 'problem')} found for training.")
         raise typer.Exit(4)
-    # The next command names the loss, also if it was left to the default.
+    # The next command names the loss once, also if it was left to the default.
     options = given(loss=settled.loss.name) + options.replace(given(loss=loss.loss), "", 1)
     printer.line(
         "This model can be trained."

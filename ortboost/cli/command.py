@@ -152,6 +152,7 @@ def _added(also: str) -> list[inspect.Parameter]:
             return path
         values = _values(ctx, path)
         base = values.pop(_CONFIG, None)
+        # This option is eager: the parser reads all others after it, with these defaults.
         ctx.default_map = {**(ctx.default_map or {}), **values}
         return None if base is None else Path(base)
 

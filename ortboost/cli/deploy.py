@@ -135,6 +135,7 @@ def export(
 
     printer = console.printer()
     tolerance = tolerances.arguments()
+    # Before an export that may take minutes.
     engine.require(target)
     arguments = reading.arguments()
     result = api.export(

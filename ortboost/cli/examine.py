@@ -77,49 +77,11 @@ def inspect(
     else:
         _model(printer, data)
     if params:
-        _section(
-            printer,
-            ["parameter", "shape", "role", "trained", "why"],
-            [
-                (
-                    p["name"],
-                    shape_text(p["shape"]),
-                    p["role"],
-                    _trained(p),
-                    p["reason"] + (f"; doubtful: {p['doubt']}" if p["doubt"] else ""),
-                )
-                for p in data.get("parameters", [])
-            ],
-            ": a program lists them with --state" if data["kind"] == "program" else "",
-        )
-    if layers and data["kind"] == "program":
-        _costs(printer, data)
-    elif layers:
-        _section(
-            printer,
-            ["node", "op", "output", "shape"],
-            [
-                (layer["node"], layer["op"], out["name"], shape_text(out["shape"]))
-                for layer in data.get("layers", [])
-                for out in layer["outputs"]
-            ],
-        )
+        _parameters(printer, data)
+    if layers:
+        _costs(printer, data) if data["kind"] == "program" else _layers(printer, data)
     if state:
-        _section(
-            printer,
-            ["state", "kind", "dtype", "shape", "changes"],
-            [
-                (
-                    s["name"],
-                    s["kind"],
-                    s["dtype"],
-                    shape_text(s["shape"]),
-                    "yes" if s["next"] else "no",
-                )
-                for s in data.get("catalogue", {}).get("state", [])
-            ],
-            ": a model lists its weights with --params" if data["kind"] == "model" else "",
-        )
+        _states(printer, data)
     if precision:
         rows = [(p["node"], p["precision"], p["why"]) for p in data.get("precision", [])]
         if not rows and data["kind"] == "program":
@@ -131,6 +93,39 @@ def inspect(
             printer.line(f"\n{Report.from_dict(report)}")
         if data["kind"] != "program":
             printer.line("\nno reports to show: only a program keeps them")
+
+
+def _parameters(printer: Output, data: dict[str, Any]) -> None:
+    rows = [
+        (
+            p["name"],
+            shape_text(p["shape"]),
+            p["role"],
+            _trained(p),
+            p["reason"] + (f"; doubtful: {p['doubt']}" if p["doubt"] else ""),
+        )
+        for p in data.get("parameters", [])
+    ]
+    hint = ": a program lists them with --state" if data["kind"] == "program" else ""
+    _section(printer, ["parameter", "shape", "role", "trained", "why"], rows, hint)
+
+
+def _layers(printer: Output, data: dict[str, Any]) -> None:
+    rows = [
+        (layer["node"], layer["op"], out["name"], shape_text(out["shape"]))
+        for layer in data.get("layers", [])
+        for out in layer["outputs"]
+    ]
+    _section(printer, ["node", "op", "output", "shape"], rows)
+
+
+def _states(printer: Output, data: dict[str, Any]) -> None:
+    rows = [
+        (s["name"], s["kind"], s["dtype"], shape_text(s["shape"]), "yes" if s["next"] else "no")
+        for s in data.get("catalogue", {}).get("state", [])
+    ]
+    hint = ": a model lists its weights with --params" if data["kind"] == "model" else ""
+    _section(printer, ["state", "kind", "dtype", "shape", "changes"], rows, hint)
 
 
 def _model(printer: Output, data: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ list, and ``|`` the patterns of one item. The configuration classes check the va
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -57,12 +58,13 @@ def parse_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     base, power, exponent = text.partition("**")
-    if power and base.isdigit() and exponent.isdigit() and int(exponent) < 128:
-        return float(int(base) ** int(exponent))
+    if power and base.isdecimal() and exponent.isdecimal():
+        with contextlib.suppress(ValueError, OverflowError):  # more digits than a float has
+            return float(base) ** int(exponent)
     for read in (json.loads, float):
         try:
             value = read(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         return value if isinstance(value, int | float | list) else text  # else a JSON object
     return text
@@ -160,6 +162,7 @@ def parse_optimizer(
             ConfigError,
         )
         return optimizer_from_dict({"name": name, **found}), ()
+    # Momentum's own settings go to the optimizer, all others to the boost.
     rule: dict[str, Any] = {"name": "momentum"}
     rule |= {key: found.pop(key) for key in ("momentum", "nesterov") if key in found}
     return optimizer_from_dict(rule), (boost_from_dict({"name": name, **found}),)
@@ -353,6 +356,7 @@ def parse_group(text: str) -> ParameterGroup:
         require_known(
             key, known, f"Unknown setting '{key}' of a parameter group.", f"--group {text}"
         )
+        # The rate stays text: it may be a schedule, whose commas would end this setting.
         values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
     return read_config(ParameterGroup, values, f"--group {text}")
 
@@ -420,6 +424,7 @@ def parse_int8(
         calibration, "--calibration", example, first={"percentile": "percentile"}
     )
     number = isinstance(share.get("percentile", 0.0), int | float)
+    # Only percentile takes a number, and a colon without one is a slip.
     invalid = set(share) - {"percentile"} or (share and name != "percentile")
     if invalid or not number or calibration.endswith(":"):
         raise UsageError(

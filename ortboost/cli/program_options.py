@@ -275,6 +275,7 @@ def _refuse_twice(
 
     before = (base or ProgramConfig()).boosts
     for boost in chosen:
+        # with_boosts replaces a boost of the same name, and a loss scale by another.
         replaced = set(config.boosts) - set(config.with_boosts(boost).boosts)
         set_by_option = [other for other in replaced if other not in before]
         if set_by_option and boost not in set_by_option:
@@ -351,6 +352,7 @@ def settle(
         precision=dataclasses.replace(config.precision, **precision),
         **fields,
     )
+    # A file chooses the metrics itself.
     if config.loss.name == "softmax-cross-entropy" and config.loss.sparse and base is None:
         config = dataclasses.replace(config, metrics=("accuracy",))
     return config

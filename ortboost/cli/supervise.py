@@ -67,6 +67,7 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
                 return _exit_status(status, words, interrupted=interrupted)
             continue
         interrupted |= found.si_signo == signal.SIGINT
+        # Ctrl-C in a terminal reaches the child by itself.
         if found.si_code != _SENT_BY_KERNEL:
             os.kill(child, found.si_signo)
 

@@ -68,6 +68,7 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
         for history, events in follow(run, seconds=seconds):
             if not (history.step or history.sessions) and shown is None:
                 lines.message(f"waiting for training to start in {run}")
+            # A run that starts over has a new history.
             if shown is not history:
                 lines.start(history.total, history.step)
                 shown = history

@@ -53,6 +53,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         hints = _hints(function)  # not at decoration: annotations may name what is defined later
         for name, value in given.items():
             kind = signature.parameters[name].kind
+            # The annotations of *args and **kwargs are those of an element.
             variadic = kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if variadic or name not in hints:
                 continue
@@ -95,6 +96,7 @@ def _misfit(
     """The error for a call that does not match the signature, with the nearest known name."""
     known = [name for name in signature.parameters if name != "self"]
     unknown = next((name for name in given if name not in known), None)
+    # All names are known: one is missing, or there are too many values without a name.
     if unknown is None:
         return ArgumentTypeError(
             f"The arguments do not match the signature: {reason}.",

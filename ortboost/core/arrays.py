@@ -83,6 +83,7 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
                 where=f"{where}: {first_line(error)}",
                 fix="Copy it to the memory of the host, with a type that numpy has.",
             ) from error
+    # The bfloat16 of ml_dtypes has the kind "V".
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(
             f"An array holds {array.dtype} values, not numbers.",
@@ -93,10 +94,12 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
 
 
 def _converted(value: Any) -> NDArray[Any]:
+    # In this order: torch converts only tensors on the CPU, without gradients.
     methods = ("asnumpy",) if hasattr(value, "asnumpy") else ("detach", "cpu", "numpy")
     for method in methods:
         if hasattr(value, method):
             value = getattr(value, method)()
+    # numpy would wrap an object with nothing but __dlpack__ in an array of objects.
     bare = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
     return np.from_dlpack(value) if bare else np.asarray(value)
 
@@ -118,8 +121,10 @@ def as_dtype(value: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
         array([1, 2])
     """
     array = as_array(value, where)
+    # What does not fit is an error below, not a warning here.
     with np.errstate(all="ignore"):
         found = array.astype(dtype, copy=False)
+    # Integers must stay equal. Floats may lose digits, but must not become infinite.
     if dtype.kind in "biu":
         fits = np.array_equal(found, array)
     else:

@@ -150,6 +150,7 @@ def describe_family(
         if not isinstance(data, Mapping):
             return _instance(data, family)
         arguments = {field_of.get(key, key): value for key, value in data.items()}
+        # Two keys of the data mean the same field.
         if len(arguments) < len(data):
             twice = next(key for key in field_of if key in data and field_of[key] in data)
             raise ConfigError(
@@ -227,6 +228,7 @@ def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     if OnlyFloat in marks and not isinstance(found, float):
         raise UnfitError(found, hint)
     for mark in marks:
+        # The annotated type may be optional: a range says nothing of None.
         if isinstance(mark, Range) and found is not None and not mark.holds(found):
             raise UnfitError(found, hint, type_fits=True)
     return found
@@ -244,6 +246,7 @@ def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
         except Exception as error:
             if isinstance(value, Mapping) and len(members) == 2 and type(None) in members:
                 raise  # it says which key of the configuration is wrong
+            # One member of the right type is enough to blame the value.
             type_fits |= getattr(error, "type_fits", False)
     raise UnfitError(value, hint, type_fits=type_fits)
 
@@ -259,6 +262,7 @@ def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     try:
         return tuple(map(converter.structure, value, inner))
     except UnfitError as unfit:
+        # The choices or the range of an element say more than "a list of ...".
         named = typing.get_origin(unfit.hint) in (Annotated, Literal)
         raise unfit if named else UnfitError(value, hint, type_fits=unfit.type_fits) from None
 
@@ -322,6 +326,7 @@ def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
     return converter
 
 
+# Files give plain data where a configuration object belongs; arguments from Python must not.
 _reader: Final = _strict(cattrs.Converter(), reads=True)
 _checker: Final = _strict(cattrs.Converter(), reads=False)
 
@@ -329,6 +334,8 @@ _checker: Final = _strict(cattrs.Converter(), reads=False)
 def _explained(error: BaseException, path: list[str]) -> Exception:
     """The first problem found, with the path of keys to it."""
     if isinstance(error, cattrs.ClassValidationError | cattrs.IterableValidationError):
+        # cattrs groups the errors of all fields. An unknown key comes first: if it is misspelled,
+        # the key that is meant is missing, too.
         unknown = [e for e in error.exceptions if isinstance(e, cattrs.ForbiddenExtraKeysError)]
         inner = (unknown or error.exceptions)[0]
         notes = [n for n in getattr(inner, "__notes__", ()) if hasattr(n, "name")]

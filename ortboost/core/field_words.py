@@ -159,6 +159,7 @@ def said(hint: Any) -> str:
     """
     hint = without_alias(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    # Before unions, because a family may be one.
     if hint in FAMILIES:
         return FAMILIES[hint][0]
     if origin in UNIONS:
@@ -182,6 +183,8 @@ def said(hint: Any) -> str:
 
 
 def _plural(words: str) -> str:
+    # "1 or more" -> "numbers, 1 or more each"; "a list of texts" -> "lists of texts"; "a whole
+    # number" -> "whole numbers"
     if words[0].isdigit():
         return f"numbers, {words} each"
     noun, _, rest = words.removeprefix("a ").removeprefix("an ").partition(" ")

@@ -34,6 +34,7 @@ __all__ = [
     "atomic_path",
     "finish_replacement",
     "foreign_files",
+    "process_exists",
     "put_in_place",
     "read_json",
     "read_text",
@@ -98,6 +99,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     sweep(target.parent)
     temporary = _unused(target.parent)
     try:
+        # Created here, exclusively; the block then opens it by name.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         probe = os.open(temporary, flags, 0o666)
         mode = os.fstat(probe).st_mode  # what the user's umask gives a new file
@@ -259,11 +261,21 @@ def _in_use(machine: str, process: int, entry: os.DirEntry[str]) -> bool:
         return written > time.time() - _DAY
     if process == os.getpid():  # in a container, each run may have the same process ID
         return written >= _STARTED
+    return process_exists(process)
+
+
+def process_exists(process: int) -> bool:
+    """Whether this machine has a process with this ID.
+
+    Example:
+        >>> process_exists(os.getpid())
+        True
+    """
     try:
-        os.kill(process, 0)  # signal 0 only checks that the process exists
+        os.kill(process, 0)  # signal 0 only checks
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:
+    except OSError:  # not permitted: the process of another user
         return True
     return True
 

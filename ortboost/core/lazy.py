@@ -33,6 +33,7 @@ def attach_stub(
         an underscore.
     """
     module = sys.modules[package]
+    # Read by the loader: the package may be inside a zip file.
     data = module.__spec__.loader.get_data  # type: ignore[union-attr]
     stub = data(os.path.join(folder, "__init__.pyi")).decode()
     lines = [line.split() for line in stub.splitlines() if line.startswith("from ")]

@@ -281,6 +281,7 @@ def initial_state(config: ScaleConfig) -> ScaleState:
     if isinstance(config, GroupedScaleConfig):
         raise TypeError("Each group has its own scale: use GroupedScaleConfig.starts().")
     if isinstance(config, DynamicScaleConfig):
+        # late_growth: the window is counted from 1, not 0, and so ends one step later.
         return ScaleState(
             np.float32(config.init_scale),
             last_overflow_iter=int(config.late_growth),
@@ -316,6 +317,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
             # Multiply by the rounded reciprocal instead of dividing: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
         grow = config.scale_window <= state.cur_iter - last  # it is due; an overflow prevents it
+        # Growth and an overflow both begin a new window.
         if overflow:
             last = state.cur_iter + int(config.late_growth)
         elif grow:
@@ -345,5 +347,5 @@ def scale_text(scale: float) -> str:
         >>> scale_text(2.0**24), scale_text(1024.0), scale_text(4.5)
         ('2^24', '1024', '4.5')
     """
-    mantissa, exponent = math.frexp(scale)
+    mantissa, exponent = math.frexp(scale)  # 2^k is 0.5 * 2^(k + 1)
     return f"2^{exponent - 1}" if mantissa == 0.5 and exponent > 14 else f"{scale:g}"

@@ -13,6 +13,7 @@ _UNSEEN = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"
     "\\ud800-\\udfff\\ufeff\\ufffe\\uffff]"
 )
+# Not before a continuation line of an error, see one_line.
 _LINE_END = re.compile(r"\n(?! {9}\S)")
 
 

@@ -223,6 +223,7 @@ def build_train_network(
             dtype,
             keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),
         )
+    # Wrapped optimizers and grouped scales need the cells of `boost` at level O0, too.
     boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)
     boosted = boosted or isinstance(manager, GroupLossScaleManager)
     update_cell = None if manager is None else manager.get_update_cell()

@@ -120,6 +120,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
     where, given = "set_auto_parallel_context", frozenset(settings)
     mode = settings.pop("parallel_mode", _Process.mode)
     number = settings.pop("device_num", None)
+    # Only a call that chooses the mode has to say how gradients are combined.
     says_mean = "gradients_mean" in settings or "parallel_mode" not in given
     mean = settings.pop("gradients_mean", True)
     known = [value for name, value in vars(ParallelMode).items() if name.isupper()]

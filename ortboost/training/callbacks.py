@@ -196,6 +196,7 @@ class Goal:
         """
         if self.monitor in metrics:
             return metrics[self.monitor]
+        # The means over an epoch (train_...) come last: by now every metric is known.
         if self.monitor not in every and any(name.startswith("train_") for name in metrics):
             raise UsageError(
                 f"Unknown metric '{self.monitor}' to monitor.",

@@ -98,6 +98,7 @@ def write_checkpoint(
         try:
             write_tensors(made, state, metadata={"format": _FORMAT})
             size, sha256 = made.stat().st_size, _sha256(made)
+            # The same tensors again need only a new JSON.
             if not tensors.exists() or _sha256(tensors) != sha256:
                 if tensors.exists():  # it belongs to the JSON that is still valid
                     tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
@@ -204,14 +205,16 @@ def read_checkpoint(
     Raises:
         RefusedError: It is damaged or belongs to another program.
     """
+    # The JSON, the size and the checksum of the tensor file, then its header.
     content = _read_content(path)
     if program is not None and content["program"] != program:
         raise RefusedError(
             path, f"it belongs to another program ({content['program']}, this one is {program})"
         )
-    tensors = path.with_name(content["file"]["name"])
-    if not re.fullmatch(re.escape(path.stem) + _TENSORS, tensors.name):
-        raise RefusedError(path, f"it names another checkpoint's tensors ({tensors.name})")
+    name = str(content["file"]["name"])
+    if not re.fullmatch(re.escape(path.stem) + _TENSORS, name):
+        raise RefusedError(path, f"it names another checkpoint's tensors ({name})")
+    tensors = path.with_name(name)
     try:
         size = tensors.stat().st_size
         if size != content["file"]["size"]:

@@ -199,6 +199,7 @@ class CheckpointStore:
                 where=f"checkpoint '{path}'",
                 fix="Use best, last, initial, or the path of a checkpoint file.",
             )
+        # A tensor file may have a number in its name, its JSON has none.
         tensors = _TENSORS.fullmatch(Path(path).name)
         name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
         wanted = Path(path).with_name(name)
@@ -220,7 +221,7 @@ class CheckpointStore:
         """Remove all checkpoints and the pin."""
         if not self._writes:
             return
-        (self.folder / "best.json").unlink(missing_ok=True)
+        self._pin.unlink(missing_ok=True)
         for step in self.steps():
             self._remove(step)
 
@@ -246,6 +247,7 @@ class CheckpointStore:
         good = [step for step in steps if step not in self._refused]
         kept = {*good[-self.keep :], self.best_step()}
         for step in steps:
+            # Refused ones stay until the run has passed their step.
             newer = step in self._refused and step > max(good, default=-1)
             if step not in kept and not newer and is_ours(self.path(step)):
                 self._remove(step)

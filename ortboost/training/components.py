@@ -60,8 +60,10 @@ def principal_components(
         products = centred @ centred.T + (0.0 if products is None else products)
     if products is None:
         raise UsageError("There are no weights.", where="rows", fix="Pass at least one checkpoint.")
+    # X X^T = U S^2 U^T: the eigenvalues are the squares of the singular values.
     values, vectors = np.linalg.eigh(products)
     values, vectors = values[::-1], vectors[:, ::-1]  # the largest first
+    # At most N - 1: centring takes one direction away.
     rank = int((values > max(values[0], 0.0) * _NOISE).sum())
     if not 1 <= number <= rank:
         raise UsageError(
@@ -71,6 +73,7 @@ def principal_components(
             fix="Save more checkpoints (--checkpoint-every, --keep)"
             + (f", or request 1 to {rank}." if rank else "."),
         )
+    # S^-1 U^T, of which the rows of P = S^-1 U^T X are made block by block.
     mixing = (vectors[:, :number] / np.sqrt(values[:number])).T
     try:
         with atomic_path(path) as temporary:
@@ -122,12 +125,14 @@ def weight_blocks(
         _check(path, shapes)
     for name, shape in shapes.items() if paths else ():
         rows = shape[0] if shape else 1
+        # Bytes in float64 of one row of this tensor, from all files.
         width = int(np.prod(shape[1:], dtype=np.int64)) * 8 * len(paths)
         step = max(1, _BLOCK // max(1, width))
         for start in range(0, rows, step):
             parts = []
             for path in paths:
                 with safe_open(path, framework="numpy") as file:
+                    # A scalar cannot be sliced.
                     if shape:
                         part = file.get_slice(name)[start : min(start + step, rows)]
                     else:

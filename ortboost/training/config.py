@@ -120,17 +120,17 @@ class TrainConfig:
                 "learning_rate",
                 ConfigError,
             )
-        chosen = {
-            g: self.learning_rate.get(g, self.learning_rate.get(LEARNING_RATE)) for g in groups
-        }
-        for name, schedule in chosen.items():
+        chosen: dict[str, Schedule] = {}
+        for name in groups:
+            schedule = self.learning_rate.get(name, self.learning_rate.get(LEARNING_RATE))
             if schedule is None:
                 raise ConfigError(
                     f"The learning-rate group '{name}' has no schedule.",
                     where="learning_rate",
                     fix=f"Add one for '{name}', or one for '{LEARNING_RATE}' as the default.",
                 )
-        return {name: schedule for name, schedule in chosen.items() if schedule is not None}
+            chosen[name] = schedule
+        return chosen
 
     def describe(self, groups: Sequence[str]) -> dict[str, Any]:
         """The part of the configuration that checkpoints store, as JSON data."""

@@ -13,7 +13,7 @@ from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Mean, Metric
 from ortboost.training.protocols import Array, Batch, Evaluator
 
-__all__ = ["evaluate"]
+__all__ = ["by_sample", "evaluate"]
 
 _LOSS = "loss"
 
@@ -55,6 +55,7 @@ def evaluate(
     axis = 0 if axes is None else axes.get(labels, 0)
     for batch in source.epoch(0):
         length = batch_length(batch, axes=axes)
+        # A graph with a fixed size needs full batches; the padding must not count.
         padding = 0 if batch_size is None else batch_size - length
         if batch_size is not None and length < batch_size:
             outputs, found = _padded(
@@ -67,16 +68,13 @@ def evaluate(
             loss, weight = found
             means.setdefault(_LOSS, Mean()).add(loss, weight)
         for metric in metrics:
+            # The loss, which the graph itself computes.
             if metric.function is None:
                 continue
             scores = np.asarray(_scores(outputs, output))
-            known = _labels(batch, labels, metric.name)
             if padding > 0:
                 scores = rows_of(scores, slice(length), axis)
-            # Metrics count rows of axis 0: move the batch axis there.
-            if axis and rule.class_axis > axis:
-                scores, known = np.moveaxis(scores, axis, 0), np.moveaxis(known, axis, 0)
-            scores, known = rule.aligned(scores, known)
+            scores, known = by_sample(scores, _labels(batch, labels, metric.name), rule, axis)
             values = metric.function(scores, known) if len(scores) else np.zeros(0)
             means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
         if stop():
@@ -88,6 +86,24 @@ def evaluate(
             fix="The data must have at least one batch, and the model a loss or metrics.",
         )
     return {name: mean.value for name, mean in means.items()}
+
+
+def by_sample(
+    scores: Array, labels: Array, rule: LabelRule, axis: int | None
+) -> tuple[Array, Array]:
+    """Scores and labels with one row for each sample, or position, that counts.
+
+    Args:
+        scores: The scores.
+        labels: The labels.
+        rule: How the two are compared, see :meth:`LabelRule.aligned`.
+        axis: Batch axis of the labels, and of the scores if it is before their class axis.
+    """
+    # Metrics average over axis 0, and batches differ in length: move the batch axis there. A class
+    # axis after it keeps its place.
+    if axis and rule.class_axis > axis:
+        scores, labels = np.moveaxis(scores, axis, 0), np.moveaxis(labels, axis, 0)
+    return rule.aligned(scores, labels)
 
 
 def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], int | None]:
@@ -116,7 +132,8 @@ def _padded(
     """
     padded, valid = pad_batch(batch, size, axes=axes)
     outputs = evaluator.evaluate(padded)
-    if np.ndim(outputs.get(_LOSS, ())) > 0:  # one value per sample: nothing to correct
+    # One value per sample, or no loss at all (the default has one axis): nothing to correct.
+    if np.ndim(outputs.get(_LOSS, ())) > 0:
         return outputs, _loss(outputs, slice(length), length, count(batch))
     ends = {
         name: rows_of(array, slice(length - 1, length), 0 if axes is None else axes.get(name, 0))
@@ -125,6 +142,7 @@ def _padded(
     last, _ = pad_batch(ends, size, axes=axes)
     alone = float(evaluator.evaluate(last)[_LOSS])
     padding = (size - int(valid.sum())) / size
+    # Without an ignored label they are None: every sample has the weight 1.
     counts = [count(padded), count(last), count(batch)]
     whole, others, real = [size, size, length] if None in counts else [c or 0 for c in counts]
     total = whole * float(outputs[_LOSS]) - padding * others * alone

@@ -115,6 +115,7 @@ class RunHistory:
         """Add the next event of the log."""
         step, kind = event["step"], event["event"]
         self.step = step if kind == "start" else max(self.step, step)
+        # Any event after an end shows that the run went on.
         self.reason = None
         if kind == "start":
             self._start(event)

@@ -74,5 +74,7 @@ class LabelRule:
     def _shift(self, labels: Array) -> Array:
         if not self.shifted or labels.ndim < 2:
             return labels
+        # The last position has no next label. Rules with a shift always ignore a label, -100 by
+        # default, so this one does not count.
         last = np.full_like(labels[:, :1], self.ignored if self.ignored is not None else 0)
         return np.concatenate([labels[:, 1:], last], axis=1)

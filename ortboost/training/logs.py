@@ -13,8 +13,8 @@ are written as null. The events and their further keys:
 - ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
 - ``epoch``: ``epoch`` and the means over it by name (``train_loss``, ...)
 - ``checkpoint``: ``path``, ``best`` (bool)
-- ``scale``: a change of the loss scale: ``change`` (``shrink``, ``grow``, or
-  ``minimum``: an overflow at the smallest scale), ``before``, ``after``
+- ``scale``: a change of the loss scale: ``change`` (``shrink``, ``grow``, ``minimum``: an overflow
+  at the smallest scale, or ``held``: one that the hysteresis tolerates), ``before``, ``after``
 - ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``,
   ``node``, ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
 - ``warning``: ``text``

@@ -165,17 +165,13 @@ def strict(metric: Metric) -> Metric:
         if scores.ndim > 1 and scores.shape[1] > 1:
             count, classes = scores.shape[1], _class_labels(scores, labels)
             strays = classes[~((classes >= 0) & (classes < count))]
-            if strays.size:
-                raise UsageError(
-                    f"The label {strays.flat[0]:g} is not a class: the model has {count}, 0 to "
-                    f"{count - 1}.",
-                    where=f"metric '{metric.name}'",
-                    fix="Fix the labels, or name the output that holds the class scores "
-                    "(--output).",
-                )
-        elif (strays := labels[(labels < 0) | (labels > 1)]).size:
+            known = f"the model has {count}, 0 to {count - 1}"
+        else:
+            strays = labels[(labels < 0) | (labels > 1)]
+            known = "a model with one score has 0 and 1"
+        if strays.size:
             raise UsageError(
-                f"The label {strays.flat[0]:g} is not a class: a model with one score has 0 and 1.",
+                f"The label {strays.flat[0]:g} is not a class: {known}.",
                 where=f"metric '{metric.name}'",
                 fix="Fix the labels, or name the output that holds the class scores (--output).",
             )
@@ -192,6 +188,7 @@ def _class_labels(scores: Array, labels: Array) -> Array:
     if labels.shape == scores.shape:
         top = labels.max(axis=1, keepdims=True)
         tied = (labels == top).sum(axis=1, keepdims=True) > 1
+        # Equal largest probabilities below 1 are a soft label: as in argmax, the first one counts.
         if (tied & ((top == 0) | (top >= 1))).any():
             raise UsageError(
                 "A row of labels has several classes, or none, so there is no accuracy.",

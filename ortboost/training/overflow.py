@@ -92,6 +92,7 @@ def diagnosis_due(skips: int, limit: int) -> bool:
         >>> [n for n in range(1, 40) if diagnosis_due(n, 4)]
         [1, 2, 4, 8]
     """
+    # A power of two has a single bit.
     return skips > 0 and skips & (skips - 1) == 0 and skips.bit_length() <= limit
 
 

@@ -151,6 +151,7 @@ def _head(figure: Any, runs: Sequence[RunHistory], panels: Sequence[str]) -> Non
 def _metric(run: RunHistory) -> str | None:
     """The monitored validation metric, if its value is not constant."""
     name = run.monitored
+    # The loss has a panel of its own.
     moves = name.startswith("val_") and name != "val_loss" and _moves(run.curves[name])
     return name if moves else None
 
@@ -186,6 +187,8 @@ def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     finite = np.isfinite(values)
     # Each window is summed separately: with differences of running sums, one value like 1e30
     # would cancel all others.
+    # reduceat sums the terms between any two consecutive indices; [::2] keeps the windows. The
+    # appended zero lets a window end at the last value.
     counts, sums = (
         np.add.reduceat(np.append(terms, 0.0), windows)[::2]
         for terms in (finite.astype(np.float64), np.where(finite, values, 0.0))
@@ -269,6 +272,7 @@ def _draw_scale(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
     seen: list[NDArray[np.float64]] = []
     for index, run in enumerate(runs):
         curves = _family(run, name)
+        # With groups, `loss_scale` itself is the curve of the first one.
         groups = [curve for curve in curves if curve is not run.curves.get(name)]
         style = _style(runs, index)
         exponents = []

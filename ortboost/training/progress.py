@@ -197,7 +197,7 @@ class NotebookProgress(QuietProgress):
     """
 
     def __init__(self, seconds: float = 0.2, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+        super().__init__(results=True)
         self._seconds, self._clock = seconds, clock
         self._lines: list[str] = []
         self._total: int | None = None
@@ -222,10 +222,6 @@ class NotebookProgress(QuietProgress):
         """Add a line below the bar."""
         self._lines.append(text)
         self._draw()
-
-    def result(self, text: str) -> None:
-        """Add the line below the bar."""
-        self.message(text)
 
     def close(self) -> None:
         """Remove the bar; the lines remain."""

@@ -133,6 +133,7 @@ class Recorder:
             "best": best,
             "seconds": s.before + s.seconds,
         }
+        # Each tensor is copied from the device when it is written, not the whole state at once.
         state = self.stepper.state(copy=False)
         s.saved = self.store.save(state, progress, program=self.program, best=best)
         s.saved_step = s.state.step

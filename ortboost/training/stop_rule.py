@@ -74,6 +74,7 @@ class StopRule:
         # The scale starts high on purpose and shrinks until it settles: nothing to warn of.
         if len(self._shrinkings) < limit or result.applied_steps == 0:
             return None
+        # Begin anew: the same shrinkings are not reported twice.
         count, self._shrinkings = len(self._shrinkings), []
         return (
             f"step {step}: the loss scale shrank {count} times within {window} steps, "
@@ -101,4 +102,5 @@ def _to_minimum(policy: GroupedScaleConfig) -> int:
     """Consecutive overflows that take a group from the largest scale to the smallest."""
     largest = float(policy.starts().max()) if policy.max_scale is None else policy.max_scale
     smallest = policy.min_scale or 1.0
+    # The smallest n with largest * shrink^n <= smallest.
     return math.ceil(math.log(max(largest / smallest, 1.0)) / -math.log(policy.shrink))

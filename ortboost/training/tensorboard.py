@@ -65,6 +65,7 @@ class TensorBoard(Callback):
                 fix="Choose another folder.",
             ) from error
         shown = {k: v for k, v in run.about.items() if isinstance(v, (str, int, float))}
+        # The metrics are only named here: TensorBoard reads their values from the scalars.
         for summary in hparams(shown, {"validation/loss": 0.0, "validation/accuracy": 0.0}):
             self._writer.file_writer.add_summary(summary)
 

@@ -147,6 +147,7 @@ class Trainer:
 
     def _begin(self, s: Session, resume: bool, stack: contextlib.ExitStack) -> None:
         """Load a checkpoint or start over; push what has to be closed onto the stack."""
+        # The loss scale: from the configuration, or from the checkpoint that is restored.
         s.state.loss_scale = first_scale(self.config.loss_scale)
         position = self.record.restore(s) if resume else 0
         if self.config.debug_overflow and isinstance(self.stepper, Diagnosable):
@@ -187,6 +188,7 @@ class Trainer:
         s.refresh_view()
         for callback in self.callbacks:
             callback.on_train_begin(s.view)
+            # Only what has begun is closed.
             stack.callback(callback.on_close, s.view)
 
     def _loop(self, s: Session) -> None:
@@ -195,7 +197,7 @@ class Trainer:
                 break
         if s.view.stop_reason is None:
             s.view.stop("all epochs done")
-        self._discard_stale(s)
+        self._discard_stale(s)  # here if a callback stopped the run before its first step
         if s.saved_step != s.state.step:
             self.record.save(s)
         if s.state.validated_step != s.state.step and s.state.step:
@@ -234,6 +236,7 @@ class Trainer:
                 where=f"epoch {s.state.epoch}",
                 fix="Use more samples or a smaller batch size.",
             )
+        # The updates of the epoch are complete before it is validated.
         self._flush(s)
         if s.state.validated_step != s.state.step:
             self._validate(s)
@@ -244,6 +247,7 @@ class Trainer:
             callback.on_epoch_end(s.view, means)
         self.record.event(s, "epoch", epoch=epoch, **means)
         self.progress.result(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
+        # After the callbacks, whose states are saved and one of which may want to keep the best.
         self._settle(s, due=True)
         return True
 
@@ -281,12 +285,14 @@ class Trainer:
 
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
+        # Run the step.
         for callback in self.callbacks:
             callback.on_step_begin(s.view)
         hyper, scale = self._rates(s), state.loss_scale
         s.view.learning_rates = hyper
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         self._discard_stale(s)  # the step works, so the old run may go
+        # Count it, log it and show it.
         state.add(result, batch_length(batch, axes=batch_axes(self.stepper.inputs)))
         warning = s.rule.observe(state.step, result)
         if result.overflow or state.step % config.log_every == 0:
@@ -322,6 +328,7 @@ class Trainer:
             self.record.warn(s, warning)
         if result.overflow and diagnosis_due(state.total_skips, config.debug_overflow):
             self._diagnose(s, batch, hyper)
+        # Let the callbacks, the stop rule and the schedule of checkpoints decide what follows.
         s.refresh_view()
         for callback in self.callbacks:
             callback.on_step_end(s.view, result)

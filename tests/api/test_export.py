@@ -16,6 +16,7 @@ from ortboost.core.errors import OrtBoostError, ParityError, UsageError
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.graph import io
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -94,6 +95,29 @@ def test_texts_are_fed_and_compared(tmp_path):
         path,
     )
     assert api.export(path, tmp_path / "o.onnx", device="cpu").parity.ok
+
+
+def test_the_accuracy_leaves_out_the_padding_along_the_batch_axis(tmp_path):
+    """Labels [positions, samples] of a graph with a fixed batch: six samples in batches of four."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[5,4,3] x, float[3,3] w) => (float[5,4,3] y) { y = MatMul(x, w) }""",
+        w=np.eye(3, dtype=np.float32),
+    )
+    config = ProgramConfig(
+        loss=LossConfig(class_axis=-1), inputs=InputConfig(batch_axes={"x": 1, "labels": 1})
+    )
+    api.convert(model, tmp_path / "run", config)
+    labels = np.random.default_rng(0).integers(0, 3, (5, 6))
+    data = {"x": np.eye(3, dtype=np.float32)[labels], "labels": labels}
+    data["x"][3:] = data["x"][3:, :, ::-1]  # some of the last two positions are wrong
+    data["x"][:, 4:] = -data["x"][:, 4:]  # all of the last two samples
+    result = api.export(
+        tmp_path / "run", tmp_path / "o.onnx", checkpoint="initial", verify=data, device="cpu"
+    )
+    wanted = api.evaluate(tmp_path / "run", data, checkpoint="initial", device="cpu")["accuracy"]
+    assert 0 < wanted < 1
+    assert result.metrics["accuracy"] == pytest.approx((wanted, wanted))
 
 
 def test_data_without_labels_will_do(convnet, tmp_path):
@@ -312,6 +336,28 @@ def test_compare(convnet, tmp_path):
     assert found.to_dict()["first"]["tensor"] == "n"
     assert api.compare(convnet, other, device="cpu", atol=100.0).parity.ok
     assert api.compare(convnet, other, device="cpu", atols={"logits": 100.0}).parity.ok
+
+
+def test_the_search_runs_on_the_batch_that_differs(tmp_path):
+    """Of three batches only the second has negative numbers; the constant has no samples."""
+    for name, op in (("one", "Identity"), ("other", "Relu")):
+        model = text_model(
+            f"""<ir_version: 10, opset_import: ["" : 18]>
+            net (float c, float[2] s, float[n,2] x) => (float[n,2] y)
+            {{ h = {op}(x) g = Add(h, c) y = Mul(g, s) }}""",
+            s=np.ones(2, np.float32),
+        )
+        save_model(model, tmp_path / f"{name}.onnx")
+    found = api.compare(
+        tmp_path / "one.onnx",
+        tmp_path / "other.onnx",
+        data={"x": np.float32([[1, 1], [1, 1], [-1, 1], [1, 1], [1, 1], [1, 1]])},
+        inputs=InputConfig(values={"c": 0.0}),
+        batch_size=2,
+        bisect=True,
+        device="cpu",
+    )
+    assert (found.parity.worst.sample, found.first.difference.output) == (2, "h")
 
 
 def test_a_program_and_its_export(trained, tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import ArgumentTypeError, FileError
+from ortboost.training.checkpoint_file import digest_of
 from ortboost.training.checkpoints import CheckpointStore
 from tests.support import assert_three_lines
 
@@ -204,6 +205,17 @@ def test_exchanged_files_are_refused(tmp_path):
         (tmp_path / "step-00000010.safetensors").read_bytes()
     )
     assert store.latest().checkpoint.step == 10
+
+
+def test_a_name_that_leads_to_another_folder_is_refused(tmp_path):
+    store = saved(tmp_path, steps=(10,))
+    path = store.path(10)
+    content = json.loads(path.read_text())
+    del content["digest"]
+    content["file"]["name"] = "../step-00000010.safetensors"
+    path.write_text(json.dumps({**content, "digest": digest_of(content)}))
+    with pytest.raises(FileError, match="another checkpoint's tensors"):
+        store.load(path)
 
 
 def test_unfinished_saves_are_dropped_and_files_of_others_kept(tmp_path):

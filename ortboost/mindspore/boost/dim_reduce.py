@@ -110,6 +110,7 @@ class DimReduce(OptimizerWrapper):
                 fix="Give tuple(net.trainable_params()), and make the optimizer with the same.",
             )
         own = part_rows(n_components, rank, rank_size)
+        # As many rows as components: this process has all of them.
         divided = pca_mat_local.shape[:1] != (n_components,)
         shape = (n_components, sum(parameter.size for parameter in weight))
         wanted = (own.stop - own.start, shape[1]) if divided else shape
@@ -192,7 +193,8 @@ def _write_components(
             for index in range(shape[0]):
                 row = np.asarray(rows.get(index, np.zeros(shape[1])), np.float32)
                 if group is not None:
-                    row = group.sum(row)  # from the one process that has it
+                    # One process has the row, the others add zeros; all must take part.
+                    row = group.sum(row)
                 if not np.isfinite(row).all():
                     raise ArgumentValueError(
                         f"The component {index} is not finite.",
@@ -223,6 +225,7 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
     """
     where = "AutoBoost, dim_reduce"
     path = section.pca_mat_path
+    # Either the components themselves ...
     if path is not None and Path(path).is_file():
         try:
             found: NDArray[np.float32] = read_npy(path)
@@ -242,6 +245,7 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
             fix="Give the .npy file that 'ortboost pca RUN' makes, or weight_load_dir, a folder of "
             "checkpoints.",
         )
+    # ... or checkpoints, from which they are computed.
     folder = Path(section.weight_load_dir)
     files = sorted(folder.glob("*.safetensors"))
     trained = network.trainable_params()

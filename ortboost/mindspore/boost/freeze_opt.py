@@ -144,6 +144,7 @@ class _RateOfGroup(LearningRateSchedule):
 
     def construct(self, global_step: int) -> float:
         """The learning rate of update ``global_step`` of the group."""
+        # The index-th update of this group in the rounds-th repetition of the strategy.
         rounds, index = divmod(global_step, len(self.places))
         return rate_at(self.rate, rounds * self.period + self.places[index])
 
@@ -217,7 +218,7 @@ def _read_strategy(strategy: Any, number: int) -> list[int] | None:
     if isinstance(strategy, np.ndarray):
         integers = strategy.ndim == 1 and strategy.dtype.kind in "iu"
     else:
-        integers = all(isinstance(n, int | np.integer) and n is not True for n in strategy)
+        integers = all(isinstance(n, int | np.integer) and type(n) is not bool for n in strategy)
     if not integers or not len(strategy):
         raise ArgumentValueError(
             "'train_strategy' is not a list of integers.",

@@ -112,6 +112,7 @@ class GroupLossScaleManager(GroupedScaleCell):
             ArgumentTypeError: An argument has the wrong type.
             ArgumentValueError: The tensor is unknown, or another network was marked before.
         """
+        # MindSpore's form: the groups determine this boundary already.
         if len(args) == 3:
             check_argument(_OWNER, "layer1", args[1], CountOrZero)
             check_argument(_OWNER, "layer2", args[2], CountOrZero)
@@ -129,6 +130,7 @@ class GroupLossScaleManager(GroupedScaleCell):
         check_argument(_OWNER, "tensor", tensor, str)
         check_argument(_OWNER, "layer1", before, CountOrZero)
         check_argument(_OWNER, "layer2", after, CountOrZero)
+        # The tensor must exist, and the group that it leaves must agree with its place.
         graph = network.model.graph
         inputs = [value.name for value in graph.inputs]
         known = [*inputs, *(output.name for node in graph for output in node.outputs)]
@@ -145,6 +147,7 @@ class GroupLossScaleManager(GroupedScaleCell):
                 where=f"{_OWNER}, layer1",
                 fix="Mark inputs with 0 and 1, and outputs of group 1 with 1 and 2.",
             )
+        # A network that is gone does not count.
         if self._marked is not None and self._marked() not in (None, network):
             raise ArgumentValueError(
                 "Another network was marked before.",
@@ -152,6 +155,7 @@ class GroupLossScaleManager(GroupedScaleCell):
                 fix="Make a manager for each network.",
             )
         self._marked = weakref.ref(network)
+        # A second mark of a tensor replaces the first.
         self._marks = [mark for mark in self._marks if mark[0] != tensor]
         self._marks.append((tensor, before, after))
         return given

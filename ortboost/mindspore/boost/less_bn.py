@@ -53,6 +53,7 @@ class LessBN(Network):
         )
         self.reports = tuple(reports)
         self.training = network.training
+        # Frozen parameters stay frozen.
         trained = {p.name: p.requires_grad for p in network.get_parameters()}
         for parameter in self.get_parameters():
             parameter.requires_grad = trained.get(parameter.name, parameter.requires_grad)

@@ -97,6 +97,7 @@ class OptimizerProcess:
             keys = {key: value for key, value in group.items() if key != "params"}
             parts: dict[bool, list[Parameter]] = {True: [], False: []}
             for p in group["params"]:
+                # None means that nothing prevents it; what the network does not have is left alone.
                 parts[params_dict.get(id(p), "not known") is None].append(p)
             if parts[True]:
                 groups.append({"params": parts[True], **keys, "grad_centralization": True})

@@ -30,6 +30,7 @@ def exact_groups(
         ArgumentValueError: A parameter is not in exactly one group, or a group is empty.
     """
     where = f"{owner}, loss_scale_groups"
+    # Parameter to the number of its group.
     found: dict[str, int] = {}
     for number, group in enumerate(groups, 1):
         check_argument(where, f"group {number}", group, list | tuple)

@@ -79,6 +79,7 @@ class LiveState:
         """
         if self._holder is holder:
             return
+        # Read from the last holder before another one takes its place.
         values = self.values()
         self._holder, self._held = holder, frozenset(names)
         for name in self._held & values.keys():

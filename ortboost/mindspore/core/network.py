@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
+from ortboost.core.arrays import as_dtype
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
@@ -163,12 +164,12 @@ class Network(Shown, Cell):
             cuda = "CUDAExecutionProvider" in self._session.get_providers()
             place = runtime().OrtValue.ortvalue_from_numpy
             wanted = {value.name for value in self._session.get_inputs()}
-            self._device_version = self.state.version
             self._device_values = {
                 name: place(np.array(value, order="C"), "cuda" if cuda else "cpu")
                 for name, value in self.state.values().items()
                 if name in wanted
             }
+            self._device_version = self.state.version  # last: the device may lack memory
         binding = self._session.io_binding()
         for name, value in self._device_values.items():
             binding.bind_ortvalue_input(name, value)
@@ -227,7 +228,7 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
 
     Raises:
         ArgumentTypeError: It is not an array, or has floats where integers are needed.
-        ArgumentValueError: The shape does not fit.
+        ArgumentValueError: The shape does not fit, or a value is outside the range of the dtype.
     """
     array = given_array("network call", spec.name, value)
     if array.dtype.kind == "f" and spec.dtype.kind != "f":
@@ -246,7 +247,7 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
             where=f"input '{spec.name}'",
             fix=f"Give an array of the shape [{', '.join(str(d) for d in spec.shape)}].",
         )
-    return np.asarray(array, dtype=spec.dtype, order="C")
+    return np.asarray(as_dtype(array, spec.dtype, f"input '{spec.name}'"), order="C")
 
 
 def _initial(model: ir.Model, name: str) -> NDArray[Any]:

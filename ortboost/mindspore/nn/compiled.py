@@ -159,6 +159,7 @@ class CompiledSteps:
         """The compiled step for labels of this form, with the latest state."""
         trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
         config = self._loss_config(labels)
+        # What a step graph depends on and a user may change between two calls.
         key = (trained, config.label_shape, self.network.precision)
         if key not in self._built:
             self._built[key] = self._build(trained, config)

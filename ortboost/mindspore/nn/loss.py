@@ -163,6 +163,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
             )
 
     def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        # The largest exponent is 0: no overflow.
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         if self.sparse:
@@ -222,6 +223,7 @@ class BCEWithLogitsLoss(LossBase):
         return dataclasses.replace(plain, weight=self.weight, pos_weight=self.pos_weight)
 
     def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        # -log sigmoid(x) = log(1 + exp(-x)), without overflow.
         positive = labels * np.logaddexp(0, -logits)
         if self.pos_weight is not None:
             positive = positive * self.pos_weight

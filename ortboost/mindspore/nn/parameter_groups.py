@@ -97,6 +97,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
         where = f"{owner}, group {index}"
         for key in item:
             require_known(key, _GROUP_KEYS, f"A group has no key '{key}'.", where, ArgumentKeyError)
+        # As in MindSpore, the order of all parameters stands in a dict of its own.
         if "order_params" in item:
             if len(item) > 1:
                 raise ArgumentValueError(
@@ -177,6 +178,7 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
             where=owner,
             fix="Give a number, a list of numbers, or a schedule such as nn.CosineDecayLR.",
         )
+    # numpy would take a generator for one object.
     array = np.asarray(value if single or hasattr(value, "shape") else list(value))
     if array.dtype.kind not in "iuf" and array.size:
         raise ArgumentTypeError(

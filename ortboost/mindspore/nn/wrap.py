@@ -155,6 +155,7 @@ def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
     named = inspect.signature(cell.construct).parameters.values()
     if any(item.kind is item.VAR_POSITIONAL for item in named):
         raise not_one_network_and_loss(owner, "its arguments have no names")
+    # Arguments with a default are neither data nor label.
     given = [Traced(owner) for item in named if item.default is item.empty]
     result = cell(*given)
     loss = result.cell if isinstance(result, Traced) else None

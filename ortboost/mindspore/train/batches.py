@@ -79,9 +79,11 @@ class Batches:
                 fix="Give tuples (data, label) or dicts of arrays.",
             )
         rest = [key for key in item if key not in self._inputs]
+        # All inputs by name, and at most one more array: the labels, whatever their name.
         if len(rest) == len(item) - len(self._inputs) <= 1:
             return tuple(item[name] for name in [*self._inputs, *rest])
         labels = [key for key in rest if str(key).lower() in LABEL_KEYS]
+        # As many arrays as inputs and labels, under other names: the data in their order.
         if len(item) == len(self._inputs) + 1 and len(labels) <= 1:
             data = [key for key in item if key not in labels]
             return tuple(item[key] for key in [*data, *labels])

@@ -100,11 +100,12 @@ class Model:
         check_argument(
             "Model", "loss_scale_manager", manager, LossScaleManager | GroupLossScaleManager | None
         )
+        # Boosts come first: they replace network and optimizer.
         boost = AutoBoost(boost_level, kwargs.get("boost_config_dict", ""))
         if any(boost.boost_config.values()):
             network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
             check_scale_groups(boost, manager)
-        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
+        self._network, self._loss_fn = network, loss_fn
         self._metrics = get_metrics(metrics)
         self._eval_indexes = check_indexes(eval_indexes)
         self._backbone = backbone_of(network)
@@ -121,6 +122,7 @@ class Model:
                 where=f"Model, {name}",
                 fix="Leave it out, or give an optimizer; a training cell has its own settings.",
             )
+        # Only for the property train_network: without an optimizer it cannot be trained.
         elif loss_fn is not None and isinstance(network, Network):
             self._train_network = WithLossCell(network, loss_fn)
         self._eval_network = eval_network
@@ -278,6 +280,7 @@ class Model:
                 call_all(listeners, "on_train_step_end", context)
                 if context.get_stop_requested():
                     break
+            # Before the callbacks of the end of the epoch, which read eval_results.
             if validate is not None and not context.get_stop_requested():
                 validate(number + 1, args)
             call_all(listeners, "on_train_epoch_end", context)

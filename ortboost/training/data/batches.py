@@ -120,6 +120,7 @@ def batch_length(
                 f"{name}=none for one that is the same for all samples.",
             )
         lengths[name] = array.shape[axis]
+    # No input has a batch axis: the arrays are one whole.
     if batch and not lengths:
         return 1
     if not lengths or 0 in lengths.values():

@@ -127,6 +127,7 @@ class _Binder:
         taken = {i.name + s for i in self.inputs for s in self.suffixes} | set(
             self.mapping.values()
         )
+        # A common name is unambiguous only if a single input could be meant.
         for suffix in self.suffixes if len(peers) == 1 else ():
             found = [
                 key
@@ -223,6 +224,7 @@ class _Binder:
 
     def _check_values(self, spec: InputLike, key: str, array: Array) -> None:
         lazy = lazy_of(array)
+        # One axis: probably labels, which are searched whatever their size.
         scan = (lazy is None or not lazy.finite) and (
             array.nbytes <= _SCAN_BYTES or array.ndim == 1
         )

@@ -104,15 +104,17 @@ def _check_header(header: list[str], source: Path) -> None:
 
 
 def _cause(error: Exception, header: list[str], source: Path) -> str:
-    """The message of numpy with the line of the file; its rows count from 0 or from 1."""
+    """The message of numpy, with the line in the file."""
     text = " ".join(str(error).split())
     cell = re.search(r"string (.*) to float64 at row (\d+), column (\d+)", text)
     if cell:
+        # This message counts rows from 0 and columns from 1 ...
         line = _line_of(source, int(cell[2]) + 1)
         name = header[min(int(cell[3]), len(header)) - 1]
         return f"line {line}, column '{name}': {cell[1]} is not a number"
     short = re.search(r"columns changed from (\d+) to (\d+) at row (\d+)", text)
     if short:
+        # ... and this one rows from 1.
         line = _line_of(source, int(short[3]))
         return f"line {line} has {short[2]} cells, earlier ones have {short[1]}"
     return text[:200]

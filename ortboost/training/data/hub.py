@@ -106,6 +106,7 @@ class DatasetTable(Table):
             kind: np.dtype[Any] = np.dtype(getattr(inner, "dtype", None))
         except TypeError:
             kind = np.dtype("V")
+        # A feature without a dtype was taken for float64, which is np.dtype(None).
         if kind.kind not in "biuf" or getattr(inner, "dtype", None) is None:
             raise UsageError(
                 f"The column '{name}' is not numeric.",

@@ -76,6 +76,7 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
             data = None
             if source.suffix == ".gz":
                 check_unpacked(promised, str(source))
+                # One byte more, to notice data after the array.
                 data = stream.read(promised + 1)
         offset = 4 + 4 * head[3]
         found = len(data) if data is not None else source.stat().st_size - offset
@@ -139,7 +140,7 @@ def _partner(path: Path, old: str, new: str, old_rank: str, new_rank: str) -> Pa
 
 def find_idx(folder: Path, split: str) -> Path | None:
     """The images file of a split in a folder (``train-images-idx3-ubyte``, ``t10k-...``)."""
-    for stem in _STEMS.get(split, ()):
+    for stem in _STEMS[split]:
         for name in (f"{stem}-images-idx3-ubyte", f"{stem}-images.idx3-ubyte"):
             for candidate in (folder / name, folder / f"{name}.gz"):
                 if candidate.is_file():

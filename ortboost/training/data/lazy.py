@@ -88,6 +88,7 @@ class LazyArray(abc.ABC):
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Array:
+        # From rows_of: an index with one item, for axis 0.
         if isinstance(rows, tuple):
             (rows,) = rows
         if isinstance(rows, slice):

@@ -87,6 +87,7 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
             mapped = _map(source, raw, info)
             if mapped is not None:
                 return mapped
+        # read_array allocates what the header of the array says: check that first.
         with archive.open(info) as stream:  # reads at most `file_size` bytes
             size = _size_of(stream)
         if size is not None and size != info.file_size:

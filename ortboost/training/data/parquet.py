@@ -81,6 +81,7 @@ class ParquetTable(Table):
         lengths, self._lock = [0], threading.Lock()
         self._held: OrderedDict[tuple[int, tuple[str, ...]], Array] = OrderedDict()
         self._readers = set[tuple[str, ...]]()
+        # Open all files, and list their row groups in the order of the rows.
         for number, path in enumerate(paths):
             try:
                 file = pq.ParquetFile(path)
@@ -104,6 +105,7 @@ class ParquetTable(Table):
             raise FileError(
                 "The table has no rows.", where=self.where, fix="Write it again, with rows."
             )
+        # The largest row group, with all columns, decides how many a window holds.
         kinds = [self._kind(name) for name in self.columns]
         row = sum(kind.itemsize for kind in kinds if kind is not None)
         largest = max(lengths) * row
@@ -172,6 +174,7 @@ class ParquetTable(Table):
         found = np.empty((table.num_rows, *kind.shape), kind.base)
         for place, name in enumerate(names):
             values = table.column(name).combine_chunks()
+            # Each level of nested lists has null values of its own.
             nulls = values.null_count
             while hasattr(values.type, "list_size"):  # nested lists of a fixed length
                 values = values.flatten()
@@ -182,7 +185,9 @@ class ParquetTable(Table):
                     where=f"{self._paths[number]}, row group {own}",
                     fix="Fill or drop these rows.",
                 )
+            # Not zero-copy: Arrow packs eight booleans into a byte.
             numbers = values.to_numpy(zero_copy_only=False)
+            # Columns side by side, also if there is only one.
             if len(names) > 1 or kind.shape == (1,):
                 found[:, place] = numbers
             else:

@@ -132,6 +132,7 @@ def work_ahead(
     waiting, left = deque[Future[T]](), iter(tasks)
     with ThreadPoolExecutor(workers, thread_name_prefix="ortboost-read") as pool:
         try:
+            # One more is submitted before the first result is passed on.
             for task in itertools.islice(left, workers + depth - 1):
                 waiting.append(pool.submit(task))
             while waiting:

@@ -7,7 +7,6 @@ epoch), so that a resumed run sees the same batches as an uninterrupted one.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,6 +183,7 @@ class ArraySource:
                 fix=f"Use a batch size of at most {self.length}, or keep the last, short batch.",
             )
         if inputs is not None and drop_last:
+            # Every process must get exactly the fixed number of samples.
             for rank in range(part[1]):
                 own = part_rows(batch_size, rank, part[1])
                 check_batch_size(inputs, own.stop - own.start, of=part[1])
@@ -365,9 +365,7 @@ class ArraySource:
         if found is None:
             return {}
         configs = {"images": found.config, "augment": found.augment if self._augment else None}
-        written = {key: write_config(config) for key, config in configs.items() if config}
-        settings: dict[str, Any] = json.loads(json.dumps(written))
-        return settings
+        return {key: write_config(config) for key, config in configs.items() if config}
 
 
 def _ends(array: Array) -> Array:

@@ -87,6 +87,7 @@ class Table(abc.ABC):
         own: dict[str, str] = {}  # input to its own column
         for spec in inputs:
             usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()
+            # Its own name or that of --map; for labels also a usual name, in upper or lower case.
             wanted = [(mapping or {}).get(spec.name, spec.name), *usual]
             found = next((name for name in wanted if name in self.columns), None)
             found = found or next((name for name in self.columns if name.lower() in usual), None)

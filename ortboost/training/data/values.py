@@ -65,10 +65,12 @@ def value_fault(
             f"{where}, the input '{spec.name}' needs {want}",
             f"Save them as {want}: array.astype('{want}'), or divided by 255.",
         )
+    # Integers can be too large only for float16, which ends at 65504.
     if (finite or whole) and (_is_float(have) or want == np.float16):
         largest = min(_largest(dtype) for dtype in (have, want) if _is_float(dtype))
 
         def strays(piece: Array) -> Array:
+            # In bfloat16 the limit 65504 of float16 would itself be rounded up.
             numbers = piece if have.kind == "f" else piece.astype(np.float64)
             if numbers.min() >= -largest and numbers.max() <= largest:  # faster, and NaN fails
                 return np.zeros(1, np.bool_)
@@ -140,6 +142,7 @@ def _label_fault(spec: InputLike, key: str, array: Array) -> tuple[str, str, str
         stray = first_invalid_class(piece)
         if stray is None:
             return np.zeros(1, np.bool_)
+        # For the message: the mask alone does not tell which label it was.
         found.append(stray)
         return np.asarray(piece == stray)
 

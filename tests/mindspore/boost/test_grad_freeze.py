@@ -233,6 +233,7 @@ def own_groups():
         (lambda n, o, g: FreezeOpt(momentum(n), g, "01"), TypeError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, [0, 0.5]), ValueError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, [0, True]), ValueError),
+        (lambda n, o, g: FreezeOpt(momentum(n), g, [False, 1]), ValueError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, []), ValueError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, [0, 2]), ValueError),
         (lambda n, o, g: FreezeOpt(momentum(n), g, [0, -1]), ValueError),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -8,10 +10,11 @@ import pytest
 
 from ortboost import nn
 from ortboost.core.errors import FileError
+from ortboost.mindspore.core import network
 from ortboost.mindspore.core.network import Network, Parameter, load
 from ortboost.mindspore.core.tensor import Tensor
 from tests.mindspore.nn import golden
-from tests.support import MODELS, NAMES, model_path
+from tests.support import MODELS, NAMES, assert_three_lines, model_path
 
 
 def in_inference_form(name: str) -> onnx.ModelProto:
@@ -157,3 +160,29 @@ def test_whole_numbers_are_not_made_of_fractions():
     if net.inputs[0].dtype.kind == "i":
         with pytest.raises(TypeError):
             net(np.zeros([1, *net.inputs[0].shape[1:]], np.float32))
+
+
+def test_a_value_that_its_input_cannot_hold_is_refused():
+    """Cut to 32 bits, 2^32 + 1 would be the token 1."""
+    net = Network(
+        ir.from_onnx_text(
+            """<ir_version: 10, opset_import: ["" : 18]>
+            net (int32[n] ids) => (float[n] y) { y = Cast<to = 1>(ids) }"""
+        )
+    )
+    assert net(np.array([7], np.int64)).tolist() == [7.0]
+    with pytest.raises(ValueError, match="do not fit into int32") as raised:
+        net(np.array([2**32 + 1]))
+    assert_three_lines(raised.value)
+
+
+def test_weights_that_did_not_reach_the_device_are_copied_again(monkeypatch):
+    net, x = golden.network("mlp"), np.ones([1, 64], np.float32)
+    before, bias = net(x), net.parameters_dict()["fc2.bias"]
+    bias.set_data(bias.asnumpy() + 1)
+    with monkeypatch.context() as broken:
+        full = SimpleNamespace(ortvalue_from_numpy=lambda *_: 1 / 0)
+        broken.setattr(network, "runtime", lambda: SimpleNamespace(OrtValue=full))
+        with pytest.raises(ZeroDivisionError):
+            net(x)
+    np.testing.assert_allclose(net(x), before + 1, rtol=1e-5)

@@ -96,7 +96,7 @@ class ImageArray(LazyArray):
         # One number is the shorter side: the crop must fit into a square of it.
         square = len(config.resize) == 1
         sides = config.resize * 2 if square else config.resize
-        if any(have < want for have, want in zip(sides, size, strict=False)):
+        if any(have < want for have, want in zip(sides, size, strict=False)):  # () without resize
             given = "x".join(map(str, config.resize))
             raise UsageError(
                 f"Images of {given} pixels do not cover a crop of {size[0]}x{size[1]}.",
@@ -149,6 +149,7 @@ class ImageArray(LazyArray):
 
     def _varied(self, image: Image, draws: Draws, augment: AugmentConfig) -> Image:
         tall, wide = self.config.crop
+        # Another order of the draws (crop, flip, colours) would change every run.
         if augment.resized_crop is not None:
             box = crop_box(draws, *image.size, augment.resized_crop)
             image = image.crop(box).resize((wide, tall), self._filter)
@@ -190,11 +191,7 @@ class ImageArray(LazyArray):
         return image.crop((left, top, left + wide, top + tall))
 
     def _check(self, header: Header) -> None:
-        """Check that an image has the expected colours.
-
-        Raises:
-            FileError: It does not.
-        """
+        """Check that an image has the expected colours."""
         kind = _KINDS.get(header.mode)
         if header.mode in _CONVERTIBLE if self.config.color != "auto" else kind == self._kind:
             return

@@ -46,6 +46,7 @@ class Draws:
 
     def uniform(self, low: float, high: float) -> float:
         """A number from ``low`` to below ``high``."""
+        # The upper 53 bits: the precision of a double.
         return low + (high - low) * (next(self._raw) >> 11) * 2.0**-53
 
     def below(self, end: int) -> int:

@@ -64,11 +64,6 @@ class Store(abc.ABC):
 
 
 def _require_pillow() -> None:
-    """Check that Pillow is installed.
-
-    Raises:
-        DependencyError: It is not installed.
-    """
     try:
         import PIL.Image  # noqa: F401 - is it installed?
     except ImportError as error:
