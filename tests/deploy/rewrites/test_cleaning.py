@@ -402,6 +402,14 @@ def test_casts(middle, last, left):
     assert bool(report.kept) == (left == 2)
 
 
+def test_an_input_is_no_output():
+    """The result of both casts is the input, which cannot take the name of the output."""
+    model = net("a = Cast<to = 11>(x) [c] y = Cast<to = 1>(a)", outputs="float[n,3,4] y")
+    report = merge_casts(model)
+    assert not report.modified
+    assert "has the name of its result" in report.kept["c"]
+
+
 def test_casts_to_text():
     """A float is written as 0.1, the same number in double as 0.10000000149011612."""
     body = "a = Cast<to = 11>(x) [c] y = Cast<to = 8>(a)"
