@@ -236,6 +236,10 @@ def test_catalogue_survives_json():
         (TensorSpec("overflow", np.dtype(np.bool_), ()),),
         True,
     )
+    assert catalogue.state[0].to_dict() == {
+        "name": "w", "kind": "parameter", "dtype": "float32", "shape": [2], "next": None,
+        "role": "weight",
+    }
     assert Catalogue.from_dict(json.loads(json.dumps(catalogue.to_dict()))) == catalogue
     assert catalogue.entries("parameter") == catalogue.state
     assert catalogue.entries("slot", "scale") == ()
