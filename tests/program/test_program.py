@@ -237,7 +237,11 @@ def test_catalogue_survives_json():
         True,
     )
     assert catalogue.state[0].to_dict() == {
-        "name": "w", "kind": "parameter", "dtype": "float32", "shape": [2], "next": None,
+        "name": "w",
+        "kind": "parameter",
+        "dtype": "float32",
+        "shape": [2],
+        "next": None,
         "role": "weight",
     }
     assert Catalogue.from_dict(json.loads(json.dumps(catalogue.to_dict()))) == catalogue
