@@ -42,9 +42,6 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         name = "" if table is None else table.name or ""
         if data is None or ids is None or table is None or name not in rows:
             continue
-        if ids.shape is None:
-            report.kept[label(node)] = "the rank of its indices is unknown"
-            continue
         row = rows[name]
         b = Builder(model.graph, "ortboost/padding")
         apart = detached.setdefault(
@@ -56,7 +53,7 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         is_padding = b.op(
             "Equal", ids, b.const(row, ids.dtype or ir.DataType.INT64), dtype=ir.DataType.BOOL
         )
-        mask = b.op("Unsqueeze", is_padding, b.ints(len(ids.shape)))
+        mask = b.op("Unsqueeze", is_padding, b.ints(-1))
         found = b.op("Gather", data, ids, axis=0, shape=node.outputs[0].shape)
         replace_node(node, [b.op("Where", mask, fixed, found, dtype=data.dtype)], b)
         report.changed[label(node)] = f"row {row} of '{name}' gets no gradient"

@@ -496,6 +496,24 @@ def test_the_detour_of_attention():
     assert check(merge_transposes, model, {"x": weights(3, 2, 5, 4)}).changed == {}
 
 
+@pytest.mark.parametrize(
+    ("before", "body", "after"),
+    [  # each lacks one thing of a transposition in three dimensions
+        ("n,2,5,4", "a = Neg(x) b = Transpose<perm = [0, 1, 3, 2]>(a) y = Reshape(b, split)", 4),
+        ("n,2,5,4", "a = Reshape(x, flat) b = Transpose<perm = [1, 2, 0]>(a) y = Reshape(b, t)", 3),
+        ("n,5,4", "b = Transpose<perm = [0, 2, 1]>(x) y = Reshape(b, split)", 4),
+        ("n,5,4", "a = Reshape(x, flat) b = Transpose<perm = [0, 2, 1]>(a) y = Reshape(b, s)", 4),
+    ],
+)
+def test_no_detour(before, body, after):
+    stored = {"flat": np.array([-1, 5, 4]), "split": np.array([-1, 2, 4, 5])}
+    stored |= {"t": np.array([5, 4, -1]), "s": np.array([-1, 2, 4, 5])}
+    types = f"float[{before}] x, int64[3] flat, int64[4] split, int64[3] t, int64[4] s"
+    model = model_of(body, types, f"float[{','.join('abcd'[:after])}] y", **stored)
+    sizes = [4 if size == "n" else int(size) for size in before.split(",")]
+    assert not check(merge_transposes, model, {"x": weights(*sizes)}).modified
+
+
 # ---- duplicates and dead code --------------------------------------------------------------------
 
 
