@@ -28,6 +28,17 @@ def net(body, inputs="float[n,3,4] x", outputs="float[n,a,b] y", **stored):
 # ---- constants -----------------------------------------------------------------------------------
 
 
+def test_a_branch_that_is_folded_away_reads_nothing_any_more():
+    """Else what it read would seem to have another consumer, and nothing after would be fused."""
+    body = """h = Relu(x) y = If(yes)<then_branch = t () => (float[n,3,4] u) { u = Neg(h) },
+        else_branch = e () => (float[n,3,4] u) { a = Exp(h) u = Abs(a) }>"""
+    model = net(body, "float[n,3,4] x, bool yes", yes=np.array(True))
+    report = check(fold_constants, model, X, OTHER)
+    assert report.changed["If"] == "1 -> 0"
+    (use,) = model.graph[0].outputs[0].uses()
+    assert use.node.op_type == "Neg"
+
+
 def test_constants_are_folded():
     model = net(
         "wt = Transpose<perm = [1, 0]>(w) s = Add(wt, one) y = MatMul(x, s)",
