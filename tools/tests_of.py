@@ -33,7 +33,9 @@ ELSEWHERE = {
     ],
 }
 # Cheap tests of the package as a whole, which belong to every change.
-ALWAYS = ("tests/test_layers.py", "tests/test_public_api.py", "tests/test_dependencies.py")
+ALWAYS = tuple(
+    f"tests/test_{name}.py" for name in ("layers", "public_api", "dependencies", "operator_names")
+)
 
 
 def mirrored_test(module: str) -> str:
