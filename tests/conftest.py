@@ -54,6 +54,7 @@ WITHOUT_RUNTIME = (
     "runtime/cuda/test_placement.py",
     "test_dependencies.py",
     "test_layers.py",
+    "test_operator_names.py",
     "test_suite.py",
     "tools/test_make_cuda_table.py",
     "tools/test_mutate.py",

@@ -66,7 +66,7 @@ def our_gradients(
 
 
 def false_shapes(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[str]:
-    """Values whose shapes at run time differ from those in the graph, which rules rely on."""
+    """Values and outputs whose shapes at run time differ from those in the graph."""
     import onnxruntime as ort
 
     told = model.clone()
@@ -77,10 +77,11 @@ def false_shapes(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[str]:
         if (value.name or "").startswith("ortboost/") and value.shape is not None and value.dtype
         if not value.is_graph_output()
     ]
-    if not inner:
+    made = [*inner, *(value for value in told.graph.outputs if value.shape is not None)]
+    if not made:
         return []
-    shapes = {value.name: list(value.shape or ()) for value in inner}
-    for value in inner:
+    shapes = {value.name: list(value.shape or ()) for value in made}
+    for value in made:
         value.shape = None
     told.graph.outputs.extend(inner)
     options = ort.SessionOptions()

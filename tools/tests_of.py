@@ -17,13 +17,14 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-__all__ = ["changed_files", "mirrored_test", "tests_of", "unmirrored"]
+__all__ = ["changed_files", "last_tests", "mirrored_test", "tests_of", "unmirrored"]
 
 ROOT = Path(__file__).resolve().parents[1]
 # Not found by imports: rules that are loaded by name, and tested with others of their kind.
 _RULES, _RULE_TESTS = "ortboost/autodiff/portable/rules", "tests/autodiff/portable"
 ELSEWHERE = {
-    f"{_RULES}/functions.py": [f"{_RULE_TESTS}/test_probe.py"],
+    "ortboost/boosts/loss_scale.py": ["tests/program/test_step.py"],
+    "ortboost/optimizers/base.py": ["tests/optimizers/test_golden.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
     f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
@@ -32,13 +33,20 @@ ELSEWHERE = {
     ],
 }
 # Cheap tests of the package as a whole, which belong to every change.
-ALWAYS = ("tests/test_layers.py", "tests/test_public_api.py", "tests/test_dependencies.py")
+ALWAYS = tuple(
+    f"tests/test_{name}.py" for name in ("layers", "public_api", "dependencies", "operator_names")
+)
 
 
 def mirrored_test(module: str) -> str:
     """The path of the test file that mirrors a module, whether it exists or not."""
     path = Path(module).relative_to("ortboost")
     return (Path("tests") / path.parent / f"test_{path.name}").as_posix()
+
+
+def last_tests(module: str) -> list[str]:
+    """What every gradient rule is tested with, after its own tests: all operators in turn."""
+    return [f"{_RULE_TESTS}/test_probe.py"] if module.startswith(f"{_RULES}/") else []
 
 
 @cache
@@ -93,7 +101,7 @@ def tests_of(module: str) -> list[str]:
     mirror = mirrored_test(module)
     chosen = [mirror] if mirror in files else []
     chosen += [file for file, modules in files.items() if module in modules and file != mirror]
-    chosen += [file for file in ELSEWHERE.get(module, []) if file in files]
+    chosen += [f for f in ELSEWHERE.get(module, []) if f in files and f not in chosen]
     near, seen = {module}, {module}
     while not chosen and near:
         near = {other for one in near for other in _importers().get(one, ())} - seen
@@ -104,7 +112,7 @@ def tests_of(module: str) -> list[str]:
     while not chosen and folder != Path():
         chosen = [file for file in files if Path(file).parent == folder]
         folder = folder.parent
-    return chosen
+    return chosen + [file for file in last_tests(module) if file not in chosen]
 
 
 def changed_files(base: str) -> list[str]:

@@ -85,6 +85,11 @@ def store_weights(model: ir.Model) -> Report:
         arrays = _results(node, model.opset_imports.get("", 18))
         if arrays is None:
             continue
+        source = node.inputs[0]
+        if source is not None and node.op_type == "Identity":  # a copy would be trained apart
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            model.graph.remove(node, safe=True)
+            continue
         total += size
         _store(model.graph, node, arrays, report, torch=model.producer_name == "pytorch")
         if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):

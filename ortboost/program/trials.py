@@ -50,7 +50,6 @@ def _trial(
     graph = model.graph
     inputs = {value.name or "": value for value in graph.inputs}
     uses = {p.name: inputs[p.name].uses() for p in trained}  # those of the forward pass only
-    first = next(iter(graph), None)
     for name in search.trial_states():
         inputs[name] = known[name].value()
     rate = ir.val(names.RATE, ir.DataType.FLOAT, ())
@@ -58,11 +57,7 @@ def _trial(
     b = Builder(graph, "ortboost/trial")
     weights, promised = search.trial_weights(b, inputs, rate, trained)
     promised = b.op("Identity", promised, name=names.PROMISED, shape=())
-    nodes = b.take()
-    if first is None:
-        graph.extend(nodes)
-    else:
-        graph.insert_before(first, nodes)
+    graph.insert_before(graph[0], b.take())
     for name, used in uses.items():
         for usage in used:
             usage.node.replace_input_with(usage.idx, weights[name])

@@ -43,9 +43,6 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         name = "" if table is None else table.name or ""
         if data is None or ids is None or table is None or name not in rows:
             continue
-        if ids.shape is None:
-            report.kept[label(node)] = "the rank of its indices is unknown"
-            continue
         row = rows[name]
         b = Builder(model.graph, "ortboost/padding")
         # One copy for all lookups of a table.
@@ -60,7 +57,7 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         length, *rest = static_shape(table) or ()
         counted = b.op("Mod", ids, b.const(length, kind))
         is_padding = b.op("Equal", counted, b.const(row, kind), dtype=ir.DataType.BOOL)
-        axes = range(len(ids.shape), len(ids.shape) + len(rest))  # those of a row
+        axes = range(-len(rest), 0)  # those of a row, counted from the end: any rank of indices
         mask = b.op("Unsqueeze", is_padding, b.ints(*axes)) if rest else is_padding
         found = b.op("Gather", data, ids, axis=0, shape=node.outputs[0].shape)
         replace_node(node, [b.op("Where", mask, fixed, found, dtype=data.dtype)], b)

@@ -6,6 +6,7 @@ import pytest
 
 from ortboost.boosts.thor_inverse import ACCURACY, damped_inverses, inverse_cost
 from ortboost.graph.build import Builder
+from ortboost.graph.shape_inference import infer_shapes
 from tests.support import run
 
 
@@ -77,9 +78,14 @@ def test_no_operator_but_products_and_elementwise_ones():
 
 
 def test_the_cost_is_that_of_the_products():
-    products = 0
-    for node in chain(96).graph:  # 64 and 32 rows: what each product has is in its shapes
-        products += node.op_type == "MatMul"
+    model = chain(96)  # 64 and 32 rows
+    infer_shapes(model)
+    products = [node for node in model.graph if node.op_type == "MatMul"]
     leaves, merges = 3, 2
-    assert products == leaves * 36 + merges * 11 + 1
+    assert len(products) == leaves * 36 + merges * 11 + 1
     assert inverse_cost(32) == 32**3 + 36 * 32**3
+    multiplied = 0
+    for node in products:
+        (*_, rows, inner), (*_, columns) = (tuple(value.shape) for value in node.inputs)
+        multiplied += rows * inner * columns
+    assert inverse_cost(96) == multiplied

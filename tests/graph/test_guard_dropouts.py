@@ -67,6 +67,7 @@ def test_a_frozen_layer_keeps_its_dropout_in_a_session_of_ones_own():
         head=weights(8, 3, seed=1),
     )
     program = build_program(model, ProgramConfig(freeze=("body",), engine="portable"))
+    assert not guard_dropouts(program.step).changed
     step = load_model(ir.to_proto(program.step))
     feeds = {**batch_for(program, 64), "learning_rate": np.array(0.0, np.float32)}
     feeds |= {entry.name: program.initial[entry.name] for entry in program.catalogue.state}

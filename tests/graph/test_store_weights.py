@@ -66,6 +66,20 @@ def test_stored_tensors_are_not_multiplied_together():
     assert not store_weights(model).modified
 
 
+def test_a_tensor_of_one_number_stays_tied_to_its_identity():
+    """The slope that two PReLUs share: a copy of it would be trained apart."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[1] slope) => (float[N,4] y) {
+          a = PRelu(x, slope)  same = Identity(slope)  y = PRelu(a, same) }""",
+        slope=np.full(1, 0.25, np.float32),
+    )
+    infer_shapes(model)
+    store_weights(model)
+    assert list(find_parameters(model)) == ["slope"]
+    assert [node.inputs[1].name for node in model.graph] == ["slope", "slope"]
+
+
 def test_what_is_too_large_is_told(monkeypatch):
     monkeypatch.setattr(module, "_LARGEST", 11)
     model = made()

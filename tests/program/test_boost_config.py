@@ -31,6 +31,20 @@ def test_levels(level, expected):
     assert on(resolve_boost(level)) == expected
 
 
+@pytest.mark.parametrize(
+    ("switch", "boosts"),
+    [
+        ("less_bn", ["less_bn", "less_bn.fn_flag", "less_bn.gc_flag"]),
+        ("grad_freeze", ["grad_freeze"]),
+        ("grad_accumulation", ["grad_accumulation"]),
+        ("adasum", ["adasum"]),
+        ("loss_scale_group", []),  # a setting of the loss scale
+    ],
+)
+def test_a_switch_alone_enables_its_boosts(switch, boosts):
+    assert list(BoostConfig(on=Switches(**{switch: True})).boosts()) == boosts
+
+
 def test_defaults_are_those_of_mindspore():
     config = resolve_boost()
     assert (config.level, config.mode) == ("O0", "auto")

@@ -311,6 +311,44 @@ def test_several_outputs_stay_in_the_evaluation():
     assert set(answers) == {"logits", "p", "loss"}
 
 
+@pytest.mark.parametrize(
+    ("loss", "shape", "class_axis"),
+    [
+        (LossConfig(), "batch", 1),
+        (LossConfig(ignore_index=1), "batch", 1),
+        (LossConfig(class_axis=1), "batch,3,5", 1),
+        (LossConfig(shift_labels=True), "batch,5", 2),
+        (LossConfig(shift_labels=True, ignore_index=0), "batch,5", 2),
+    ],
+)
+def test_the_accuracy_of_a_step(loss, shape, class_axis):
+    """Of the labels that count; with shifted labels, each position predicts the next one."""
+    image = shape.endswith("3,5")
+    body = "y = Mul(x, w)" if image else "y = MatMul(x, w)"
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[{shape + ("" if image else ",3")}] x, float[3,{1 if image else 3}] w)
+        => (float[{shape + ("" if image else ",3")}] y) {{ {body} }}""",
+        w=np.ones((3, 1), np.float32) if image else np.eye(3, dtype=np.float32),
+    )
+    config = ProgramConfig(loss=loss, metrics=("accuracy",), engine="portable")
+    training = stepper(build_program(model, config))
+    rng = np.random.default_rng(1)
+    sizes = [{"batch": 4}.get(d) or int(d) for d in shape.split(",")] + ([] if image else [3])
+    x = rng.standard_normal(sizes).astype(np.float32)
+    guess = x.argmax(class_axis)
+    labels = np.where(rng.random(guess.shape) < 0.5, guess, rng.integers(0, 3, guess.shape))
+    if loss.shift_labels:
+        guess, wanted = guess[:, :-1], labels[:, 1:]
+        x[:, -1] = [9, 0, 0]  # the last position predicts nothing
+    else:
+        wanted = labels
+    counted = wanted != (-100 if loss.ignore_index is None else loss.ignore_index)
+    result = training.step({"x": x, "labels": labels}, RATE)
+    assert 0 < result.metrics["accuracy"] < 1
+    assert result.metrics["accuracy"] == np.float32((guess == wanted)[counted].mean())
+
+
 def test_accuracy_needs_classes():
     config = ProgramConfig(loss=LossConfig("mse"), metrics=("accuracy",))
     with pytest.raises(ConfigError) as info:

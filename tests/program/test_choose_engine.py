@@ -13,6 +13,7 @@ from ortboost.core.errors import ModelError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.optimizers import Sgd
+from ortboost.program import choose_engine as choose_engine_module
 from ortboost.program.build import build_program
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
@@ -95,6 +96,29 @@ def test_what_no_engine_can_do_is_refused_with_the_reasons_of_the_first():
         assert_three_lines(caught.value)
         assert "Thing 'thing'" in caught.value.where
         assert "--engine" not in caught.value.fix
+
+
+@needs_native
+@pytest.mark.parametrize("refuses", [["native"], ["portable"], ["portable", "native"]])
+def test_an_engine_that_cannot_prepare_a_model_is_passed_over(monkeypatch, refuses):
+    """Blockers of one engine say more than what another one could not even prepare."""
+    prepared = choose_engine_module._prepared
+
+    def prepare(source, config, engine):
+        if engine.name in refuses:
+            raise ModelError(f"{engine.name} cannot.", where="here", fix="Do.")
+        return prepared(source, config, engine)
+
+    monkeypatch.setattr(choose_engine_module, "_prepared", prepare)
+    monkeypatch.setattr(PortableEngine, "gradient_support", lambda *_: "not today")
+    if len(refuses) == 2:
+        with pytest.raises(ModelError, match="portable cannot"):
+            choose_engine(small_mlp(), ProgramConfig())
+        return
+    chosen = choose_engine(small_mlp(), ProgramConfig())
+    (other,) = {"native", "portable"} - set(refuses)
+    assert chosen.engine.name == other
+    assert bool(chosen.blockers) is (other == "portable")
 
 
 def test_a_model_without_blockers_is_not_rewritten_to_find_none(monkeypatch):

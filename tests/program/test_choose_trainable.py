@@ -8,6 +8,7 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import assert_three_lines, small_mlp, text_model, weights
 
 DOUBTFUL = """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
@@ -140,9 +141,18 @@ net (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
 @pytest.mark.parametrize(
     "text", [TIED, TIED.replace("y = Add(j, b)", "c = Identity(b) y = Add(j, c)")]
 )
-@pytest.mark.parametrize(("bias", "noted"), [(np.zeros(3), True), (np.arange(3.0), False)])
-def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted, text):
-    model = text_model(text, w=weights(3, 3), b=bias.astype(np.float32))
+@pytest.mark.parametrize(
+    ("operator", "numbers", "noted"),
+    [
+        ("Add", np.zeros(3), True),
+        ("PRelu", np.full(1, 0.25), True),
+        ("Add", np.arange(3.0), False),
+        ("Add", np.array([2.0, 2.0, 3.0]), False),
+    ],
+)
+def test_only_tensors_of_one_number_may_be_tied_by_chance(operator, numbers, noted, text):
+    text = text.replace("Add(", f"{operator}(").replace("float[3] b", f"float[{numbers.size}] b")
+    model = text_model(text, w=weights(3, 3), b=numbers.astype(np.float32))
     notes = [note for note in chosen(model)[1] if "trained as one" in note]
     assert len(notes) == noted
     assert all("1 tensor with the same value everywhere, 'b'" in note for note in notes)
@@ -161,6 +171,24 @@ def test_a_file_whose_weights_are_all_quantized_is_called_so():
         build_program(model, config())
     assert_three_lines(caught.value)
     assert "Start from the float model" in str(caught.value)
+
+
+def test_what_the_loss_does_not_depend_on_is_not_said_to_be_trained():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,3] w, float[4,2] v) => (float[N,3] a, float[N,2] b) {
+          a = MatMul(x, w)  b = MatMul(x, v) }""",
+        w=weights(4, 3),
+        v=weights(4, 2),
+    )
+    program = build_program(model, config(loss=LossConfig(output="a")))
+    (report,) = [r for r in program.reports if r.rewrite == CHOOSE_TRAINABLE]
+    assert report.changed == {"w": "trained as weight"}
+    assert report.kept == {"v": "the loss does not depend on it"}
+    assert report.notes == [
+        "trains 12 of 20 parameters in 1 tensor; 1 tensor frozen",
+        "not trained, because the loss does not depend on them: 1 tensor, 'v'",
+    ]
 
 
 def test_groups_without_a_parameter_of_their_own_are_told():

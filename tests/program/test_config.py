@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.api.learning_rates import schedules
-from ortboost.boosts import DimReduce
+from ortboost.boosts import AdaSum, DimReduce, GroupLossScale, LossScale
 from ortboost.core.errors import ConfigError, OrtBoostError
 from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import (
@@ -207,6 +207,20 @@ SCALES = [
 @pytest.mark.parametrize("scale", SCALES)
 def test_scales_survive_json(scale):
     assert scale_from_dict(json.loads(json.dumps(write_config(scale)))) == scale
+
+
+@pytest.mark.parametrize(
+    ("added", "names"),
+    [
+        ((), ["group-loss-scale", "adasum"]),
+        ((AdaSum(4),), ["group-loss-scale", "adasum"]),
+        ((LossScale(),), ["loss-scale", "adasum"]),  # there is one loss scale
+    ],
+)
+def test_an_added_boost_replaces_its_like_and_no_other(added, names):
+    config = ProgramConfig().with_boosts(GroupLossScale(), AdaSum(2)).with_boosts(*added)
+    assert [boost.name for boost in config.boosts] == names
+    assert all(boost in config.boosts for boost in added)
 
 
 def test_a_learning_rate_may_be_a_number():

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ortboost.core.errors import FileError
+from ortboost.core.version import __version__
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import (
@@ -75,7 +76,13 @@ def test_round_trip(name, tmp_path):
 
 def test_the_manifest_is_readable_json(folder):
     manifest = json.loads((folder / "program.json").read_text())
+    assert list(manifest) == [
+        *("format", "ortboost", "onnx", "source", "engine", "fingerprint", "evaluation"),
+        *("initial", "models", "prediction", "graphs", "state", "config", "settings"),
+        *("catalogue", "reports"),
+    ]
     assert manifest["format"] == 1
+    assert (manifest["ortboost"], manifest["onnx"]) == (__version__, onnx.__version__)
     assert manifest["graphs"] == {"step": "step.onnx", "eval": "eval.onnx"}
     assert {r["rewrite"] for r in manifest["reports"]} >= {"attach_loss", "choose_trainable"}
     assert manifest["config"]["optimizer"]["name"] == "momentum"
@@ -229,6 +236,14 @@ def test_catalogue_survives_json():
         (TensorSpec("overflow", np.dtype(np.bool_), ()),),
         True,
     )
+    assert catalogue.state[0].to_dict() == {
+        "name": "w",
+        "kind": "parameter",
+        "dtype": "float32",
+        "shape": [2],
+        "next": None,
+        "role": "weight",
+    }
     assert Catalogue.from_dict(json.loads(json.dumps(catalogue.to_dict()))) == catalogue
     assert catalogue.entries("parameter") == catalogue.state
     assert catalogue.entries("slot", "scale") == ()

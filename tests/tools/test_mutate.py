@@ -111,6 +111,28 @@ def test_outcomes(tmp_path, body, expected):
     assert outcome(path) == expected
 
 
+def test_a_file_that_skips_as_a_whole_notices_nothing(tmp_path):
+    """As those that need torch do without it: they would seem to catch every mutant."""
+    path = tmp_path / "test_one.py"
+    path.write_text("import pytest\npytest.skip('no torch', allow_module_level=True)\n")
+    assert outcome(path) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("module", "tests"),
+    [
+        ("graph/query.py", ["graph/test_query.py"]),
+        ("boosts/loss_scale.py", ["program/test_step.py"]),
+        (
+            "autodiff/portable/rules/swapped.py",
+            ["autodiff/portable/rules/test_convolution.py", "autodiff/portable/test_probe.py"],
+        ),
+    ],
+)
+def test_the_tests_of_a_mutant(module, tests):
+    assert mutate.selected(f"ortboost/{module}", False) == [f"tests/{test}" for test in tests]
+
+
 def test_what_was_imported_before_disturbs_no_test():
     """With warnings as errors, as the suite has them."""
     assert outcome(ROOT / "tests" / "drawing" / "test_layout.py") == "passed"

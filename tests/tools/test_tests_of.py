@@ -26,6 +26,12 @@ def test_the_nearest_tests_come_first(module, expected):
     assert chooser.tests_of(module)[: len(expected)] == expected
 
 
+def test_a_gradient_rule_is_tested_with_all_operators_too():
+    found = chooser.tests_of("ortboost/autodiff/portable/rules/matmul.py")
+    rules = "tests/autodiff/portable"
+    assert found == [f"{rules}/rules/test_matmul.py", f"{rules}/test_probe.py"]
+
+
 def test_importers_come_after_the_mirror():
     found = chooser.tests_of("ortboost/boosts/full_norm_head.py")
     assert found[0] == "tests/boosts/test_full_norm_head.py"

@@ -222,6 +222,23 @@ def test_shifted_labels_are_those_of_the_next_position(engine, reduction):
     assert not gradient[:, -1].any()
 
 
+@pytest.mark.parametrize(
+    ("config", "shape", "words"),
+    [
+        (LossConfig(), "batch,4", "mean, labels 'labels', classes in axis 1"),
+        (
+            LossConfig(shift_labels=True, reduction="sum"),
+            "batch,t,4",
+            "sum, labels 'labels', classes in axis 2, shifted by one position",
+        ),
+        (LossConfig("mse", labels="target"), "batch,4", "mean, labels 'target'"),
+    ],
+)
+def test_the_report_says_what_was_attached(config, shape, words):
+    _, where = attached(config, through(shape))
+    assert where.report.changed == {where.prediction: f"{config.name}, {words}"}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_batch_of_ignored_labels_has_a_loss_of_zero(engine):
     x, labels = weights(2, 4), np.full(2, -100)

@@ -7,11 +7,13 @@ import pytest
 
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.core.loss_scale import NO_SCALE
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
-from tests.support import native_only, small_mlp, stepper, text_model, weights
+from ortboost.transforms.padding_rows import protect_padding_rows
+from tests.support import native_only, run, small_mlp, stepper, text_model, weights
 
 IDS = np.array([[0, 2, 1], [3, 0, 0]])
 
@@ -138,3 +140,33 @@ def test_mixed_precision_reads_the_table_through_a_cast():
     program = build_program(model(), config)
     changed = next(r for r in program.reports if r.rewrite == "protect_padding_rows").changed
     assert list(changed.values()) == ["row 0 of 'w' gets no gradient"]
+
+
+@pytest.mark.parametrize(
+    ("body", "protected"),
+    [
+        ("e = Gather(w, ids)", 1),
+        ("i = Reshape(ids, shape) e = Gather(w, i)", 1),  # of any rank
+        ("c = Identity(w) e = Gather(c, ids)", 1),
+        ("e = Gather<axis = 1>(w, ids)", 0),
+        ("e = Gather(v, ids)", 0),
+        ("e = Gather(w, ids) f = Gather(w, ids)", 2),
+    ],
+)
+def test_which_lookups_are_protected(body, protected):
+    net = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N,3] ids, int64[k] shape, float[5,4] w, float[5,4] v) => (float[] y) {{
+          {body} y = ReduceSum<keepdims = 0>(e) }}"""
+    )
+    infer_shapes(net)
+    report = protect_padding_rows(net, {"w": 0})
+    assert len(report.changed) == protected
+    detached = [value for value in net.graph.inputs if "detached" in value.name]
+    assert len(detached) == (protected > 0)
+    if protected == 1:
+        feeds = {v.name: weights(5, 4, seed=i) for i, v in enumerate(net.graph.inputs[2:])}
+        feeds = dict.fromkeys(feeds, feeds["w"])
+        feeds |= {"ids": IDS, "shape": np.array([3, 2])}
+        plain = run(net, {v.name: feeds[v.name] for v in net.graph.inputs})["y"]
+        assert plain == pytest.approx(feeds["w"][IDS].sum(), rel=1e-5)

@@ -58,7 +58,8 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
     terms = []
     # The axes of an ellipsis are aligned at the end, as in broadcasting.
     for index, name in enumerate(names):
-        own = site.rank(index) - len(name.replace("...", "")) if "..." in name else 0
+        rank = site.rank(index)
+        own = rank - len(name.replace("...", "")) if "..." in name else 0
         letters = name.replace("...", dots[width - own :] if own else "")
         terms.append(_diagonal(site, _Term(site.input(index), letters)))
     if arrow:

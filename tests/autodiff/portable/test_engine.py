@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine
+from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.autodiff.portable import registry
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.shape_inference import infer_shapes
@@ -315,3 +318,10 @@ def test_the_target_of_castlike_gets_no_gradient():
         loss = ReduceSum<keepdims = 0>(y) }""")
     result = assert_gradients(model, ["w"], random_feeds(model), engine="portable")
     assert "Less" not in [node.op_type for node in result.graph]
+
+
+def test_the_native_engine_is_there_where_its_package_is():
+    """Its tests skip where it says that it cannot run: they would not notice a wrong answer."""
+    installed = {distribution.name for distribution in metadata.distributions()}
+    runs = bool(installed & {"onnxruntime-training", "onnxruntime-training-cpu"})
+    assert (NativeEngine().unavailable() is None) is runs

@@ -28,6 +28,17 @@ def net(body, inputs="float[n,3,4] x", outputs="float[n,a,b] y", **stored):
 # ---- constants -----------------------------------------------------------------------------------
 
 
+def test_a_branch_that_is_folded_away_reads_nothing_any_more():
+    """Else what it read would seem to have another consumer, and nothing after would be fused."""
+    body = """h = Relu(x) y = If(yes)<then_branch = t () => (float[n,3,4] u) { u = Neg(h) },
+        else_branch = e () => (float[n,3,4] u) { a = Exp(h) u = Abs(a) }>"""
+    model = net(body, "float[n,3,4] x, bool yes", yes=np.array(True))
+    report = check(fold_constants, model, X, OTHER)
+    assert report.changed["If"] == "1 -> 0"
+    (use,) = model.graph[0].outputs[0].uses()
+    assert use.node.op_type == "Neg"
+
+
 def test_constants_are_folded():
     model = net(
         "wt = Transpose<perm = [1, 0]>(w) s = Add(wt, one) y = MatMul(x, s)",
@@ -402,6 +413,14 @@ def test_casts(middle, last, left):
     assert bool(report.kept) == (left == 2)
 
 
+def test_an_input_is_no_output():
+    """The result of both casts is the input, which cannot take the name of the output."""
+    model = net("a = Cast<to = 11>(x) [c] y = Cast<to = 1>(a)", outputs="float[n,3,4] y")
+    report = merge_casts(model)
+    assert not report.modified
+    assert "has the name of its result" in report.kept["c"]
+
+
 def test_casts_to_text():
     """A float is written as 0.1, the same number in double as 0.10000000149011612."""
     body = "a = Cast<to = 11>(x) [c] y = Cast<to = 8>(a)"
@@ -486,6 +505,24 @@ def test_the_detour_of_attention():
     stored["split"] = np.array([-1, 4, 2, 5])  # not the same heads
     model = model_of(body, types, "float[n,4,2,5] y", **stored)
     assert check(merge_transposes, model, {"x": weights(3, 2, 5, 4)}).changed == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "after"),
+    [  # each lacks one thing of a transposition in three dimensions
+        ("n,2,5,4", "a = Neg(x) b = Transpose<perm = [0, 1, 3, 2]>(a) y = Reshape(b, split)", 4),
+        ("n,2,5,4", "a = Reshape(x, flat) b = Transpose<perm = [1, 2, 0]>(a) y = Reshape(b, t)", 3),
+        ("n,5,4", "b = Transpose<perm = [0, 2, 1]>(x) y = Reshape(b, split)", 4),
+        ("n,5,4", "a = Reshape(x, flat) b = Transpose<perm = [0, 2, 1]>(a) y = Reshape(b, s)", 4),
+    ],
+)
+def test_no_detour(before, body, after):
+    stored = {"flat": np.array([-1, 5, 4]), "split": np.array([-1, 2, 4, 5])}
+    stored |= {"t": np.array([5, 4, -1]), "s": np.array([-1, 2, 4, 5])}
+    types = f"float[{before}] x, int64[3] flat, int64[4] split, int64[3] t, int64[4] s"
+    model = model_of(body, types, f"float[{','.join('abcd'[:after])}] y", **stored)
+    sizes = [4 if size == "n" else int(size) for size in before.split(",")]
+    assert not check(merge_transposes, model, {"x": weights(*sizes)}).modified
 
 
 # ---- duplicates and dead code --------------------------------------------------------------------

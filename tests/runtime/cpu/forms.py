@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 import numpy as np
@@ -9,13 +10,14 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes import common
 
-from ortboost.runtime.cpu.blocked import block_size
 from tests.support import run
 
 __all__ = ["assert_same", "needs_blocks", "operators"]
 
 needs_blocks = pytest.mark.skipif(
-    block_size() is None, reason="this processor has no blocked layout in onnxruntime"
+    # Not asked of `block_size`: it tries the rewrite, and a broken one would skip its own tests.
+    platform.machine() not in ("x86_64", "AMD64"),
+    reason="onnxruntime may have no blocked layout",
 )
 
 

@@ -9,6 +9,7 @@ from ortboost.core.errors import FileError, UsageError
 from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import bind_arrays
 from ortboost.training.protocols import InputSpec
+from tests.support import assert_three_lines
 
 F32, I64 = np.dtype("float32"), np.dtype("int64")
 X = InputSpec("x", F32, ("N", 4))
@@ -48,6 +49,21 @@ def test_an_input_of_any_name_takes_the_usual_key_and_a_map_wins():
     assert bind_arrays(arrays, [pixels, LABELS])["input.1"] is arrays["x"]
     mapped = bind_arrays(arrays, [pixels, LABELS], mapping={"input.1": "other"})
     assert mapped["input.1"] is arrays["other"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        ({"y": "x"}, "The model has no input 'y'."),
+        ({"x": "z"}, "The data has no array 'z'."),
+    ],
+)
+def test_a_map_of_what_is_not_there(mapping, words):
+    with pytest.raises(UsageError) as caught:
+        bind_arrays({"x": DATA, "labels": CLASSES}, [X, LABELS], mapping=mapping)
+    assert str(caught.value).splitlines()[0].endswith(words)
+    assert caught.value.where == "map"
+    assert_three_lines(caught.value)
 
 
 def test_two_data_inputs_need_their_own_names():

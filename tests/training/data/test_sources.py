@@ -85,6 +85,7 @@ def test_batches_are_converted_to_the_inputs_dtypes():
     source = ArraySource(
         {"x": np.full((2, 2), 255, np.uint8), "labels": np.zeros(2, np.uint8)}, 2, inputs=SPECS
     )
+    assert source.scaled == ("x",)
     (batch,) = source.epoch(0)
     assert batch["x"].dtype == np.float32
     assert batch["x"].max() == 1.0

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
-from ortboost.autodiff.portable.registry import register
+from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import wider
-from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["LOWERINGS"]
 
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+
+
+@refuses("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+def _scores_refused(node: ir.Node) -> str | None:
+    return unknown_rank(node, 0)
 
 
 @register("SoftmaxCrossEntropyLoss")
@@ -58,8 +63,6 @@ def negative_log_likelihood(b: Backward) -> Gradients:
 def _only_scores(b: Backward) -> None:
     if b.needs_gradient(2):
         raise Refusal("the class weights have no gradient; make them constant")
-    if known_shape(b.input(0)) is None:
-        raise Refusal("the rank of the scores is unknown; give the shapes of the model's inputs")
 
 
 def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False) -> ir.Value:

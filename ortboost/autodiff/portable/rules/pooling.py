@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.autodiff.conditions import column_major, refusal_of
+from ortboost.autodiff.conditions import column_major, refusal_of, unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
@@ -147,6 +147,11 @@ def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
             size = b.op("Pow", b.op("Abs", x, shape=x.shape), b.const(float(p - 1)), shape=x.shape)
             factor = b.op("Mul", factor, size, shape=x.shape)
     return b.op("Mul", factor, each, shape=x.shape)
+
+
+@refuses("GlobalAveragePool")
+def _global_refused(node: ir.Node) -> str | None:
+    return unknown_rank(node, 0)
 
 
 @register("GlobalAveragePool")

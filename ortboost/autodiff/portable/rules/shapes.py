@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
-from ortboost.autodiff.portable.registry import register
+from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import INT64, Size, computed, joined, length, reshape_like
 from ortboost.graph.rewriting import Refusal
 
@@ -87,6 +88,11 @@ def split(b: Backward) -> Gradients:
 def expand(b: Backward) -> Gradients:
     """`y = x` broadcast: `g` summed over the broadcast axes."""
     return [b.sum_to_shape(b.gradient(), b.input(0))]
+
+
+@refuses("Tile")
+def _tile_refused(node: ir.Node) -> str | None:
+    return unknown_rank(node, 0)
 
 
 @register("Tile")

@@ -29,6 +29,7 @@ def make(case: dict, declared: str = "sizes", *, bias: bool = True):
     dims = {
         "sizes": list(x),
         "batch": ["N", *x[1:]],
+        "last": ["N", x[1], *(f"L{axis}" for axis in range(len(x) - 3)), x[-1]],
         "symbols": ["N", x[1], *(f"L{axis}" for axis in range(len(x) - 2))],
         "result": ["N", x[1], *(f"L{axis}" for axis in range(len(x) - 2))],
     }[declared]
@@ -115,7 +116,7 @@ def convolutions(draw, op: str = "Conv") -> dict:
     return case
 
 
-DECLARED = st.sampled_from(["sizes", "batch", "symbols", "result"])
+DECLARED = st.sampled_from(["sizes", "batch", "last", "symbols", "result"])
 
 
 def holds(case: dict, declared: str) -> None:
@@ -149,6 +150,8 @@ def plain(x: tuple, w: tuple, **changes) -> dict:
     plain((2, 16, 8, 8), (2, 16, 3, 3), pads=(1, 1, 1, 1)), "batch"
 )  # taps, one product per image
 @example(plain((2, 5, 7, 6), (3, 5, 3, 3), strides=(2, 2)), "batch")  # rows
+@example(plain((2, 5, 7, 6), (3, 5, 3, 3), strides=(2, 2)), "last")
+@example(plain((2, 5, 7, 6, 5), (3, 5, 2, 2, 3), strides=(2, 1, 2)), "last")
 @example(plain((2, 1, 8, 8), (6, 1, 5, 5), pads=(2, 2, 2, 2)), "batch")  # swapped
 @example(plain((2, 3, 5, 5), (3, 1, 3, 3), pads=(1, 0, 2, 1), group=3), "symbols")  # depthwise
 @settings(max_examples=120, deadline=None)

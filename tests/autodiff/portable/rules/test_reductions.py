@@ -150,7 +150,7 @@ def test_log_sum_exp_does_not_overflow():
 @pytest.mark.parametrize("axis", [0, -1])
 def test_cumulative_sum(reverse, exclusive, axis):
     model = graph(f"""g (float[N,4] x) => (float loss) {{ a = Constant<value_int = {axis}>()
-        y = CumSum<reverse = {reverse}, exclusive = {exclusive}>(x, a) s = Mul(y, y)
+        h = Neg(x) y = CumSum<reverse = {reverse}, exclusive = {exclusive}>(h, a) s = Mul(y, y)
         loss = ReduceSum<keepdims = 0>(s) }}""")
     assert_gradients(model, ["x"], random_feeds(model), engine="portable")
 

@@ -1,0 +1,65 @@
+"""Every operator that the package names exists: a misspelled one would never match, silently."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import onnx
+import pytest
+
+from tests.support import ROOT
+
+STANDARD = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
+# onnx has no schemas of onnxruntime's own operators.
+OF_ONNXRUNTIME = frozenset(
+    "BatchNormInternal BiasGelu BroadcastGradientArgs FastGelu FusedConv FusedGemm FusedMatMul "
+    "GroupNorm MaxPoolGrad MultiHeadAttention QuickGelu ReluGrad SimplifiedLayerNormalization "
+    "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+)
+KNOWN = STANDARD | OF_ONNXRUNTIME
+OPERATOR = re.compile(r"[A-Z]\w+")
+# Their arguments are names of operators.
+CALLS = frozenset("decomposes is_standard producer_of refuses register source_before".split())
+
+
+def operators(node: ast.AST) -> Iterator[str]:
+    """The texts below a node that consist of such names alone."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            words = child.value.split()
+            if all(map(OPERATOR.fullmatch, words)):
+                yield from words
+
+
+def named(tree: ast.Module) -> Iterator[str]:
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            found = list(operators(statement.value))
+            if len(STANDARD.intersection(found)) * 2 > len(found):  # a table of operators
+                yield from found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in CALLS:
+            for argument in node.args:
+                if isinstance(argument, ast.Constant):
+                    yield from operators(argument)
+        elif isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("op_type"):
+            for other in node.comparators:
+                yield from operators(other)
+
+
+MODULES = {
+    path.relative_to(ROOT).as_posix(): list(named(ast.parse(path.read_text(encoding="utf-8"))))
+    for path in sorted((ROOT / "ortboost").rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("module", [module for module, found in MODULES.items() if found])
+def test_operators_exist(module):
+    assert set(MODULES[module]) - KNOWN == set()
+
+
+def test_tables_and_calls_are_found():
+    assert {"Where", "PRelu"} <= set(MODULES["ortboost/transforms/class_axis.py"])
+    assert "Slice" in MODULES["ortboost/autodiff/portable/rules/slicing.py"]
