@@ -16,11 +16,12 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
-from ortboost.graph.old_resizes import find_old_resizes, keep_positions
+from ortboost.graph.old_resizes import keep_positions
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -74,6 +75,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    separate_branch_names(model)
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     report = convert_opset(model, opsets)
@@ -164,7 +166,6 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
-    resizes = find_old_resizes(model)
     detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
@@ -189,7 +190,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     for node in model.graph.all_nodes():  # the converter may drop their metadata
         if node.outputs[0].name in detached:
             node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
-    keep_positions(model, resizes)
+    keep_positions(model, version)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
 
