@@ -9,6 +9,7 @@ it runs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -38,6 +39,7 @@ _SIZES: Final = (
 """Lengths of open dimensions, and of the height and width of images, in the order tried."""
 _MORE: Final = 4
 """Number of further sizes to try where an output is empty or entirely NaN."""
+_LARGEST: Final = 1 << 26  # elements of an input
 _SAME_NUMBER = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 
 
@@ -94,13 +96,12 @@ def accepted_feeds(
     incomparable: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but its outputs say little
     for length, image in _SIZES:
         for batch in (_BATCH, 1):
-            feeds = synthetic_feeds(
-                inputs, ranges=ranges, seed=seed, batch=batch, length=length, image=image
-            )
-            shapes = tuple(array.shape for array in feeds.values())
-            if shapes in tried:
+            shapes = _shapes(inputs, batch=batch, length=length, image=image)
+            # With several open dimensions, large lengths soon fill the memory.
+            if shapes in tried or (tried and max(map(math.prod, shapes)) > _LARGEST):
                 continue
             tried.add(shapes)
+            feeds = _drawn(inputs, shapes, ranges, seed)
             try:
                 answer = run(feeds)
             except OrtBoostError as error:
@@ -181,6 +182,14 @@ def synthetic_feeds(
         length: Length of other open dimensions.
         image: Height and width of images, if open.
     """
+    shapes = _shapes(inputs, batch=batch, length=length, image=image)
+    return _drawn(inputs, shapes, ranges, seed)
+
+
+def _shapes(
+    inputs: Sequence[TensorSpec], *, batch: int, length: int, image: int
+) -> tuple[tuple[int, ...], ...]:
+    """A shape for each input."""
     named: dict[str, int] = {}
     for spec in inputs:
         for axis, dim in enumerate(spec.shape):
@@ -205,10 +214,17 @@ def synthetic_feeds(
             return image
         return batch if axis == _batch_axis(spec) else length
 
-    specs = [
-        dataclasses.replace(s, shape=tuple(length_of(s, axis) for axis in range(len(s.shape))))
-        for s in inputs
-    ]
+    return tuple(tuple(length_of(spec, i) for i in range(len(spec.shape))) for spec in inputs)
+
+
+def _drawn(
+    inputs: Sequence[TensorSpec],
+    shapes: Sequence[tuple[int, ...]],
+    ranges: Mapping[str, int] | None,
+    seed: int,
+) -> dict[str, NDArray[Any]]:
+    """Arrays of these shapes."""
+    specs = [dataclasses.replace(spec, shape=s) for spec, s in zip(inputs, shapes, strict=True)]
     made = seeded_batch(specs, seed=seed)
     generator = np.random.default_rng(seed + 1)
     for spec in specs:

@@ -78,6 +78,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     separate_branch_names(model)
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
+    _drop_idle_attributes(model)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)
@@ -97,6 +98,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)
+    _state_channels(model)
     infer_shapes(model)
     _compare_as_int32(model)
     check_lengths(model)
@@ -279,6 +281,20 @@ def _drop_unused_statistics(model: ir.Model) -> None:
             node.resize_outputs(max(used, default=0) + 1)
 
 
+def _drop_idle_attributes(model: ir.Model) -> None:
+    """Drop attributes without an effect that newer opsets lack and the converter stumbles over."""
+    for node in model.graph.all_nodes():
+        if (
+            is_standard(node, "Pad")
+            and node.attributes.get_string("mode", "constant") != "constant"
+        ):
+            node.attributes.pop("value", None)
+        scale = input_at(node, 1) if is_standard(node, "BatchNormalization") else None
+        # With one number for each channel there are no positions: files of MXNet, after a Gemm.
+        if scale is not None and len(known_shape(scale) or ()) == 1:
+            node.attributes.pop("spatial", None)
+
+
 def _make_axes_vectors(model: ir.Model) -> None:
     """Give Unsqueeze a vector of axes where torch's dynamo exporter writes a single number.
 
@@ -289,6 +305,17 @@ def _make_axes_vectors(model: ir.Model) -> None:
         axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
+
+
+def _state_channels(model: ir.Model) -> None:
+    """Give images the number of channels that a convolution needs; optimum leaves it open."""
+    for value in model.graph.inputs:
+        for node, index in value.uses():
+            kernel = input_at(node, 1) if is_standard(node, "Conv") and index == 0 else None
+            dims, weight = known_shape(value), kernel and known_shape(kernel)
+            if dims and weight and isinstance(weight[1], int) and not isinstance(dims[1], int):
+                channels = weight[1] * node.attributes.get_int("group", 1)
+                value.shape = ir.Shape((dims[0], channels, *dims[2:]))
 
 
 def _separate_outputs(model: ir.Model) -> None:
