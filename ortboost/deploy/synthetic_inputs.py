@@ -8,6 +8,7 @@ it runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -37,6 +38,7 @@ _SIZES: Final = (
 """Lengths of open dimensions, and of the height and width of images, in the order tried."""
 _MORE: Final = 4
 """Number of further sizes to try where an output is empty or entirely NaN."""
+_LARGEST: Final = 1 << 26  # elements of an input
 _SAME_NUMBER = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 
 
@@ -93,13 +95,12 @@ def accepted_feeds(
     incomparable: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but its outputs say little
     for length, image in _SIZES:
         for batch in (_BATCH, 1):
-            feeds = synthetic_feeds(
-                inputs, ranges=ranges, seed=seed, batch=batch, length=length, image=image
-            )
-            shapes = tuple(array.shape for array in feeds.values())
-            if shapes in tried:
+            shapes = _shapes(inputs, batch=batch, length=length, image=image)
+            # With several open dimensions, large lengths soon fill the memory.
+            if shapes in tried or (tried and max(map(math.prod, shapes)) > _LARGEST):
                 continue
             tried.add(shapes)
+            feeds = _drawn(inputs, shapes, ranges, seed)
             try:
                 answer = run(feeds)
             except OrtBoostError as error:
@@ -187,6 +188,14 @@ def synthetic_feeds(
         length: Length of other open dimensions.
         image: Height and width of images, if open.
     """
+    shapes = _shapes(inputs, batch=batch, length=length, image=image)
+    return _drawn(inputs, shapes, ranges, seed)
+
+
+def _shapes(
+    inputs: Sequence[TensorSpec], *, batch: int, length: int, image: int
+) -> tuple[tuple[int, ...], ...]:
+    """A shape for each input."""
     # Lengths by name of the dimension, which inputs may share: images first, then batches.
     named: dict[str, int] = {}
     for spec in inputs:
@@ -212,8 +221,18 @@ def synthetic_feeds(
             return image
         return batch if axis == _batch_axis(spec) else length
 
-    shapes = {s.name: [length_of(s, axis) for axis in range(len(s.shape))] for s in inputs}
-    made = seeded_batch(inputs, shapes, seed=seed)
+    return tuple(tuple(length_of(spec, i) for i in range(len(spec.shape))) for spec in inputs)
+
+
+def _drawn(
+    inputs: Sequence[TensorSpec],
+    shapes: Sequence[tuple[int, ...]],
+    ranges: Mapping[str, int] | None,
+    seed: int,
+) -> dict[str, NDArray[Any]]:
+    """Arrays of these shapes."""
+    by_name = {spec.name: shape for spec, shape in zip(inputs, shapes, strict=True)}
+    made = seeded_batch(inputs, by_name, seed=seed)
     # Indices of a table: other numbers than zeros and ones, from a generator of their own, so that
     # they do not change the other inputs.
     generator = np.random.default_rng(seed + 1)

@@ -16,11 +16,12 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
-from ortboost.graph.old_resizes import find_old_resizes, keep_positions
+from ortboost.graph.old_resizes import keep_positions
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -74,8 +75,10 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    separate_branch_names(model)
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
+    _drop_idle_attributes(model)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)
@@ -95,6 +98,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)
+    _state_channels(model)
     infer_shapes(model)
     _compare_as_int32(model)
     check_lengths(model)
@@ -164,7 +168,6 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
-    resizes = find_old_resizes(model)
     detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
@@ -189,7 +192,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     for node in model.graph.all_nodes():  # the converter may drop their metadata
         if node.outputs[0].name in detached:
             node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
-    keep_positions(model, resizes)
+    keep_positions(model, version)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
 
@@ -278,6 +281,20 @@ def _drop_unused_statistics(model: ir.Model) -> None:
             node.resize_outputs(max(used, default=0) + 1)
 
 
+def _drop_idle_attributes(model: ir.Model) -> None:
+    """Drop attributes without an effect that newer opsets lack and the converter stumbles over."""
+    for node in model.graph.all_nodes():
+        if (
+            is_standard(node, "Pad")
+            and node.attributes.get_string("mode", "constant") != "constant"
+        ):
+            node.attributes.pop("value", None)
+        scale = input_at(node, 1) if is_standard(node, "BatchNormalization") else None
+        # With one number for each channel there are no positions: files of MXNet, after a Gemm.
+        if scale is not None and len(known_shape(scale) or ()) == 1:
+            node.attributes.pop("spatial", None)
+
+
 def _make_axes_vectors(model: ir.Model) -> None:
     """Give Unsqueeze a vector of axes where torch's dynamo exporter writes a single number.
 
@@ -288,6 +305,17 @@ def _make_axes_vectors(model: ir.Model) -> None:
         axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
+
+
+def _state_channels(model: ir.Model) -> None:
+    """Give images the number of channels that a convolution needs; optimum leaves it open."""
+    for value in model.graph.inputs:
+        for node, index in value.uses():
+            kernel = input_at(node, 1) if is_standard(node, "Conv") and index == 0 else None
+            dims, weight = known_shape(value), kernel and known_shape(kernel)
+            if dims and weight and isinstance(weight[1], int) and not isinstance(dims[1], int):
+                channels = weight[1] * node.attributes.get_int("group", 1)
+                value.shape = ir.Shape((dims[0], channels, *dims[2:]))
 
 
 def _separate_outputs(model: ir.Model) -> None:

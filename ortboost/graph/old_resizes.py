@@ -18,39 +18,28 @@ from ortboost.core.errors import ModelError
 from ortboost.graph.query import constant, input_at, is_standard, label
 from ortboost.graph.source import source_name
 
-__all__ = ["find_old_resizes", "keep_positions"]
+__all__ = ["keep_positions"]
 
 _POSITIONS_GIVEN = 11  # the opset that added the attribute
 
 
-def find_old_resizes(model: ir.Model) -> set[str | None]:
-    """Names of the outputs of nodes that :func:`keep_positions` has to change after a conversion.
-
-    Example:
-        >>> model = ir.from_onnx_text('''<ir_version: 5, opset_import: ["" : 8]>
-        ... net (float[1,1,2,2] x) => (float[1,1,4,4] y) {
-        ...   y = Upsample <mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (x) }''')
-        >>> find_old_resizes(model)
-        {'y'}
-    """
-    if model.opset_imports.get("", _POSITIONS_GIVEN) >= _POSITIONS_GIVEN:
-        return set()
-    nodes = [n for n in model.graph.all_nodes() if is_standard(n, "Resize", "Upsample")]
-    return {node.outputs[0].name for node in nodes}
-
-
-def keep_positions(model: ir.Model, outputs: set[str | None]) -> None:
+def keep_positions(model: ir.Model, before: int) -> None:
     """Set the attributes of the converted nodes, in place.
+
+    Every Resize of the model is one of them: there is no other node that the converter turns into
+    a Resize. Their outputs may have new names.
 
     Args:
         model: The converted model.
-        outputs: What :func:`find_old_resizes` gave before the conversion.
+        before: Its opset before the conversion.
 
     Raises:
         ModelError: The nearest samples of a node are on both sides.
     """
+    if before >= _POSITIONS_GIVEN:
+        return
     for node in model.graph.all_nodes():
-        if node.outputs[0].name not in outputs or not is_standard(node, "Resize"):
+        if not is_standard(node, "Resize"):
             continue
         node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
         if node.attributes.get_string("mode", "nearest") == "nearest":

@@ -35,8 +35,9 @@ _BUFFER_NAME = re.compile(
     r"|(pixel_|image_|running_)?(mean|std|var)",
     re.IGNORECASE,
 )
-# A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`.
-_VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0")
+# A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`, and what a layer of
+# Paddle created, `net_0.w_1`.
+_VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0|\w+_\d+\.[wb]_\d+")
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
 _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
@@ -48,7 +49,7 @@ _COMPUTED = (
     "train the same parameters as torch"
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
-_MAYBE_LEARNED = "a variable of TensorFlow: the file does not say whether it is trained"
+_MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
 _FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 

@@ -264,7 +264,7 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
         raise UsageError(
             f"The model has {len(outputs)} outputs; the loss needs exactly one.",
             where=f"{source_name(model)}: {', '.join(outputs)}",
-            fix="Name it with --output NAME (LossConfig(output=...)).",
+            fix="Name it with --output NAME.",
         )
     return next(iter(outputs.values()))
 

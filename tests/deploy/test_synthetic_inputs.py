@@ -79,6 +79,19 @@ def test_lengths_are_tried_until_the_model_runs():
     assert answer["y"].shape == (4, 1, 24)
 
 
+def test_no_size_fills_the_memory():
+    sizes = []
+
+    def run(feeds):
+        sizes.append(feeds["x"].size)
+        raise UsageError("no", where="here", fix="none")
+
+    with pytest.raises(UsageError):
+        accepted_feeds([spec("x", "n", None, None, None, None)], run)
+    assert len(sizes) > 1
+    assert max(sizes) <= 1 << 26
+
+
 def test_an_answer_without_numbers_is_no_answer_if_another_size_has_one():
     def run(feeds):
         wide = feeds["x"].shape[1] >= 64

@@ -9,6 +9,7 @@ from onnx import helper
 from ortboost.core.errors import ModelError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import convert_opset, normalize
+from ortboost.graph.query import known_shape
 from ortboost.transforms.inference_norm import to_inference
 from tests.support import (
     GOLDEN,
@@ -291,6 +292,21 @@ def test_operators_that_the_converter_changes_are_refused(opset, node, what):
     assert_three_lines(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("opset", "node"),
+    [
+        (8, "y = BatchNormalization<spatial = 0>(x, s, s, s, s)"),
+        (10, 'y = Pad<mode = "edge", pads = [0, 1, 0, 2], value = 0.0>(x)'),
+    ],
+)
+def test_idle_attributes_do_not_stop_the_converter(opset, node):
+    model = normalized(
+        onnx.parser.parse_model(f"""<ir_version: 4, opset_import: ["" : {opset}]>
+        g (float[2,3] x, float[3] s) => (float[2,n] y) {{ {node} }}""")
+    )
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
 @pytest.mark.parametrize("shape", [[2, 3], [2, 3, 4]])
 def test_hardmax_of_the_last_axis_is_converted(shape):
     axis = len(shape) - 1
@@ -328,3 +344,14 @@ def test_a_value_may_be_several_outputs_of_a_branch(then):
     expected = [x, -x] if then else [-x, -x]
     found = run(normalized(model), {"x": x, "c": np.array(then)})
     np.testing.assert_array_equal([*found.values()], expected)
+
+
+def test_a_convolution_gives_the_number_of_channels():
+    model = normalized(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[N,C,H,W] x, float[8,3,1,1] w, float[N,C] z) => (float[N,8,H,W] y, float[N,C] v) {
+          y = Conv<group = 2>(x, w) v = Neg(z) }""")
+    )
+    x, _, z = model.graph.inputs
+    assert known_shape(x) == ("N", 6, "H", "W")
+    assert known_shape(z) == ("N", "C")

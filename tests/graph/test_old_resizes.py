@@ -42,6 +42,22 @@ def test_a_converted_node_takes_the_same_positions(opset, mode, scales):
     np.testing.assert_allclose(run(before, {"x": x})["y"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [8, 9, 10])
+def test_so_does_a_node_between_others(opset):  # the converter names its output anew
+    before = model(opset, "linear", [1.0, 1.0, 2.0, 2.0])
+    last = before.graph[-1]
+    last.outputs[0].name = "inner"
+    after = ir.node("Sqrt", [last.outputs[0]])
+    after.outputs[0].name, after.outputs[0].type = "y", last.outputs[0].type
+    after.outputs[0].shape = last.outputs[0].shape
+    before.graph.append(after)
+    before.graph.outputs[0] = after.outputs[0]
+    x = weights(2, 2, 5, 6)
+    expected = run(before.clone(), {"x": x})["y"]
+    normalize(before, opsets=range(18, 22), ir_version=10)
+    np.testing.assert_allclose(run(before, {"x": x})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_nearest_samples_on_both_sides_are_refused():
     with pytest.raises(ModelError, match="shrinks one axis"):
         normalize(model(10, "nearest", [1.0, 1.0, 0.4, 1.5]), opsets=range(18, 22), ir_version=10)

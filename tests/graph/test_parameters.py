@@ -713,6 +713,23 @@ def test_a_single_variable_of_tensorflow_is_trained_and_doubtful():
     assert told(model, "attention/Mul/y:0") == (False, False)
 
 
+def test_single_numbers_that_a_layer_of_paddle_created():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[1] scale, float half, float[4,4] w) => (float[N,4] y) {
+          a = MatMul(x, w) h = Mul(a, scale) y = Mul(h, half) }""",
+        w=W44,
+        scale=S.reshape(1),
+        half=S,
+    )
+    for old, new in (("scale", "gate_0.w_1"), ("half", "helper.constant.0")):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    assert told(model, "gate_0.w_1") == (True, True)
+    assert told(model, "helper.constant.0") == (False, False)
+
+
 def test_a_network_may_be_deep():
     depth = 1500  # more than Python's recursion limit
     body = " ".join(f"h{i + 1} = Relu(h{i})" for i in range(depth))

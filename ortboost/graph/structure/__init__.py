@@ -41,6 +41,7 @@ _PROTOBUF_LIMIT = (1 << 31) - 1
 _TOLERATED = (
     "in initializer but not in graph input",  # before IR version 4; runtimes accept it
     "topologically sorted",  # the caller sorts
+    "Field 'shape' of 'type' is required",  # of inputs and outputs; inference may find it
     "No Op registered",  # such as MaxPoolGrad of the native engine; later checks report others
 )
 

@@ -226,6 +226,12 @@ def test_sizes_that_nodes_assemble():
             refused(proto, "8,589,934,592 bytes", "Expand")
 
 
+def test_an_output_without_a_shape_is_taken():
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    loaded = load_model(model(node("Relu", ["x"], ["t"]), LAST, outputs=(y,)))
+    assert loaded.graph.outputs[0].shape is None
+
+
 def test_what_only_the_checker_knows():
     wrong = node("Softmax", ["x"], ["t"], axes=1)
     with pytest.raises(FileError, match="not a valid ONNX model") as caught:

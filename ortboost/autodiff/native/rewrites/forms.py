@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.conditions import fixed_axes, reduced_axes
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
+from ortboost.autodiff.sizes import INT64
 from ortboost.core.report import Report
-from ortboost.graph.query import producer_of
+from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["ordinary_forms"]
@@ -196,6 +197,29 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Add", data, added)]
 
 
+def _slice(site: Site) -> list[ir.Value | None] | None:
+    """Gather along the axes with a negative step: the gradient of a flip fails."""
+    steps, axes, rank = site.array(4), site.array(3), site.rank()
+    if steps is None or (steps > 0).all() or site.dtype not in FLOAT_TYPES:
+        return None
+    if axes is None and site.optional(3) is not None:
+        raise Refusal("its step is negative and its axes are computed; use --engine portable")
+    value, zero = site.input(0), site.ints(0)
+    for index, step in enumerate(int(step) for step in steps):
+        axis = index if axes is None else int(axes[index]) % rank
+        place = site.ints(index), site.ints(index + 1), zero
+        bounds = [site.op("Slice", site.input(k), *place, dtype=INT64) for k in (1, 2)]
+        if step > 0:
+            value = site.op("Slice", value, *bounds, site.ints(axis), site.ints(step))
+            continue
+        count = site.op("Squeeze", site.shape_of(value, axis, axis + 1), zero, dtype=INT64)
+        first, by = site.const(0, INT64), site.const(1, INT64)
+        every = site.op("Range", first, count, by, dtype=INT64)
+        read = site.op("Slice", every, *bounds, zero, site.ints(step), dtype=INT64)
+        value = site.op("Gather", value, read, axis=axis)
+    return [value]
+
+
 _FORMS: dict[str, tuple[Rule, str]] = {
     "AveragePool": (
         pool,
@@ -217,5 +241,6 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "ReduceSum": (_sum, "reduces no axis: replaced by Identity; repeated axes named once"),
     "ScatterElements": (_scatter, "written as an addition"),
     "ScatterND": (_scatter, "written as an addition"),
+    "Slice": (_slice, "negative step: written as Gather"),
     "Transpose": (_transpose, "perm made explicit"),
 }
