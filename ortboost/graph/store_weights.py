@@ -198,6 +198,7 @@ def _store(
 
 
 def _leave_branches(model: ir.Model, report: Report) -> None:
+    builder = Builder(model.graph, "ortboost/weight")
     for graph in model.graphs():
         if graph is model.graph:
             continue
@@ -205,11 +206,13 @@ def _leave_branches(model: ir.Model, report: Report) -> None:
             tensor = value.const_value
             if value.dtype not in FLOAT_TYPES or tensor is None or tensor.size <= 1:
                 continue
-            if name in model.graph.initializers or value.is_graph_output():
+            if value.is_graph_output():
                 continue
             graph.initializers.pop(name)
+            taken = name in model.graph.initializers  # both branches may have a weight of that name
+            moved = value.name = builder.unique(name) if taken else name
             model.graph.register_initializer(value)
-            report.changed[name] = "moved out of a branch or loop body to the main graph"
+            report.changed[moved] = "moved out of a branch or loop body to the main graph"
 
 
 def _own_statistics(model: ir.Model, report: Report) -> None:

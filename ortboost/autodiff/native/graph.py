@@ -76,7 +76,7 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
     values = values_by_name(model.graph)
     for name in wrt:
         value = values[name]
-        for node in {usage.node for usage in value.uses()}:
+        for node in dict.fromkeys(usage.node for usage in value.uses()):  # a set has no fixed order
             places = [index for index, given in enumerate(node.inputs) if given is value]
             for index in places[1:]:
                 copy = builder.op("Identity", value, shape=value.shape)
