@@ -108,7 +108,7 @@ class Builder:
         **attributes: Any,
     ) -> tuple[ir.Value, ...]:
         """Create a node with ``len(names)`` outputs and return them; see :meth:`op`."""
-        if not domain:
+        if not domain:  # a wrong name fails here, not when a runtime opens the graph
             _require_known(op_type, self.graph.opset_imports.get("", 0), tuple(attributes))
         if dtype is None and inputs and inputs[0] is not None:
             dtype = inputs[0].dtype
@@ -145,6 +145,7 @@ class Builder:
             dtype: Element type.
         """
         array = np.asarray(value).astype(dtype.numpy())
+        # The bytes alone do not tell apart zeros of different types or shapes.
         key = (str(dtype), array.shape, array.tobytes())
         if key not in self._constants:
             constant = ir.Value(
@@ -231,6 +232,7 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
             "--labels. If it is the model's own loss, use --loss output --output NAME.",
         )
     builder: Builder | None = None
+    # Nothing outside the file refers to the other values: they may change their names.
     for node in graph.all_nodes():
         for output in node.outputs:
             if output.name == name and output is not owner:

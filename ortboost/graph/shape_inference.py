@@ -58,6 +58,7 @@ def infer_shapes(model: ir.Model) -> None:
 
     Sequences and maps keep their types.
     """
+    # infer_elementwise fills in what ONNX cannot infer; then ONNX gets to the next such node.
     for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
         try:
             found = _infer(_described(model))
@@ -174,6 +175,7 @@ def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]
     if not 0 < len(names) <= len(_PRIMES) // 2:
         return ()
     found = []
+    # Twice: with one set of primes, a computed length may equal one of them by chance.
     for primes in (_PRIMES, _PRIMES[len(names) :]):
         shape = _shape_for(model, output, dict(zip(names, primes, strict=False)))
         lengths = dict(zip(primes, names, strict=False))
@@ -239,6 +241,7 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
     in_functions = [n for function in proto.functions for n in function.node if _is_slice(n)]
     if not in_graphs and not in_functions:
         return infer(proto)
+    # A Slice in a function is inferred with every call, so all calls have to be safe.
     if in_functions:
         inlined = _infer(onnx.inliner.inline_local_functions(proto), check_type=check_type)
         readable = {id(found): found for _, found in _lengths(inlined.graph)}.values()
@@ -255,11 +258,12 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
         for node, (_, lengths) in zip(nodes, _lengths(found.graph), strict=True):
             if node.domain == _HIDDEN:
                 dims = lengths.get(node.input[0])
-                if min(dims or (), default=0) >= 0:
+                if min(dims or (), default=0) >= 0:  # else it stays hidden: it would abort
                     hidden.append((node, dims is not None))
         if not hidden:
             return found
-        # Nothing that is not yet inferred comes before the first one.
+        # The input of the first one never will be known: all nodes before it are inferred. A long
+        # chain is inferred at once in the end, as each round takes the time of the whole model.
         for node, known in hidden:
             if known or node is hidden[0][0] or attempt >= _CHAIN:
                 node.domain = ""

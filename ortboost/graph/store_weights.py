@@ -66,6 +66,8 @@ def store_weights(model: ir.Model) -> Report:
     _leave_branches(model, report)
     _own_statistics(model, report)
     statistics = _made_statistics(model)
+
+    # In graph order: a stored result makes the node that reads it computable.
     total, made = 0, dict[str, str]()
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
@@ -87,6 +89,7 @@ def store_weights(model: ir.Model) -> Report:
             continue
         total += size
         _store(model.graph, node, arrays, report, torch=model.producer_name == "pytorch")
+        # Worth a note only where the file does not say what the tensors are.
         if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):
             made |= {
                 out.name.removesuffix(_SUFFIX): node.op_type for out in node.outputs if out.name
@@ -102,6 +105,7 @@ def store_weights(model: ir.Model) -> Report:
             f"stored {count} that the model computes from constants ({operators}): "
             f"'{weights[0]}'{more}"
         )
+    # Those left over: others were only steps on the way to them.
     report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}
     report.notes += [
         f"'{name}' is computed at each step: {why}" for name, why in report.kept.items()
@@ -180,7 +184,7 @@ def _store(
     sources = [origin_of(value) for value in node.inputs if value is not None]
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""
-        output.name = f"{name}{_SUFFIX}"
+        output.name = f"{name}{_SUFFIX}"  # the tensor takes over the name
         value = add_initializer(graph, name, array)
         value.meta[COMPUTED] = True
         for kind in ("folded", "literal"):  # a result of both kinds counts as folded
@@ -204,6 +208,7 @@ def _leave_branches(model: ir.Model, report: Report) -> None:
             continue
         for name, value in list(graph.initializers.items()):
             tensor = value.const_value
+            # Single numbers are constants of the code.
             if value.dtype not in FLOAT_TYPES or tensor is None or tensor.size <= 1:
                 continue
             if value.is_graph_output():

@@ -71,6 +71,8 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
           fix:   Export the model again, or check that the download or copy is complete.
     """
     limits = limits or Limits.from_environment()
+    # The order matters: errors show names, so text comes first; the depth is limited before other
+    # checks recurse into subgraphs; tensors are sound before check_constants reads them.
     check_text(proto, where)
     check_sizes(proto, where, limits)
     for graph in all_graphs(proto):
@@ -80,7 +82,8 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
         if opset < 1:  # nothing would be known of its operators
             raise FileError(f"The model imports opset {opset}.", where=where, fix=EXPORT_AGAIN)
         for node in nodes:
-            _check_node(node, opset, where)
+            _check_counts(node, opset, where)
+            _check_attributes(node, opset, where)
     if proto.graph.node and not proto.graph.output:
         raise FileError("The graph has no output.", where=where, fix=EXPORT_AGAIN)
     check_constants(proto, where, limits)
@@ -96,16 +99,21 @@ def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[Iterable[onnx.NodeProto], 
         yield from ((graph.node, opset) for graph in graphs_of(nodes))
 
 
-def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
-    if node.domain in STANDARD:
-        for what, names in (("inputs", node.input), ("outputs", node.output)):
-            least, most = _counts(node.op_type, opset)[what]
-            if not least <= len(names) <= most:
-                raise FileError(
-                    f"A {node.op_type} has {len(names)} {what}.",
-                    where=f"{where}: {label(node)}",
-                    fix=EXPORT_AGAIN,
-                )
+def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
+    if node.domain not in STANDARD:
+        return
+    for what, names in (("inputs", node.input), ("outputs", node.output)):
+        least, most = _counts(node.op_type, opset)[what]
+        if not least <= len(names) <= most:
+            raise FileError(
+                f"A {node.op_type} has {len(names)} {what}.",
+                where=f"{where}: {label(node)}",
+                fix=EXPORT_AGAIN,
+            )
+
+
+def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
+    # Empty for operators without a schema, whose attributes may be of any type.
     kinds = _attribute_types(node.op_type, opset) if node.domain in STANDARD else {}
     if node.op_type == "Constant" and kinds and len(node.attribute) != 1:
         raise FileError(
@@ -122,16 +130,9 @@ def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
             )
         if kinds and attribute.type in _TEXTS:
             _check_texts(node, attribute, where)
-        if attribute.name not in _POSITIVE | _AXES | _COUNTED:
-            continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
-        fault = None
-        if attribute.name in _POSITIVE and any(number <= 0 for number in numbers):
-            fault = "it must be positive"
-        elif attribute.name in _COUNTED and any(number < 0 for number in numbers):
-            fault = "it must not be negative"
-        elif any(abs(number) >= 1 << 31 for number in numbers):  # libraries drop the upper half
-            fault = "it must fit 32 bits"
+        # Also of other domains: their operators take these attributes from the standard ones.
+        fault = _fault(attribute.name, numbers)
         if fault is not None:
             value = numbers if attribute.ints else numbers[0]
             raise FileError(
@@ -139,6 +140,17 @@ def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
+
+
+def _fault(name: str, numbers: Iterable[int]) -> str | None:
+    if name in _POSITIVE and any(number <= 0 for number in numbers):
+        return "it must be positive"
+    if name in _COUNTED and any(number < 0 for number in numbers):
+        return "it must not be negative"
+    known = name in _POSITIVE | _AXES | _COUNTED
+    if known and any(abs(number) >= 1 << 31 for number in numbers):  # libraries drop the upper half
+        return "it must fit 32 bits"
+    return None
 
 
 def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: str) -> None:

@@ -58,8 +58,8 @@ def check_names(proto: onnx.ModelProto, where: str) -> bool:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> bool:
-    given = {value.name for value in graph.input} | {t.name for t in graph.initializer}
-    stored = frozenset(t.name for t in graph.initializer)
+    stored = frozenset(tensor.name for tensor in graph.initializer)
+    given = stored | {value.name for value in graph.input}
     in_order = _check_nodes(graph.node, outer | given, where, stored)
     known = outer | given | {name for node in graph.node for name in node.output}
     for value in graph.output:
@@ -89,6 +89,7 @@ def _check_nodes(
                     fix=rename if name in stored else EXPORT_AGAIN,
                 )
             made.add(name)
+    # All names are known before any is looked up: the nodes may be in any order.
     everything = given | made
     in_order, before = True, set(given)
     for node in nodes:

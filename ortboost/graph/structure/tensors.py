@@ -92,7 +92,8 @@ def _bits(kind: int) -> int | None:
 
 def _numbers(tensor: onnx.TensorProto, elements: int, bits: int) -> tuple[int, int]:
     """Number of values that the typed field holds, and number that it needs."""
+    # A complex number takes two values; types of less than 8 bits share one.
     complex_number = "COMPLEX" in onnx.TensorProto.DataType.Name(tensor.data_type)
-    packed = 8 // bits if bits < 8 else 1  # several small values in one
+    packed = 8 // bits if bits < 8 else 1
     held = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
     return len(held), (2 if complex_number else 1) * -(-elements // packed)
