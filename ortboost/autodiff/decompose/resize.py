@@ -13,6 +13,7 @@ import functools
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.sizes import joined, length
 from ortboost.graph.query import constant, input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -33,15 +34,11 @@ class _Axis:
 
     def __init__(self, site: Site, axis: int, place: int) -> None:
         self.site, self.axis = site, axis
-        length = site.shape()[axis]
         start = site.ints(place), site.ints(place + 1)
-        self.length = (
-            site.ints(length)
-            if isinstance(length, int)
-            else site.shape_of(site.input(0), axis, axis + 1)
-        )
+        self.length = joined(site, [length(site, site.input(0), axis)])
         sizes = site.optional(3)
         old = self.cast(self.length)
+        # One is given, the other follows: the size is rounded down, the scale is not changed by it.
         if sizes is not None:
             self.size = site.op("Slice", sizes, *start, dtype=_INT64)
             self.scale = self.op("Div", self.cast(self.size), old)

@@ -51,6 +51,7 @@ def restore(
             graph.inputs.remove(value)
             value.const_value = tensor
             graph.register_initializer(value)
+    # Inputs as in the source: the builder drops unused ones.
     ordered = []
     for given in source.graph.inputs:
         value = inputs.get(given.name)
@@ -59,6 +60,7 @@ def restore(
         value.type, value.shape = given.type, given.shape
         ordered.append(value)
     graph.inputs[:] = ordered
+    # Outputs as in the source, then the gradients in the order of the request.
     declared = [given.name or "" for given in source.graph.outputs]
     missing = [name for name in declared if name not in outputs]
     missing += [name for name in wrt if gradient_name(name) not in outputs]
@@ -157,6 +159,7 @@ def sum_empty_batches(model: ir.Model) -> None:
     ReduceSum over no axes returns a scalar for an empty tensor.
     """
     builder = Builder(model.graph, "ortboost/native/sum")
+    # The builder writes Reshape(ReduceSum(g, BroadcastGradientArgs(...)), shape) for each operand.
     for node in list(model.graph):
         summed = None if node.op_type != "Reshape" else node.inputs[0]
         sum_node = producer_of(summed)

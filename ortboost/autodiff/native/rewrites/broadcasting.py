@@ -62,6 +62,7 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
     cast = exponent.dtype is not None and base.dtype is not None and exponent.dtype != base.dtype
     full = broadcast_shape([base, exponent])
     narrow = (full is None or known_shape(base) != full) and not _is_expanded(base, site.node)
+    # The usual exponent, a scalar constant, broadcasts nothing.
     single = site.array(1)
     if single is not None and single.size == 1 and single.ndim <= len(known_shape(base) or ()):
         narrow = False

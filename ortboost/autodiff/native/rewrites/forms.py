@@ -132,12 +132,13 @@ def _conv(site: Site) -> list[ir.Value | None] | None:
     spatial, group = site.rank() - 2, site.integer("group", 1)
     if group == 1 or spatial == 2:
         return None
+    if site.text("auto_pad", "NOTSET") != "NOTSET":
+        return None  # explicit_padding refused it: its pads are unknown
     if spatial != 1:
         raise Refusal(f"{spatial}-d and in groups: its gradient writes out of bounds")
     data, weight = (site.op("Unsqueeze", site.input(k), site.ints(2)) for k in (0, 1))
     attributes: dict[str, Any] = dict(site.node.attributes)
-    for name in ("auto_pad", "pads"):
-        attributes.pop(name, None)
+    attributes.pop("pads", None)
     for name in ("kernel_shape", "strides", "dilations"):
         given = site.integers(name)
         if given is not None:

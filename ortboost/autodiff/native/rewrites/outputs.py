@@ -88,6 +88,7 @@ def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value]:
 def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
     node, ratio, mode = site.node, site.array(1), site.array(2)
     computed = site.optional(2) is not None and mode is None
+    # Without a mode input, a Dropout is in inference mode; without a ratio, that is 0.5.
     off = not computed and (mode is None or not mode.any() or (ratio is not None and ratio == 0))
     if off:
         mask = None
