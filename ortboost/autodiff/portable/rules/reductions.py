@@ -178,7 +178,7 @@ def _prod(b: Backward) -> ir.Value:
     is_zero = equal(x, zero)
     ones = b.cast(is_zero)
     zeros = b.op("ReduceSum", ones, axes, shape=b.output().shape, **options)
-    factors = _op_where(b, is_zero, one, x)
+    factors = _op_where(b, is_zero, one, x)  # also divisors that are never 0
     product = b.op("ReduceProd", factors, axes, shape=b.output().shape, **options)
     scaled = b.op("Mul", b.gradient(), product, shape=b.output().shape)
 
