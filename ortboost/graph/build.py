@@ -194,11 +194,7 @@ class Builder:
 
 @functools.cache
 def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> None:
-    """Reject an operator or attribute that the graph's opset lacks; subgraphs have no opset.
-
-    Raises:
-        ModelError: The opset lacks it: a bug in ortboost.
-    """
+    """Reject an operator or attribute that the graph's opset lacks; subgraphs have no opset."""
     if not opset or not onnx.defs.has(op_type):  # the runtime adds some to the standard domain
         return
     schema = find_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))

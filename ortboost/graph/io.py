@@ -26,7 +26,7 @@ from ortboost.graph.query import all_tensors, known_shape
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
-from ortboost.graph.structure.walk import EXPORT_AGAIN
+from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged
 
 __all__ = [
     "EXTERNAL_DATA_THRESHOLD",
@@ -110,7 +110,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         ) from error
     # An empty file is a valid message of protobuf, and so are some files of other kinds.
     if not model.opset_imports and not len(model.graph):
-        raise FileError("The file holds no ONNX graph.", where=str(path), fix=EXPORT_AGAIN)
+        raise damaged("The file holds no ONNX graph.", str(path))
     named_source(model, str(path))
     if not weights:
         return _finished(model)

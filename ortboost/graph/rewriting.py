@@ -280,11 +280,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
 
 
 def _bypass_node(node: ir.Node, value: ir.Value) -> bool:
-    """Remove a node with one used output; its consumers read ``value`` instead.
-
-    Returns:
-        Whether the node was removed; see :func:`replace_value`.
-    """
+    """Remove a node with one used output, if its consumers can read ``value`` instead."""
     graph = node.graph
     if graph is None or any(map(is_read, node.outputs[1:])):
         return False

@@ -60,11 +60,8 @@ def infer_shapes(model: ir.Model) -> None:
     """
     # infer_elementwise fills in what ONNX cannot infer; then ONNX gets to the next such node.
     for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
-        try:
-            found = _infer(_described(model))
-        except Exception as error:  # inference is optional: its failure must not stop a conversion
-            _log.info("shape inference failed: %s", error)
-        else:
+        found = _try_to_infer(_described(model))
+        if found is not None:
             _take_over(model.graph, found.graph)
         if not infer_elementwise(model):
             break
@@ -123,10 +120,8 @@ def check_slices(model: ir.Model) -> None:
         return
     proto = _described(model)
     del proto.graph.value_info[:]  # it may be wrong
-    try:
-        found = _infer(proto)
-    except Exception as error:  # as in infer_shapes
-        _log.info("shape inference failed: %s", error)
+    found = _try_to_infer(proto)
+    if found is None:
         return
     for node, (_, lengths) in zip(model.graph.all_nodes(), _lengths(found.graph), strict=True):
         for value in node.outputs:
@@ -195,10 +190,8 @@ def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) ->
                 dim.dim_value = lengths[dim.dim_param]
     for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
-    try:
-        made = _infer(proto, check_type=False)
-    except Exception as error:  # as in infer_shapes
-        _log.info("shape inference failed: %s", error)
+    made = _try_to_infer(proto, check_type=False)
+    if made is None:
         return []
     (info,) = (info for info in made.graph.output if info.name == output.name)
     dims = info.type.tensor_type.shape.dim
@@ -226,6 +219,14 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
     except (onnx.shape_inference.InferenceError, ValueError) as error:
         return str(error).strip().splitlines()[0]
     return None
+
+
+def _try_to_infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto | None:
+    try:
+        return _infer(proto, check_type=check_type)
+    except Exception as error:  # inference is optional: its failure must not stop a conversion
+        _log.info("shape inference failed: %s", error)
+        return None
 
 
 def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:

@@ -18,7 +18,6 @@ from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagno
 from ortboost.autodiff.native.built_graph import (
     drop_copies,
     protect_pool_indices,
-    protect_running_statistics,
     restore,
     scatter_pool_gradients,
     sum_empty_batches,
@@ -43,7 +42,7 @@ from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError
 from ortboost.core.report import Report
 from ortboost.graph.normalize import name_nodes
-from ortboost.graph.query import input_at
+from ortboost.graph.query import input_at, source_before
 from ortboost.graph.reach import reach
 
 __all__ = ["Diagnosis", "NativeEngine", "diagnose"]
@@ -127,7 +126,6 @@ class NativeEngine:
 
         # Gradient kernels that are unsafe as the builder writes them. The pools that are left after
         # scatter_pool_gradients are protected last.
-        protect_running_statistics(result)
         scatter_pool_gradients(result)
         sum_empty_batches(result)
         protect_pool_indices(result)
@@ -159,5 +157,16 @@ def _problems(
         # partly_used_splits could not replace it.
         if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
             reason = "only some of its outputs lead to the loss, and its sizes are not fixed"
+        if node.op_type == "BatchNormalization" and _overwrites_constants(node):
+            reason = "its running statistics are constants, which its kernel overwrites"
         if reason is not None:
             yield node, reason
+
+
+def _overwrites_constants(node: ir.Node) -> bool:
+    """Whether a BatchNormalization in training mode keeps its running statistics in constants.
+
+    ``guarded_statistics`` copied them, but an optimizer folds the copy of a constant.
+    """
+    stored = (source_before(input_at(node, index), "Sum", "Identity") for index in (3, 4))
+    return any(value is not None and value.is_initializer() for value in stored)

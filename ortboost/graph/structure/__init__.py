@@ -21,13 +21,12 @@ from pathlib import Path
 
 import onnx
 
-from ortboost.core.errors import FileError
 from ortboost.core.limits import Limits
 from ortboost.graph.query import find_schema
 from ortboost.graph.structure.names import check_names, check_text
 from ortboost.graph.structure.sizes import check_constants, check_sizes
 from ortboost.graph.structure.tensors import check_tensors
-from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, graphs_of, label
+from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, graphs_of
 
 __all__ = ["check_standard", "check_structure"]
 
@@ -80,12 +79,12 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
     in_order = check_names(proto, where)
     for nodes, opset in _scopes(proto):
         if opset < 1:  # nothing would be known of its operators
-            raise FileError(f"The model imports opset {opset}.", where=where, fix=EXPORT_AGAIN)
+            raise damaged(f"The model imports opset {opset}.", where)
         for node in nodes:
             _check_counts(node, opset, where)
             _check_attributes(node, opset, where)
     if proto.graph.node and not proto.graph.output:
-        raise FileError("The graph has no output.", where=where, fix=EXPORT_AGAIN)
+        raise damaged("The graph has no output.", where)
     check_constants(proto, where, limits)
     return in_order
 
@@ -105,29 +104,17 @@ def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
     for what, names in (("inputs", node.input), ("outputs", node.output)):
         least, most = _counts(node.op_type, opset)[what]
         if not least <= len(names) <= most:
-            raise FileError(
-                f"A {node.op_type} has {len(names)} {what}.",
-                where=f"{where}: {label(node)}",
-                fix=EXPORT_AGAIN,
-            )
+            raise damaged(f"A {node.op_type} has {len(names)} {what}.", where, node)
 
 
 def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
     # Empty for operators without a schema, whose attributes may be of any type.
     kinds = _attribute_types(node.op_type, opset) if node.domain in STANDARD else {}
     if node.op_type == "Constant" and kinds and len(node.attribute) != 1:
-        raise FileError(
-            f"A Constant has {len(node.attribute)} values.",
-            where=f"{where}: {label(node)}",
-            fix=EXPORT_AGAIN,
-        )
+        raise damaged(f"A Constant has {len(node.attribute)} values.", where, node)
     for attribute in node.attribute:
         if attribute.type != kinds.get(attribute.name, attribute.type):
-            raise FileError(
-                f"'{attribute.name}' of {node.op_type} has the wrong type.",
-                where=f"{where}: {label(node)}",
-                fix=EXPORT_AGAIN,
-            )
+            raise damaged(f"'{attribute.name}' of {node.op_type} has the wrong type.", where, node)
         if kinds and attribute.type in _TEXTS:
             _check_texts(node, attribute, where)
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
@@ -135,11 +122,7 @@ def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
         fault = _fault(attribute.name, numbers)
         if fault is not None:
             value = numbers if attribute.ints else numbers[0]
-            raise FileError(
-                f"'{attribute.name}' of {node.op_type} is {value}; {fault}.",
-                where=f"{where}: {label(node)}",
-                fix=EXPORT_AGAIN,
-            )
+            raise damaged(f"'{attribute.name}' of {node.op_type} is {value}; {fault}.", where, node)
 
 
 def _fault(name: str, numbers: Iterable[int]) -> str | None:
@@ -159,11 +142,8 @@ def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: st
         for text in (attribute.s, *attribute.strings):
             text.decode()
     except UnicodeDecodeError as error:
-        raise FileError(
-            f"'{attribute.name}' of {node.op_type} is not UTF-8.",
-            where=f"{where}: {label(node)}",
-            fix=EXPORT_AGAIN,
-        ) from error
+        what = f"'{attribute.name}' of {node.op_type} is not UTF-8."
+        raise damaged(what, where, node) from error
 
 
 @functools.cache
@@ -209,6 +189,4 @@ def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None)
         message = str(error).strip().splitlines()[0]
         if any(words in message for words in _TOLERATED):
             return
-        raise FileError(
-            "The file is not a valid ONNX model.", where=f"{where}: {message}", fix=EXPORT_AGAIN
-        ) from error
+        raise damaged("The file is not a valid ONNX model.", f"{where}: {message}") from error

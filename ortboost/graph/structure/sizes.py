@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
-from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, label, subgraphs
+from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, label, subgraphs
 
 __all__ = ["check_constants", "check_sizes"]
 
@@ -156,9 +156,7 @@ def _check_labels(node: onnx.NodeProto, labels: NDArray[np.integer] | None, at: 
         return
     wrong = labels[(labels < 0) & (labels != ignored if ignored is not None else True)]
     if wrong.size:
-        raise FileError(
-            f"The constant label {wrong.reshape(-1)[0]} is negative.", where=at, fix=EXPORT_AGAIN
-        )
+        raise damaged(f"The constant label {wrong.reshape(-1)[0]} is negative.", at)
 
 
 def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ortboost.core.errors import FileError
-from ortboost.graph.structure.walk import EXPORT_AGAIN
+from ortboost.graph.structure.walk import damaged
 
 __all__ = ["check_tensors"]
 
@@ -43,9 +43,7 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
     for tensor in (*graph.initializer, *inner):
         at = f"{where}: tensor '{tensor.name}'"
         if any(dim < 0 for dim in tensor.dims):
-            raise FileError(
-                f"A stored tensor has the shape {list(tensor.dims)}.", where=at, fix=EXPORT_AGAIN
-            )
+            raise damaged(f"A stored tensor has the shape {list(tensor.dims)}.", at)
         bits = _bits(tensor.data_type)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check_place(tensor, at)
@@ -58,10 +56,8 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
         else:
             have, need, unit = *_numbers(tensor, elements, bits), "values"
         if have != need:
-            raise FileError(
-                f"A stored tensor of shape {list(tensor.dims)} holds {have} {unit}, not {need}.",
-                where=at,
-                fix=EXPORT_AGAIN,
+            raise damaged(
+                f"A stored tensor of shape {list(tensor.dims)} holds {have} {unit}, not {need}.", at
             )
 
 
@@ -75,7 +71,7 @@ def _check_place(tensor: onnx.TensorProto, at: str) -> None:
         fault = f"its file is called {entries.get('location', '')!r}"
     else:
         return
-    raise FileError(f"A stored tensor cannot be found: {fault}.", where=at, fix=EXPORT_AGAIN)
+    raise damaged(f"A stored tensor cannot be found: {fault}.", at)
 
 
 def _bits(kind: int) -> int | None:
