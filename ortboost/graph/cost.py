@@ -223,6 +223,7 @@ def _matmul(left: int) -> Callable[[ir.Node], int | None]:
         a, out = _shape(node, left), static_shape(node.outputs[0])
         if not a or out is None:
             return None
+        # A FusedMatMul may transpose its left factor; a vector stays as it is.
         swapped = node.attributes.get_int("transA", 0) and len(a) > 1
         return math.prod(out) * a[-2 if swapped else -1]
 

@@ -95,6 +95,7 @@ def fit_inputs(
         name: constant_array(name, shapes.get(name), dtypes[name], value)
         for name, value in config.values.items()
     }
+    # As if given by --dim, which comes first: fit_dims refuses another length.
     lengths = dict(config.dims)
     for name, array in arrays.items():
         for axis, length in enumerate(array.shape if name in shapes else ()):

@@ -334,6 +334,7 @@ def _compare_as_int32(model: ir.Model) -> None:
                     wide = builder.op("Cast", value, dtype=ir.DataType.INT32, to=ir.DataType.INT32)
                     wide.shape = value.shape
                     node.replace_input_with(index, wide)
+            # In the node's own graph, which may be that of a branch.
             if builder.nodes and node.graph is not None:
                 node.graph.insert_before(node, builder.take())
 

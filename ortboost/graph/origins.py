@@ -122,7 +122,7 @@ def tensor_origins(model: ir.Model) -> Origins:
     Args:
         model: The model as loaded, its functions inlined.
     """
-    signature = {name: kind for kind, name in _signature(model)}
+    signature = {name: kind for kind, name in _signature(model)}  # empty for TorchScript
     torch = bool(signature) or model.producer_name == "pytorch"
     stored: list[ir.Value] = []
     constants: set[str] = set()

@@ -302,7 +302,7 @@ def _described(model: ir.Model) -> onnx.ModelProto:
         serde.serialize_function_into(proto.functions.add(), function)
     if "com.microsoft" in model.opset_imports and not model.functions:
         proto.functions.extend(_elementwise())
-    given = {value.name for value in graph.inputs}
+    given = {value.name for value in graph.inputs}  # old files list their weights there, too
     for value in graph.inputs:
         _describe(proto.graph.input.add(), value)
     for value in graph.initializers.values():
@@ -360,6 +360,7 @@ def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
     """Copy the inferred shapes and types of tensors, including those in subgraphs."""
     infos = {info.name: info for info in (*found.input, *found.value_info, *found.output)}
     values = [*graph.inputs, *graph.initializers.values()]
+    # Inference keeps the nodes and their order.
     for node, made in zip(graph, found.node, strict=True):
         values += node.outputs
         for inner, described in zip(subgraphs(node), walk.subgraphs(made), strict=True):

@@ -71,6 +71,7 @@ def store_weights(model: ir.Model) -> Report:
     total, made = 0, dict[str, str]()
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
+        # Only float results can be weights; the statistics may need integers, too, such as shapes.
         computable = node in statistics or all(map(_is_constant, node.inputs))
         if not computable or not is_standard(node, *_OPERATORS):
             continue

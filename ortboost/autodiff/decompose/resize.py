@@ -119,7 +119,7 @@ class _Axis:
         for tap in _TAPS:
             place = self.op("Add", low, self.number(tap))
             d = self.op("Abs", self.op("Sub", positions, place))
-            if tap in (0, 1):
+            if tap in (0, 1):  # the neighbours at most 1 away, then those up to 2 away
                 weight = self.polynomial(d, (a + 2, -(a + 3), 0, 1))
             else:
                 weight = self.polynomial(d, (a, -5 * a, 8 * a, -4 * a))
@@ -204,6 +204,7 @@ def _element(value: ir.Value, place: int) -> float | tuple[ir.Value, int] | None
         return None
     if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"):
         return _element(source, place)
+    # From here on, an element comes from another place of the source.
     if node.op_type == "Shape":
         rank = len(known_shape(source) or ())
         index = node.attributes.get_int("start", 0)

@@ -42,7 +42,7 @@ def _asinh(site: Site) -> list[ir.Value | None]:
     above = site.op("Relu", data)
     below = site.op("Sub", above, data)
     parts = []
-    for part in (above, below):
+    for part in (above, below):  # one of them is 0, where f is 0
         root = site.op("Sqrt", site.op("Add", site.op("Mul", part, part), site.const(1.0)))
         parts.append(site.op("Log", site.op("Add", part, root)))
     return [site.op("Sub", *parts)]

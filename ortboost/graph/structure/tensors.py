@@ -46,9 +46,9 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
             raise damaged(f"A stored tensor has the shape {list(tensor.dims)}.", at)
         bits = _bits(tensor.data_type)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _check_place(tensor, at)
+            _check_place(tensor, at)  # its length is checked once the file is found
             continue
-        if bits is None:
+        if bits is None:  # strings have any length; onnx.checker reports unknown types
             continue
         elements = math.prod(tensor.dims)
         if tensor.HasField("raw_data"):

@@ -136,7 +136,7 @@ def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:
     if own is None or any(other is None for other in others):
         return False
     for offset in range(1, len(own) + 1):
-        dim = own[-offset]
+        dim = own[-offset]  # aligned at the last axis
         met = {other[-offset] for other in others if other is not None and offset <= len(other)}
         if dim is None or (isinstance(dim, str) and not met <= {1, dim}):
             return False

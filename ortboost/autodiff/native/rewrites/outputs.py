@@ -50,6 +50,8 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     plain = known_shape(scale) == normalized and (bias is None or known_shape(bias) == normalized)
     if plain and not read and bias is not None and len(site.node.outputs) == 3:
         return None
+    # Its gradient kernel takes scale and bias in the normalized shape alone, and nothing for the
+    # statistics.
     if read or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:

@@ -119,6 +119,7 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
         index = b.cast(index, INT64)  # the only type the kernel supports
         hot = b.op("OneHot", index, b.ints(table), one, axis=0, dtype=kind)  # [table, count]
         return b.op("MatMul", hot, updates)
+    # ScatterElements needs an index for each element, not for each slice.
     empty = b.filled(0, joined(b, base), kind)
     column = b.op("Unsqueeze", index, b.ints(1))  # [count, 1]
     full = b.op("Expand", column, b.shape_of(updates))

@@ -56,7 +56,7 @@ def matmul(b: Backward) -> Gradients:
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     ranks = (b.rank(0), b.rank(1))
-    if ranks[1] == 2 and ranks[0] >= 2:
+    if ranks[1] == 2 and ranks[0] >= 2:  # a linear layer: no sum over the batch afterwards
         return _one_matrix(b)
     shapes = [list(known_shape(value) or ()) for value in (left, right)]
     gone = []

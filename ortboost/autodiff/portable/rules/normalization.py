@@ -65,6 +65,7 @@ def batch_norm(b: Backward) -> Gradients:
         return b.op("BatchNormalization", *inputs, epsilon=epsilon, shape=shape)
 
     axes = b.ints(0, *range(2, b.rank()))
+    # The gradient of the data needs both sums, whether or not scale and bias are trained.
     needs_moment = b.needs_gradient(1) or (through and b.needs_gradient(0))
     if b.needs_gradient(2) or needs_moment:
         grads[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)

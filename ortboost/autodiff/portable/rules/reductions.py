@@ -41,7 +41,7 @@ def kept(b: Backward, value: ir.Value) -> ir.Value:
     if b.integer("keepdims", 1):
         return value
     axes = reduced_axes(b)
-    if _all_axes(b) or axes == ():
+    if _all_axes(b) or axes == ():  # a scalar, which broadcasts, or not reduced
         return value
     if axes is not None:
         return b.op("Unsqueeze", value, b.ints(*axes), shape=kept_dims(b))
