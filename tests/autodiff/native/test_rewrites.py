@@ -52,6 +52,13 @@ FIRES = {
         "c = Greater(x, w) y = Where(c, x, w)",
         ["Greater", "Where", "Shape", "Expand", "Expand", "Where"],
     ),
+    "slice_backwards": (
+        ordinary_forms,
+        "float[N,6] x",
+        "s = Constant<value_ints=[-1]>() e = Constant<value_ints=[-9]>() "
+        "t = Constant<value_ints=[-2]>() y = Slice(x, s, e, s, t)",
+        ["Constant", "Constant", "Squeeze", "Range", "Slice", "Slice", "Slice", "Gather"],
+    ),
     "pow_int": (
         expanded_branches,
         "float[3,4] x",

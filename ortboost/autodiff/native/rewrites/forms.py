@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.conditions import fixed_axes, reduced_axes
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
+from ortboost.autodiff.sizes import INT64, joined, length
 from ortboost.core.report import Report
-from ortboost.graph.query import producer_of
+from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["ordinary_forms"]
@@ -149,6 +150,30 @@ def _conv(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Squeeze", wide, site.ints(2))]
 
 
+def _slice(site: Site) -> list[ir.Value | None] | None:
+    """Gather the elements if a step is negative: along the last axis, SliceGrad fails when it runs.
+
+    Along each axis, the indices are the same slice of 0, 1, ...
+    """
+    steps, given = site.array(4), site.array(3)
+    if steps is None or steps.min() > 0 or site.dtype not in FLOAT_TYPES:
+        return None
+    if given is None and site.optional(3) is not None:
+        raise Refusal("it has negative steps along computed axes; export with fixed axes")
+    axes = range(steps.size) if given is None else [int(axis) % site.rank() for axis in given]
+    result = site.input(0)
+    zero, one, first = site.const(0, INT64), site.const(1, INT64), site.ints(0)
+    for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        count = joined(site, [length(site, site.input(0), axis)])
+        count = site.op("Squeeze", count, first, dtype=INT64)
+        places = site.op("Range", zero, count, one, dtype=INT64)
+        bounds = (site.cast(site.input(index), INT64) for index in (1, 2))
+        start, end = (site.op("Slice", v, site.ints(k), site.ints(k + 1)) for v in bounds)
+        index = site.op("Slice", places, start, end, first, site.ints(int(step)), dtype=INT64)
+        result = site.op("Gather", result, index, axis=axis)
+    return [result]
+
+
 def _transpose(site: Site) -> list[ir.Value | None] | None:
     """Make ``perm`` explicit: without it the builder fails."""
     if site.integers("perm") is not None:
@@ -218,5 +243,6 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "ReduceSum": (_sum, "reduces no axis: replaced by Identity; repeated axes named once"),
     "ScatterElements": (_scatter, "written as an addition"),
     "ScatterND": (_scatter, "written as an addition"),
+    "Slice": (_slice, "negative steps: written as Gather"),
     "Transpose": (_transpose, "perm made explicit"),
 }

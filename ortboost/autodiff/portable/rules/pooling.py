@@ -44,7 +44,8 @@ def max_pool(b: Backward) -> Gradients:
     b.node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
     indices = b.extra_output(1, _INT64, b.output().shape)
     indices = b.op("Reshape", indices, flat)
-    # Added, not written: windows may overlap.
+    # Added, not written: windows may overlap. For a window of NaN alone, onnxruntime 1.19 gives -1,
+    # which counts from the end: it does not write out of bounds as MaxPoolGrad does.
     added = b.op("ScatterElements", zeros, indices, values, axis=0, reduction="add")
     return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
 
