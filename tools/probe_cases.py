@@ -857,6 +857,8 @@ def shapes() -> Iterator[Case]:
         ("steps 2", [0], [6], [0], [2]),
         ("negative step", [5], [-7], [0], [-1]),
         ("negative step 2", [-1], [-100], [0], [-2]),
+        ("negative step, last axis", [-1], [-100], [1], [-2]),
+        ("negative steps", [4, -1], [0, -9], [0, 1], [-1, -1]),
         ("negative axis", [1], [3], [-1], None),
         ("large end", [1], [2**62], [0], None),
         ("two axes", [1, 0], [5, 3], [0, 1], [2, 1]),

@@ -36,7 +36,7 @@ class Blocker:
 
     Args:
         node: Name of the node, tensor or function.
-        op: Operator, or ``tensor``, ``function``, ``model``.
+        op: Operator, or ``tensor``, ``input``, ``function``, ``model``.
         reason: Why it prevents training.
         fix: What the user can do about it.
     """
@@ -119,7 +119,7 @@ def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
                 f"the weight '{value.name}' is quantized",
                 "Start from the float model; quantize after training.",
             )
-            break
+            break  # one blocker for each node
 
 
 def _about_quantizers(
@@ -134,6 +134,7 @@ def _about_quantizers(
         return
     values = values_by_name(model.graph)
     before_loss = ancestors(values.get(name) for name in targets)
+    # Not by reach(), which stops at integers: here, what depends on a parameter at all.
     moved = set(wrt)
     for node in model.graph:
         names = {value.name for value in (*node.inputs, *uses_inside(node)) if value is not None}

@@ -24,11 +24,11 @@ def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
             return None
         while len(found) < len(shape):
             found.insert(0, 1)
-        for offset, dim in enumerate(reversed(shape), 1):
+        for offset, dim in enumerate(reversed(shape), 1):  # aligned at the last axis
             known = found[-offset]
             if dim == 1 or (dim == known and dim is not None):
                 continue
-            if known != 1 or dim is None:
+            if known != 1 or dim is None:  # either may be 1 at run time
                 return None
             found[-offset] = dim
     return tuple(found)

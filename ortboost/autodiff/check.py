@@ -108,6 +108,7 @@ def check_trainable(
     """
     targets = [loss] if isinstance(loss, str) else list(loss or ())
     targets = targets or [value.name or "" for value in model.graph.outputs]
+    # On the model as it is: rewriting may remove the traces of what is wrong.
     blockers = standing_blockers(model, wrt, targets)
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
@@ -118,6 +119,7 @@ def check_trainable(
     for found in _about_nodes(reached, engine, refused):
         if (found.node, found.op) not in known:
             blockers.append(found)
+    # What a rewrite refused is a blocker, or does not matter, as no gradient passes it.
     rewrites = [
         Report(report.rewrite, dict(report.changed), {}, list(report.notes))
         for report in reports
@@ -164,7 +166,8 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
             continue
         if node.domain == _ORT:
             reason = f"{_ORT}::{node.op_type} {_FOR_INFERENCE}"
-        # The reason of a decomposition rule is more specific than that of the engine.
+        # The reason of a decomposition rule is more specific than that of the engine. Both are
+        # written as "reason; fix".
         reason = refused.get(label(node), reason)
         why, _, fix = reason.partition("; ")
         fix = f"{fix[:1].upper()}{fix[1:]}." if fix else _DEFAULT_FIX

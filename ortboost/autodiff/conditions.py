@@ -85,7 +85,11 @@ def column_major(node: ir.Node) -> str | None:
 
 
 def reduced_axes(site: Site) -> tuple[int, ...] | None:
-    """The non-negative axes that a reduction reduces; () for none, ``None`` if unknown."""
+    """The non-negative axes that a reduction reduces; () for none, ``None`` if unknown.
+
+    Raises:
+        Refusal: The input has no such axis.
+    """
     given, shape = site.array(1), known_shape(site.input(0))
     if site.optional(1) is not None and given is None:
         return None
@@ -95,7 +99,11 @@ def reduced_axes(site: Site) -> tuple[int, ...] | None:
         return None if shape is None else tuple(range(len(shape)))
     flat = {int(axis) for axis in given.reshape(-1)}  # onnxruntime allows repeated axes
     if shape is not None:
-        flat = {axis % len(shape) for axis in flat}
+        rank = len(shape)
+        wrong = next((axis for axis in sorted(flat) if not -rank <= axis < rank), None)
+        if wrong is not None:
+            raise Refusal(f"its input of rank {rank} has no axis {wrong}")
+        flat = {axis % rank for axis in flat}
     return tuple(sorted(flat)) if min(flat) >= 0 else None
 
 
@@ -103,7 +111,7 @@ def fixed_axes(site: Site) -> tuple[int, ...]:
     """The axes that a reduction reduces; () for none.
 
     Raises:
-        Refusal: The axes are computed, or the rank is unknown.
+        Refusal: The axes are computed, the rank is unknown, or the input has no such axis.
     """
     site.rank()
     axes = reduced_axes(site)

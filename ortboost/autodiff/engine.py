@@ -233,6 +233,7 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
         raise ModelError(
             "A tensor is listed twice.", where=", ".join(repeated), fix="List each tensor once."
         )
+    # An initializer may be folded or merged with another one: only inputs are trained.
     inputs = {value.name for value in graph.inputs if value.name}
     sources = {n: v for n, v in values.items() if n in inputs or v.producer() is not None}
     unknown = [name for name in wrt if name not in sources]
@@ -250,6 +251,7 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
             fix="Do not train these.",
         )
+    # Engines rename inner values that have such a name, but not what users see.
     visible = inputs | {value.name for value in graph.outputs if value.name}
     clashes = sorted(visible & {gradient_name(name) for name in (*wrt, loss)})
     if clashes:

@@ -62,7 +62,8 @@ def _rule(site: Site) -> Sequence[ir.Value] | None:
     outputs = site.ops(
         node.op_type, *node.inputs, count=len(node.outputs), **{**attributes, "pads": pads}
     )
-    for new, old in zip(outputs[1:], node.outputs[1:], strict=True):  # indices of a MaxPool
+    # The indices of a MaxPool are int64; a new output has the type of the first input.
+    for new, old in zip(outputs[1:], node.outputs[1:], strict=True):
         new.type = old.type
     return outputs
 
@@ -92,7 +93,7 @@ def same_pads(site: Site) -> list[int]:
     for axis in range(spatial):
         reach = (kernel[axis] - 1) * dilations[axis]
         size = site.shape()[2 + axis]
-        if strides[axis] == 1:
+        if strides[axis] == 1:  # as many windows as pixels, whatever the size
             total = reach
         elif isinstance(size, int):
             steps = -(-size // strides[axis])

@@ -54,7 +54,7 @@ def dims(b: Site, value: ir.Value) -> ir.Value:
 def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
     """Concatenate lengths to a vector; a constant if all are ints."""
     pieces: list[ir.Value] = []
-    numbers: list[int] = []
+    numbers: list[int] = []  # a run of ints, which becomes one constant
     for part in parts:
         if isinstance(part, int):
             numbers.append(part)
@@ -99,6 +99,7 @@ def reshape_like(b: Site, gradient: ir.Value, value: ir.Value) -> ir.Value:
     shape = known_shape(value)
     if shape is not None:
         numbers = [dim if isinstance(dim, int) else -1 for dim in shape]
+        # Beside a 0, -1 stands for no definite length.
         if numbers.count(-1) == 0 or (numbers.count(-1) == 1 and 0 not in numbers):
             target = b.ints(*numbers)
             return b.op("Reshape", gradient, target, shape=shape, allowzero=int(0 in numbers))

@@ -74,8 +74,8 @@ def find_batch_axes(
         {'x': 0, 'state': 1, 'sr': None}
     """
     settled = {name: _given_axis(name, axis, shapes) for name, axis in (given or {}).items()}
+    # Exporters may name the batch differently in the outputs.
     if first not in {dim for shape in shapes.values() for dim in shape}:
-        # Exporters may name the batch differently in the outputs.
         heads = {shape[0] for shape in shapes.values() if shape}
         named = [head for head in heads if isinstance(head, str)]
         first = named[0] if len(named) == 1 else None
@@ -102,15 +102,18 @@ def _axis(shape: Dims, first: int | str | None, shapes: Mapping[str, Dims]) -> B
     if not shape:
         return None
     axes = [axis for axis, dim in enumerate(shape) if dim == first and dim is not None]
+    # Rule 1, unless another name is clearly that of the batch.
     if isinstance(first, str) and not _BATCH_NAME.fullmatch(first):
         others = {dim for s in shapes.values() for dim in s if isinstance(dim, str)} - {first}
         if any(_BATCH_NAME.fullmatch(dim) for dim in others):
             return UNKNOWN  # the predictions are [sequence, batch, ...]
     if axes:
         return axes[0]
+    # Rule 2: no axis has the fixed length of the batch.
     fixed = all(isinstance(dim, int) for dim in shape)
     if isinstance(first, int):
         return None if fixed else UNKNOWN
+    # Rule 4, then 3. If all shapes are fixed, equal first lengths are the batch.
     heads = [s[0] for s in shapes.values() if s]
     if not isinstance(shape[0], int):
         return 0  # lengths are compared when the data are known

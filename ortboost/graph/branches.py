@@ -46,6 +46,7 @@ def choose(
         key: ir.val(b.unique(prefix + key), shape=kind.shape, type=kind.type)
         for key, kind in kinds.items()
     }
+    # An If has one type and shape for each output: both branches declare them.
     for graph in (then_branch, else_branch):
         for value, kind in zip(graph.outputs, kinds.values(), strict=True):
             value.type, value.shape = kind.type, kind.shape

@@ -108,7 +108,7 @@ class Builder:
         **attributes: Any,
     ) -> tuple[ir.Value, ...]:
         """Create a node with ``len(names)`` outputs and return them; see :meth:`op`."""
-        if not domain:
+        if not domain:  # a wrong name fails here, not when a runtime opens the graph
             _require_known(op_type, self.graph.opset_imports.get("", 0), tuple(attributes))
         if dtype is None and inputs and inputs[0] is not None:
             dtype = inputs[0].dtype
@@ -145,6 +145,7 @@ class Builder:
             dtype: Element type.
         """
         array = np.asarray(value).astype(dtype.numpy())
+        # The bytes alone do not tell apart zeros of different types or shapes.
         key = (str(dtype), array.shape, array.tobytes())
         if key not in self._constants:
             constant = ir.Value(
@@ -193,11 +194,7 @@ class Builder:
 
 @functools.cache
 def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> None:
-    """Reject an operator or attribute that the graph's opset lacks; subgraphs have no opset.
-
-    Raises:
-        ModelError: The opset lacks it: a bug in ortboost.
-    """
+    """Reject an operator or attribute that the graph's opset lacks; subgraphs have no opset."""
     if not opset or not onnx.defs.has(op_type):  # the runtime adds some to the standard domain
         return
     schema = find_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))
@@ -231,6 +228,7 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
             "--labels. If it is the model's own loss, use --loss output --output NAME.",
         )
     builder: Builder | None = None
+    # Nothing outside the file refers to the other values: they may change their names.
     for node in graph.all_nodes():
         for output in node.outputs:
             if output.name == name and output is not owner:

@@ -80,10 +80,13 @@ def _refuse_windows_in_the_padding(
     for axis, length in enumerate(site.shape()[2 : 2 + rank]):
         reach, stride = (kernel[axis] - 1) * dilations[axis] + 1, strides[axis]
         begin, end = pads[axis], pads[rank + axis]
+        # The overhanging window starts less than a stride after the last place where one fits: with
+        # such a stride in the image, whatever its length.
         if not end or stride <= reach - end:
             continue
         if not isinstance(length, int):
             raise Refusal("a window may start in the padding of an image of unknown size")
+        # The start of the overhanging window, counted from that of the padding.
         last = -(-(begin + length + end - reach) // stride) * stride
         if begin + length <= last < begin + length + end:
             raise Refusal("a window would start in the padding")

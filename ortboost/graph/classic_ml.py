@@ -83,7 +83,7 @@ def infer_elementwise(model: ir.Model) -> bool:
         source, out = node.inputs[0], node.outputs[0]
         if source is None or source.shape is None or out.shape is not None:
             continue
-        floats = node.op_type in ("Scaler", "Normalizer")
+        floats = node.op_type in ("Scaler", "Normalizer")  # whatever the type of their input
         out.shape = ir.Shape(source.shape)
         out.type = ir.TensorType(ir.DataType.FLOAT) if floats else source.type
         found = True

@@ -131,6 +131,7 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     inputs = {v.name or "": v for v in copy.graph.inputs if v.name not in weights}
     known = {name: shape for name, v in inputs.items() if (shape := known_shape(v)) is not None}
     shapes = fit_dims(known, dims)
+    # The name of a first dimension means the batch wherever it occurs.
     samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
     for name, shape in shapes.items():
         fixed = [batch if dim in samples else dim for dim in shape]
@@ -171,7 +172,7 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
             for op, count in max(branches, key=lambda b: sum(b.values()), default={}).items():
                 macs[op] = macs.get(op, 0) + count
             continue
-        if node.op_type in ("Loop", "Scan"):
+        if node.op_type in ("Loop", "Scan"):  # worth a word only if its body has such operators
             inner: dict[str, str] = {}
             if any(_graph(body, {}, inner) for body in subgraphs(node)) or inner:
                 uncounted[name] = f"the number of iterations of the {node.op_type} is not known"
@@ -222,6 +223,7 @@ def _matmul(left: int) -> Callable[[ir.Node], int | None]:
         a, out = _shape(node, left), static_shape(node.outputs[0])
         if not a or out is None:
             return None
+        # A FusedMatMul may transpose its left factor; a vector stays as it is.
         swapped = node.attributes.get_int("transA", 0) and len(a) > 1
         return math.prod(out) * a[-2 if swapped else -1]
 
@@ -236,6 +238,7 @@ def _einsum(node: ir.Node) -> int | None:
         if shape is None:
             return None
         letters, dots, rest = term.partition("...")
+        # The axes of an ellipsis, counted from its end, as they are broadcast.
         extra = [f".{k}" for k in range(len(shape) - len(letters + rest), 0, -1)] if dots else []
         indices = [*letters, *extra, *rest]
         if len(indices) != len(shape):  # the node is invalid
@@ -256,7 +259,7 @@ def _recurrent(node: ir.Node) -> int | None:
 
 def _attention(node: ir.Node) -> int | None:
     queries, keys, out = _shape(node, 0), _shape(node, 1), static_shape(node.outputs[0])
-    cached = input_at(node, 4) is not None
+    cached = input_at(node, 4) is not None  # past keys: their number adds to that of the keys
     if not queries or not keys or out is None or cached or not is_standard(node):
         return None
     # [batch, heads, sequence, size] or [batch, sequence, heads * size]

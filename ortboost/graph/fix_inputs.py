@@ -47,6 +47,7 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
     shapes = {name: shape for name, shape in before.items() if shape is not None}
     dtypes = {name: value.dtype for name, value in inputs.items()}
     arrays, fitted = fit_inputs(shapes, dtypes, config, f"{source_name(model)}: ")
+    # Fixing one input may fix dimensions of the same name in others, and inside the graph.
     names = {
         old: new
         for name, shape in shapes.items()
@@ -57,10 +58,10 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
         inputs[name].shape = ir.Shape(shape)
         if shape != shapes[name] and name not in arrays:
             report.changed[name] = f"{format_shape(shapes[name])} -> {format_shape(shape)}"
-    for node in graph.all_nodes():
+    for node in graph.all_nodes() if names else ():
         for output in node.outputs:
             found = known_shape(output)
-            if names and found is not None:
+            if found is not None:
                 output.shape = ir.Shape(_replaced(found, names))
     for name, array in arrays.items():
         _make_constant(model, inputs[name], array)
@@ -94,6 +95,7 @@ def fit_inputs(
         name: constant_array(name, shapes.get(name), dtypes[name], value)
         for name, value in config.values.items()
     }
+    # As if given by --dim, which comes first: fit_dims refuses another length.
     lengths = dict(config.dims)
     for name, array in arrays.items():
         for axis, length in enumerate(array.shape if name in shapes else ()):
@@ -119,7 +121,7 @@ def constant_array(
     expected = array.dtype if dtype is None else np.dtype(dtype.numpy())
     if shape is not None and array.size == 1 and array.ndim < len(shape):
         array = array.reshape((1,) * len(shape))  # a number for an input of shape [1]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is refused below
         cast = array.astype(expected)
     if dtype is None or dtype in FLOAT_TYPES:  # rounding is allowed
         exact = np.array_equal(np.isfinite(cast), np.isfinite(array))

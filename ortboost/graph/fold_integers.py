@@ -42,7 +42,7 @@ def fold_integers(model: ir.Model) -> Report:
     for node in list(model.graph):
         if not is_standard(node, *_OPERATORS):
             continue
-        (output,) = node.outputs
+        (output,) = node.outputs  # as all of these operators have
         if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
             continue
         kinds = "biuf" if _is_setting(output) else "biu"
@@ -74,6 +74,7 @@ def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
         if value is None:
             continue
         array = constant(value, limit=_LARGEST)
+        # `x.shape[1]` is known even if `x.shape[0]` is not.
         if array is None and not index and node.op_type in ("Gather", "Slice"):
             array = _lengths(value)
         if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):

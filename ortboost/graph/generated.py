@@ -61,16 +61,13 @@ def generated(value: ir.Value, *, plain: bool = False) -> str | None:
         return None
     if _one_filter(array):
         return "all channels have the same filter, as in blurs and edge detectors"
+    # 0 and -1e9 where attention is masked, or 0 and 1 where a value is kept.
     distinct = np.unique(array)
     if len(distinct) == 2 and 0 in distinct:
         other = float(distinct[distinct != 0][0])
         return f"it holds only 0 and {other:.6g}, as masks do"
-    if (
-        array.ndim > 1
-        and array.min() >= 0
-        and 2 * np.count_nonzero(array) <= array.size
-        and array.any()
-    ):
+    sparse = 2 * np.count_nonzero(array) <= array.size and bool(array.any())
+    if array.ndim > 1 and sparse and array.min() >= 0:
         return "at least half of it is 0 and nothing is negative, as in filter banks"
     return None
 
@@ -92,12 +89,9 @@ def _array(value: ir.Value) -> NDArray[np.float64] | None:
 def _waves(rows: NDArray[np.float64]) -> bool:
     """Whether row `p` holds `sin(p f)` and `cos(p f)` for some frequencies `f`."""
     count, width = rows.shape
-    if (
-        count < 4
-        or width < 2
-        or np.abs(rows).max() > 1 + _NEAR
-        or np.ptp(rows, axis=0).max() < _NEAR
-    ):
+    if count < 4 or width < 2 or np.abs(rows).max() > 1 + _NEAR:
+        return False
+    if np.ptp(rows, axis=0).max() < _NEAR:  # the same in all rows: constants pass the tests below
         return False
     if width % 2 == 0:  # sines and cosines interleaved or in halves: sin^2 + cos^2 = 1
         half = width // 2

@@ -50,9 +50,7 @@ def _drawn(node: ir.Node, chance: ir.Value, b: Builder) -> ir.Value:
     dtype = ir.DataType(node.attributes.get_int("dtype", chance.dtype or _FLOAT))
     if chance.dtype != ir.DataType.DOUBLE:  # RandomUniformLike has kernels for these two types
         chance = b.cast(chance, _FLOAT)
-    seeds: dict[str, Any] = {
-        name: value for name, value in node.attributes.items() if name == "seed"
-    }
+    seeds: dict[str, Any] = {k: v for k, v in node.attributes.items() if k == "seed"}
     uniform = b.op("RandomUniformLike", chance, shape=chance.shape, **seeds)
     on = b.op("Less", uniform, chance, dtype=ir.DataType.BOOL, shape=chance.shape)
     return b.op("Cast", on, to=int(dtype), dtype=dtype, shape=chance.shape)

@@ -54,7 +54,7 @@ def _read_mask(node: ir.Node) -> None:
     mask = node.outputs[1]
     mask.name = mask.name or f"{dropped.name}/mask"
     mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), dropped.shape
-    readers = list(dropped.uses())
+    readers = list(dropped.uses())  # before the new node becomes one
     kept = ir.node("Where", [mask, dropped, dropped], name=f"{node.name}/kept")
     value = kept.outputs[0]
     value.type, value.shape = dropped.type, dropped.shape

@@ -48,6 +48,7 @@ def inline_branches(model: ir.Model) -> Report:
 
 
 def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
+    # A node or value belongs to one graph: release them from the branch first.
     results = list(branch.outputs)
     nodes = list(branch)
     stored = list(branch.initializers.values())

@@ -103,9 +103,10 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
     """
     fitted, done = dict(shapes), dict[str, int]()
     for key, length in dims.items():
+        # Each round anew: a length replaces its name.
         names = sorted({dim for s in fitted.values() for dim in s if isinstance(dim, str)})
         name, colon, axis = key.rpartition(":")
-        if key in names or key in done:  # done: its name was replaced by a length before
+        if key in names or key in done:
             known: int | str | None = done.get(key, key)
         elif colon and name in fitted and axis.isdecimal() and int(axis) < len(fitted[name]):
             known = fitted[name][int(axis)]

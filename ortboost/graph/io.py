@@ -26,6 +26,7 @@ from ortboost.graph.query import all_tensors, known_shape
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
+from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged
 
 __all__ = [
     "EXTERNAL_DATA_THRESHOLD",
@@ -79,7 +80,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         name = source.graph.name or "model"
         model = _checked(source, name)
         _check_external_data(model, name)
-        if not _has_external_data(model):
+        if not _has_external_data(model):  # the checker does not know the folder of its files
             check_standard(source, name)
         named_source(model, name)
         return _finished(model)
@@ -105,16 +106,11 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         raise FileError(
             "The file is not a readable ONNX model.",
             where=f"{path}: {kind or _first_line(error)}",
-            fix="Give the model as ONNX (torch.onnx.export, tf2onnx)."
-            if kind
-            else "Export the model again, or check that the download or copy is complete.",
+            fix="Give the model as ONNX (torch.onnx.export, tf2onnx)." if kind else EXPORT_AGAIN,
         ) from error
+    # An empty file is a valid message of protobuf, and so are some files of other kinds.
     if not model.opset_imports and not len(model.graph):
-        raise FileError(
-            "The file holds no ONNX graph.",
-            where=str(path),
-            fix="Export the model again, or check that the download or copy is complete.",
-        )
+        raise damaged("The file holds no ONNX graph.", str(path))
     named_source(model, str(path))
     if not weights:
         return _finished(model)
@@ -123,12 +119,10 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
 
 
 def _finished(model: ir.Model) -> ir.Model:
-    """Unify the two names of the standard domain, and drop dimension names that mean "unknown".
-
-    Equal names imply equal lengths. Then the lengths that the nodes compute can be checked.
-    """
+    """Unify the two names of the standard domain, and drop dimension names that mean "unknown"."""
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    # Equal names imply equal lengths: a name like "?" must not stay on two dimensions.
     for graph in model.graphs():
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
@@ -192,8 +186,8 @@ def save_model(
             old = _data_files(target)  # read before the model that names them is replaced
             for name in (data, target.name) if external else (target.name,):
                 put_in_place(scratch / name, target.with_name(name))
-            for path in old:
-                path.unlink(missing_ok=True)
+            for unused in old:
+                unused.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(
             "The model cannot be saved.",
@@ -267,7 +261,7 @@ def _from_proto(proto: onnx.ModelProto) -> ir.Model:
             where=f"input '{fed}' of '{proto.graph.name}'",
             fix="Export the model with tensor inputs (scikit-learn: without DictVectorizer).",
         )
-    bare = onnx.ModelProto()
+    bare = onnx.ModelProto()  # the caller's proto stays as it is
     bare.CopyFrom(proto)
     for value in (*bare.graph.output, *bare.graph.value_info):
         if _has_map(value.type):
@@ -304,6 +298,7 @@ def external_fault(tensor: ir.ExternalTensor, folder: Path | None = None) -> tup
         folder: That of the model; the one that the tensor knows if not given.
     """
     location = Path(tensor.location)
+    # Resolved, so that a symbolic link cannot lead outside.
     root = Path(folder or tensor.base_dir or ".").resolve()
     resolved = (root / location).resolve()
     if location.is_absolute() or not resolved.is_relative_to(root):
@@ -325,8 +320,9 @@ def external_fault(tensor: ir.ExternalTensor, folder: Path | None = None) -> tup
 
 def _check_external_data(model: ir.Model, where: str, folder: Path | None = None) -> None:
     for value, tensor in all_tensors(model):
-        fault = external_fault(tensor, folder) if isinstance(tensor, ir.ExternalTensor) else None
-        if fault is not None and isinstance(tensor, ir.ExternalTensor):
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        if (fault := external_fault(tensor, folder)) is not None:
             what, fix = fault
             raise FileError(
                 f"A file with external weights {what}.",

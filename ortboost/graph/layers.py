@@ -58,6 +58,7 @@ def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
     placed: set[str] = set()
     for node in model.graph:
         found = [name for name in _reads(node, roles) if name not in placed]
+        # A weight opens a layer; biases and scales join the one before them.
         if found and (not layers or any(roles[name] == "weight" for name in found)):
             layers.append(Layer(node.name or ""))
         if layers:  # nodes before the first layer have no backward pass

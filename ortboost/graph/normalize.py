@@ -49,6 +49,7 @@ __all__ = [
 
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
+# Opsets that changed what an operator computes, which onnx's converter does not know.
 _SCAN_WITHOUT_BATCH = 9
 _BATCH_NORM_PER_CHANNEL = 9
 _HARDMAX_OF_ONE_AXIS = 13
@@ -72,8 +73,11 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
     reports = [r for r in (inline_functions(model), free_weights(model)) if r.modified]
+
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
+
+    # The operators in one form, whatever the exporter and its opset.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     separate_branch_names(model)
     _drop_stale_shapes(model)
@@ -82,9 +86,12 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)
+        # The converter writes new Constant nodes, for example for axes that were attributes.
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _make_axes_vectors(model)
     _separate_outputs(model)
+
+    # One name for each node and value, also across subgraphs: reports and states refer to them.
     name_nodes(model)
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
@@ -93,12 +100,15 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
             Report("ir_version", changed={"model": f"{model.ir_version} -> {ir_version}"})
         )
     model.ir_version = ir_version
+
+    # The weights have their final names: stamp what was read above.
     stamp_origins(model, origins)
     stamp_padding_rows(model, padding)
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)
     _state_channels(model)
+
     infer_shapes(model)
     _compare_as_int32(model)
     check_lengths(model)
@@ -152,16 +162,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         )
     if version in opsets:
         return report
-    for node in model.graph.all_nodes():
-        meaning = _former_meaning(node, version)
-        if meaning is not None:
-            since, what = meaning
-            raise ModelError(
-                f"{node.op_type} of opset {version} {what}; the converter treats it like that of "
-                f"opset {since}, which does not.",
-                where=f"{source_name(model)}: '{label(node)}'",
-                fix=f"Export the model with opset {since} or newer.",
-            )
+    _refuse_former_meanings(model, version)
     target = opsets[0] if version < opsets[0] else opsets[-1]
     fix = (
         f"Export the model with opset {opsets[0]} to {opsets[-1]}."
@@ -189,12 +190,25 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
             where=source_name(model) + (f": added later: {', '.join(newer)}" if newer else ""),
             fix=fix,
         )
-    for node in model.graph.all_nodes():  # the converter may drop their metadata
+    for node in model.graph.all_nodes():
         if node.outputs[0].name in detached:
             node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
     keep_positions(model, version)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
+
+
+def _refuse_former_meanings(model: ir.Model, version: int) -> None:
+    for node in model.graph.all_nodes():
+        meaning = _former_meaning(node, version)
+        if meaning is not None:
+            since, what = meaning
+            raise ModelError(
+                f"{node.op_type} of opset {version} {what}; the converter treats it like that of "
+                f"opset {since}, which does not.",
+                where=f"{source_name(model)}: '{label(node)}'",
+                fix=f"Export the model with opset {since} or newer.",
+            )
 
 
 def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
@@ -208,6 +222,7 @@ def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
     if node.op_type == "Hardmax" and version < _HARDMAX_OF_ONE_AXIS:
         given, axis = input_at(node, 0), node.attributes.get_int("axis", 1)
         shape = None if given is None else known_shape(given)
+        # From the last axis on, there is only one: both meanings agree.
         if axis != -1 and (not shape or axis % len(shape) != len(shape) - 1):
             return _HARDMAX_OF_ONE_AXIS, "joins all axes from its 'axis' on"
     return None
@@ -263,6 +278,7 @@ def _drop_stale_shapes(model: ir.Model) -> None:
     This includes a graph output that nodes also read: user-given names of its dimensions may be
     stale too.
     """
+    # The file's inputs and results keep theirs: they are what the user declared.
     ends = (value for value in model.graph.outputs if not value.uses())
     kept = {id(value) for value in (*model.graph.inputs, *ends)}
     for node in model.graph.all_nodes():
@@ -345,6 +361,7 @@ def _compare_as_int32(model: ir.Model) -> None:
                     wide = builder.op("Cast", value, dtype=ir.DataType.INT32, to=ir.DataType.INT32)
                     wide.shape = value.shape
                     node.replace_input_with(index, wide)
+            # In the node's own graph, which may be that of a branch.
             if builder.nodes and node.graph is not None:
                 node.graph.insert_before(node, builder.take())
 

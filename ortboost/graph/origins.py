@@ -122,7 +122,7 @@ def tensor_origins(model: ir.Model) -> Origins:
     Args:
         model: The model as loaded, its functions inlined.
     """
-    signature = {name: kind for kind, name in _signature(model)}
+    signature = {name: kind for kind, name in _signature(model)}  # empty for TorchScript
     torch = bool(signature) or model.producer_name == "pytorch"
     stored: list[ir.Value] = []
     constants: set[str] = set()
@@ -138,7 +138,7 @@ def tensor_origins(model: ir.Model) -> Origins:
         name = value.name or ""
         known = origin_of(value)
         kind = value.metadata_props.get(_KIND) or signature.get(name)
-        if known.kind != "unknown":
+        if known.kind != "unknown":  # stamped when the model was normalized the first time
             found[name] = known
         elif kind == "PARAMETER":
             found[name] = Origin("parameter")
@@ -150,10 +150,12 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = Origin("literal")
         elif listed := _names(value.metadata_props.get(_FOLDED_FROM, "")):
             found[name] = _computed(name, listed, signature, missing)
+        # From here on, the exporter created the tensor, and does not say from what.
         elif signature and missing:
             found[name] = _folded(value, missing)
         elif signature:  # `val_12` is a number; what has the name of a call was computed
             found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
+        # TorchScript: no signature; only the name tells what the exporter created.
         elif _EXPORTER_NAME.match(name):
             direct = name.startswith(_TORCHSCRIPT_FOLDED)
             found[name] = Origin("folded", direct=direct, transposed=True)
@@ -243,6 +245,7 @@ def _computed(
 ) -> Origin:
     """The origin of a tensor that the exporter computed from the tensors listed."""
     parameters = tuple(sorted(n for n in listed if signature.get(n) == "PARAMETER"))
+    # If one is in the file no more, the tensor stands for it; else that one is trained.
     if any(parameter in missing for parameter in parameters):
         transposed = len(listed) == 1 and _TRANSPOSED_NAME.fullmatch(name) is not None
         return Origin("folded", parameters, direct=True, transposed=transposed, known=True)
@@ -256,6 +259,7 @@ def _folded(value: ir.Value, missing: set[str]) -> Origin:
     found: set[str] = set()
     direct = True
     for usage in value.uses():
+        # The innermost module first: an outer one holds the parameters of many layers.
         for scope in reversed(_scopes(usage.node)):
             own = {name for name in missing if _module(name) == scope}
             inner = {name for name in missing if scope and name.startswith(f"{scope}.")}

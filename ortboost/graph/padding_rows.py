@@ -55,6 +55,7 @@ def _zero_row(table: ir.Value) -> int | None:
         return None
     rows = table.const_value.numpy()
     zero = np.flatnonzero(~rows.any(axis=1))
+    # Too few rows: a zero row among two says nothing.
     return int(zero[0]) if len(zero) == 1 and len(rows) > 2 else None
 
 

@@ -146,9 +146,10 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
         found[name] = Parameter(
             name, shape, value.dtype, verdict.role, verdict.reason, verdict.doubt
         )
+    # A network has learned something: where values or names exclude all tensors, they mislead.
     if not any(parameter.trainable for parameter in found.values()):
         for name, verdict in verdicts.items():
-            if verdict.by_use in _TRAINABLE:  # the model must have learned something
+            if verdict.by_use in _TRAINABLE:
                 found[name] = dataclasses.replace(found[name], role=verdict.by_use)
     return found
 
@@ -181,43 +182,24 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if statistics is not None:
         return _Verdict(statistics.role, statistics.where)
     if all(use.kind == UseKind.SETTING for use in uses):
-        kind = origin_of(value).kind
-        if any(use.op == "Pow" for use in uses) and origin_of(value).computed:
-            return _Verdict("constant", f"a setting, {where}", _COMPUTED)
-        if kind in ("parameter", "module") and any(use.op == "Pow" for use in uses):
-            doubt = _AMBIGUOUS if kind == "module" else ""  # the exponent of a generalized mean
-            return _Verdict("weight", f"an exponent, {where}", doubt)
-        if kind in ("parameter", "module"):  # a learned bound of a Clip
-            return _Verdict("constant", f"a setting, {where}", _SETTING)
-        if origin_of(value).direct and any(use.op == "Clip" for use in uses):
-            return _Verdict("constant", f"a setting, {where}", _FOLDED)
-        return _Verdict("constant", f"a setting, {where}")
+        return _setting(value, uses)
+    # The most conclusive use decides.
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:
         why = "the groups of a normalization are scaled after it"
         return _Verdict("constant", f"{why}, {use.where}")
     origin = origin_of(value)
-    # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
     single = int(np.prod(shape, dtype=np.int64)) <= 1
-    by_use = (
-        "constant"
-        if use.kind == UseKind.OTHER or (single and (use.kind == UseKind.PLAIN or use.computed))
-        else use.role
-    )
-    if use.kind == UseKind.PLAIN and len(shape) == 1 and use.op == "Add" and by_use != "constant":
-        by_use = "bias"
+    by_use = _role_by_use(use, len(shape), single)
     if use.kind == UseKind.PLAIN and not single and not _is_finite(value):
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
         return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
     if origin.kind == "literal":
+        # If no formula explains the values, they may come from a parameter in the same file.
+        doubtful = origin.computed and _formula(value, use, uses, origin, fitted=fitted) is None
         why = f"a number in the code of the torch module, {use.where}"
-        doubt = (
-            _COMPUTED
-            if origin.computed and not _formula(value, use, uses, origin, fitted=fitted)
-            else ""
-        )
-        return _Verdict("constant", why, doubt, by_use)
+        return _Verdict("constant", why, _COMPUTED if doubtful else "", by_use)
     formula = _formula(value, use, uses, origin, fitted=fitted)
     if formula is not None:
         marked = "the exporter marks it as a parameter" if origin.kind == "parameter" else ""
@@ -233,6 +215,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         return _folded(origin, use, by_use, _is_one_number(value))
     if origin.kind == "folded" and origin.direct and by_use == "constant":
         return _Verdict("constant", f"a single number, {use.where}", _FOLDED)
+    # Nothing but the use is known. An initial state meets a stored matrix, or arithmetic.
     if use.kind <= UseKind.PLAIN and all(use.start or use.kind >= UseKind.PLAIN for use in uses):
         added = any(use.op == "Add" for use in uses)  # a bias may be zero, too
         if COMPUTED in value.meta and _is_zero(value) and not added:
@@ -243,6 +226,30 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         why = "a single number" if single else "not a weight position"
         return _Verdict("constant", f"{why}, {use.where}")
     return _Verdict(by_use, use.where, "", by_use)
+
+
+def _setting(value: ir.Value, uses: tuple[WeightUse, ...]) -> _Verdict:
+    """Classify a tensor that only configures operators."""
+    origin, where = origin_of(value), uses[0].where
+    of_module = origin.kind in ("parameter", "module")
+    if any(use.op == "Pow" for use in uses):
+        if origin.computed:
+            return _Verdict("constant", f"a setting, {where}", _COMPUTED)
+        if of_module:  # a generalized mean trains its exponent
+            doubt = _AMBIGUOUS if origin.kind == "module" else ""
+            return _Verdict("weight", f"an exponent, {where}", doubt)
+    folded = origin.direct and any(use.op == "Clip" for use in uses)
+    doubt = _SETTING if of_module else _FOLDED if folded else ""  # a Clip may learn its bounds
+    return _Verdict("constant", f"a setting, {where}", doubt)
+
+
+def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
+    if use.kind == UseKind.OTHER:
+        return "constant"
+    # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
+    if single and (use.kind == UseKind.PLAIN or use.computed):
+        return "constant"
+    return "bias" if use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" else use.role
 
 
 def _formula(

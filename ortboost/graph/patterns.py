@@ -88,6 +88,7 @@ def matches(
             return
         if pattern.name:
             known[pattern.name] = value
+        # With equal operands, the other order would only repeat the matches.
         orders = [tuple(node.inputs)]
         if pattern.op_type in _COMMUTATIVE and len(set(node.inputs)) > 1:
             orders.append(tuple(reversed(node.inputs)))
@@ -110,6 +111,7 @@ def _all(
 
 def _is_number(value: ir.Value, expected: float) -> bool:
     number = scalar(value)
+    # By broadcasting, a constant of shape [1, 1] may add an axis that the pattern does not show.
     if number is None or value.shape is None or len(value.shape) > 1:
         return False
     close = _CLOSE_DOUBLE if value.dtype == ir.DataType.DOUBLE else _CLOSE

@@ -209,6 +209,8 @@ def _carries(value: ir.Value) -> bool:
 
 def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
     controls = _CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
+    if node.op_type == "BatchNormalization" and not node.attributes.get_int("training_mode", 0):
+        controls = ()  # it normalizes by the given statistics; in training mode by its own
     for index, value in enumerate(node.inputs):
         if value is not None and index not in controls and _carries(value):
             yield value

@@ -212,6 +212,7 @@ def rewrite_nodes(
         if builder is None:  # created on demand: it collects all names of the graph
             builder = Builder(model.graph, f"ortboost/{name}")
         site = Site(node, builder, model.opset_imports.get("", 18))
+        # Before the rule runs: it may rename or disconnect the node.
         node_label, sources = label(node), list(node.inputs)
         try:
             outputs = rule(site)
@@ -242,6 +243,7 @@ def _replace(
         if not _bypass_node(node, outputs[0]):
             raise Refusal("an output of the model has the name of its result")
         return False
+    # A rule may leave out last outputs that nothing reads.
     values = [*outputs, *[None] * (len(node.outputs) - len(outputs))]
     replace_node(node, values, builder, remove=False)
     return True
@@ -278,11 +280,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
 
 
 def _bypass_node(node: ir.Node, value: ir.Value) -> bool:
-    """Remove a node with one used output; its consumers read ``value`` instead.
-
-    Returns:
-        Whether the node was removed; see :func:`replace_value`.
-    """
+    """Remove a node with one used output, if its consumers can read ``value`` instead."""
     graph = node.graph
     if graph is None or any(map(is_read, node.outputs[1:])):
         return False

@@ -46,6 +46,7 @@ def separate_equals(model: ir.Model) -> Report:
         tensor, name = source.const_value, output.name or ""
         if not source.is_initializer() or source.is_graph_input() or tensor is None:
             continue
+        # Identities in the code of a module have no parameter's name, and are left alone.
         if source.dtype not in FLOAT_TYPES or not names_a_parameter(model, name):
             continue
         output.name = f"{name}/merged"

@@ -58,12 +58,10 @@ def infer_shapes(model: ir.Model) -> None:
 
     Sequences and maps keep their types.
     """
+    # infer_elementwise fills in what ONNX cannot infer; then ONNX gets to the next such node.
     for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
-        try:
-            found = _infer(_described(model))
-        except Exception as error:  # inference is optional: its failure must not stop a conversion
-            _log.info("shape inference failed: %s", error)
-        else:
+        found = _try_to_infer(_described(model))
+        if found is not None:
             _take_over(model.graph, found.graph)
         if not infer_elementwise(model):
             break
@@ -122,10 +120,8 @@ def check_slices(model: ir.Model) -> None:
         return
     proto = _described(model)
     del proto.graph.value_info[:]  # it may be wrong
-    try:
-        found = _infer(proto)
-    except Exception as error:  # as in infer_shapes
-        _log.info("shape inference failed: %s", error)
+    found = _try_to_infer(proto)
+    if found is None:
         return
     for node, (_, lengths) in zip(model.graph.all_nodes(), _lengths(found.graph), strict=True):
         for value in node.outputs:
@@ -174,6 +170,7 @@ def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]
     if not 0 < len(names) <= len(_PRIMES) // 2:
         return ()
     found = []
+    # Twice: with one set of primes, a computed length may equal one of them by chance.
     for primes in (_PRIMES, _PRIMES[len(names) :]):
         shape = _shape_for(model, output, dict(zip(names, primes, strict=False)))
         lengths = dict(zip(primes, names, strict=False))
@@ -193,10 +190,8 @@ def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) ->
                 dim.dim_value = lengths[dim.dim_param]
     for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
-    try:
-        made = _infer(proto, check_type=False)
-    except Exception as error:  # as in infer_shapes
-        _log.info("shape inference failed: %s", error)
+    made = _try_to_infer(proto, check_type=False)
+    if made is None:
         return []
     (info,) = (info for info in made.graph.output if info.name == output.name)
     dims = info.type.tensor_type.shape.dim
@@ -226,6 +221,14 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
     return None
 
 
+def _try_to_infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto | None:
+    try:
+        return _infer(proto, check_type=check_type)
+    except Exception as error:  # inference is optional: its failure must not stop a conversion
+        _log.info("shape inference failed: %s", error)
+        return None
+
+
 def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:
     """Infer each Slice once the lengths of its input are known, or never will be.
 
@@ -239,6 +242,7 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
     in_functions = [n for function in proto.functions for n in function.node if _is_slice(n)]
     if not in_graphs and not in_functions:
         return infer(proto)
+    # A Slice in a function is inferred with every call, so all calls have to be safe.
     if in_functions:
         inlined = _infer(onnx.inliner.inline_local_functions(proto), check_type=check_type)
         readable = {id(found): found for _, found in _lengths(inlined.graph)}.values()
@@ -255,11 +259,12 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
         for node, (_, lengths) in zip(nodes, _lengths(found.graph), strict=True):
             if node.domain == _HIDDEN:
                 dims = lengths.get(node.input[0])
-                if min(dims or (), default=0) >= 0:
+                if min(dims or (), default=0) >= 0:  # else it stays hidden: it would abort
                     hidden.append((node, dims is not None))
         if not hidden:
             return found
-        # Nothing that is not yet inferred comes before the first one.
+        # The input of the first one never will be known: all nodes before it are inferred. A long
+        # chain is inferred at once in the end, as each round takes the time of the whole model.
         for node, known in hidden:
             if known or node is hidden[0][0] or attempt >= _CHAIN:
                 node.domain = ""
@@ -297,7 +302,7 @@ def _described(model: ir.Model) -> onnx.ModelProto:
         serde.serialize_function_into(proto.functions.add(), function)
     if "com.microsoft" in model.opset_imports and not model.functions:
         proto.functions.extend(_elementwise())
-    given = {value.name for value in graph.inputs}
+    given = {value.name for value in graph.inputs}  # old files list their weights there, too
     for value in graph.inputs:
         _describe(proto.graph.input.add(), value)
     for value in graph.initializers.values():
@@ -355,6 +360,7 @@ def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
     """Copy the inferred shapes and types of tensors, including those in subgraphs."""
     infos = {info.name: info for info in (*found.input, *found.value_info, *found.output)}
     values = [*graph.inputs, *graph.initializers.values()]
+    # Inference keeps the nodes and their order.
     for node, made in zip(graph, found.node, strict=True):
         values += node.outputs
         for inner, described in zip(subgraphs(node), walk.subgraphs(made), strict=True):

@@ -66,9 +66,12 @@ def store_weights(model: ir.Model) -> Report:
     _leave_branches(model, report)
     _own_statistics(model, report)
     statistics = _made_statistics(model)
+
+    # In graph order: a stored result makes the node that reads it computable.
     total, made = 0, dict[str, str]()
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
+        # Only float results can be weights; the statistics may need integers, too, such as shapes.
         computable = node in statistics or all(map(_is_constant, node.inputs))
         if not computable or not is_standard(node, *_OPERATORS):
             continue
@@ -92,6 +95,7 @@ def store_weights(model: ir.Model) -> Report:
             continue
         total += size
         _store(model.graph, node, arrays, report, torch=model.producer_name == "pytorch")
+        # Worth a note only where the file does not say what the tensors are.
         if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):
             made |= {
                 out.name.removesuffix(_SUFFIX): node.op_type for out in node.outputs if out.name
@@ -107,6 +111,7 @@ def store_weights(model: ir.Model) -> Report:
             f"stored {count} that the model computes from constants ({operators}): "
             f"'{weights[0]}'{more}"
         )
+    # Those left over: others were only steps on the way to them.
     report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}
     report.notes += [
         f"'{name}' is computed at each step: {why}" for name, why in report.kept.items()
@@ -185,7 +190,7 @@ def _store(
     sources = [origin_of(value) for value in node.inputs if value is not None]
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""
-        output.name = f"{name}{_SUFFIX}"
+        output.name = f"{name}{_SUFFIX}"  # the tensor takes over the name
         value = add_initializer(graph, name, array)
         value.meta[COMPUTED] = True
         for kind in ("folded", "literal"):  # a result of both kinds counts as folded
@@ -203,18 +208,22 @@ def _store(
 
 
 def _leave_branches(model: ir.Model, report: Report) -> None:
+    builder = Builder(model.graph, "ortboost/weight")
     for graph in model.graphs():
         if graph is model.graph:
             continue
         for name, value in list(graph.initializers.items()):
             tensor = value.const_value
+            # Single numbers are constants of the code.
             if value.dtype not in FLOAT_TYPES or tensor is None or tensor.size <= 1:
                 continue
-            if name in model.graph.initializers or value.is_graph_output():
+            if value.is_graph_output():
                 continue
             graph.initializers.pop(name)
+            taken = name in model.graph.initializers  # both branches may have a weight of that name
+            moved = value.name = builder.unique(name) if taken else name
             model.graph.register_initializer(value)
-            report.changed[name] = "moved out of a branch or loop body to the main graph"
+            report.changed[moved] = "moved out of a branch or loop body to the main graph"
 
 
 def _own_statistics(model: ir.Model, report: Report) -> None:

@@ -61,6 +61,8 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     builder = Builder(model.graph, "tied")
     named, earlier = _Index(), _Index()
     tied: dict[ir.Value, ir.Value] = {}
+    # A copy made by torch's exporters may be used before the parameter itself, so all of these are
+    # known first. In other files, only the order of use tells the copy from its source.
     for value in stored:
         if origin_of(value).kind in _NAMED:
             named.add(value)
@@ -161,6 +163,7 @@ def _transposed(copy: ir.Value, source: ir.Value) -> bool:
     one, other = _array(copy), _array(source)
     if one.ndim != 2 or one.shape != other.shape[::-1]:
         return False
+    # The first row decides nearly always, without a pass over a large table.
     return np.array_equal(one[:1], other.T[:1]) and np.array_equal(one, other.T)
 
 

@@ -61,7 +61,7 @@ def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
         index += len(sizes) if index < 0 else 0
         return (sum(sizes[:index]), sum(sizes[: index + 1])) if 0 <= index < len(sizes) else None
     size = sizes[0]  # the same for all parts but the last, which may be shorter
-    if index < 0:
+    if index < 0:  # counted from the last part, whose place depends on the length
         if not isinstance(length, int) or size < 1:
             return None
         index += -(-length // size)

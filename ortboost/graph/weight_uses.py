@@ -40,19 +40,19 @@ _NORM_OPS = {
 }
 # Inputs where a float tensor is a weight, whatever its size.
 _WEIGHTS = {
-    "Conv": ((1, "weight"), (2, "bias")),
-    "ConvTranspose": ((1, "weight"), (2, "bias")),
-    "DeformConv": ((1, "weight"), (3, "bias")),
-    "Gemm": ((0, "weight"), (1, "weight"), (2, "bias")),
-    "MatMul": ((0, "weight"), (1, "weight")),
-    "Einsum": ((0, "weight"), (1, "weight"), (2, "weight")),
-    "Gather": ((0, "weight"),),
-    "GatherND": ((0, "weight"),),
-    "GatherElements": ((0, "weight"),),
-    "PRelu": ((1, "weight"),),
-    "LSTM": ((1, "weight"), (2, "weight"), (3, "bias"), (7, "weight")),
-    "GRU": ((1, "weight"), (2, "weight"), (3, "bias")),
-    "RNN": ((1, "weight"), (2, "weight"), (3, "bias")),
+    "Conv": {1: "weight", 2: "bias"},
+    "ConvTranspose": {1: "weight", 2: "bias"},
+    "DeformConv": {1: "weight", 3: "bias"},
+    "Gemm": {0: "weight", 1: "weight", 2: "bias"},
+    "MatMul": {0: "weight", 1: "weight"},
+    "Einsum": {0: "weight", 1: "weight", 2: "weight"},
+    "Gather": {0: "weight"},
+    "GatherND": {0: "weight"},
+    "GatherElements": {0: "weight"},
+    "PRelu": {1: "weight"},
+    "LSTM": {1: "weight", 2: "weight", 3: "bias", 7: "weight"},
+    "GRU": {1: "weight", 2: "weight", 3: "bias"},
+    "RNN": {1: "weight", 2: "weight", 3: "bias"},
 }
 _RECURRENT = ("LSTM", "GRU", "RNN")
 # Inputs that configure an operator; never learned.
@@ -82,7 +82,6 @@ _MOVES = {
     "ScatterElements": (0, 2),
     "ScatterND": (0, 2),
 }
-_ARITHMETIC = frozenset("Add Concat Div Max Mean Min Mod Mul Pow Sub Sum Where".split())
 _STATE = ("Loop", "Scan", "If")
 _PRODUCTS = ("Einsum", "Gemm", "MatMul", "Mul", "Div")
 _WAVES = ("Cos", "Sin")
@@ -150,29 +149,25 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
         plain = _is_neutral(value, index)
         role = "norm_scale" if index == 1 else "norm_shift"
         return WeightUse(UseKind.NORM, role, op, where, plain and _normalizes_groups(node), plain)
-    for position, role in _WEIGHTS.get(op, ()) if standard else ():
-        if index == position:
-            kind = UseKind.BIAS if role == "bias" else UseKind.WEIGHT
-            recurrent = op in _RECURRENT
-            matrix = node.inputs[1] if op in ("Gemm", "MatMul") and index == 0 else None
-            start = matrix is not None and _is_stored(matrix, {})
-            right = op == "MatMul" and index == 1 and not computed
-            data = node.inputs[0] if right else None
-            return WeightUse(
-                kind,
-                role,
-                op,
-                where,
-                recurrent=recurrent,
-                waves=waves,
-                computed=computed,
-                start=start,
-                linear=data is not None and not _is_stored(data, {}),
-            )
+    role_here = _WEIGHTS.get(op, {}).get(index) if standard else None
+    if role_here is not None:
+        matrix = node.inputs[1] if op in ("Gemm", "MatMul") and index == 0 else None
+        data = node.inputs[0] if op == "MatMul" and index == 1 and not computed else None
+        return WeightUse(
+            UseKind.BIAS if role_here == "bias" else UseKind.WEIGHT,
+            role_here,
+            op,
+            where,
+            recurrent=op in _RECURRENT,
+            waves=waves,
+            computed=computed,
+            start=matrix is not None and _is_stored(matrix, {}),
+            linear=data is not None and not _is_stored(data, {}),
+        )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
     affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
     # A non-standard operator may have weights at any input: it is trained, or rejected later.
-    plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
+    plain = not standard or op not in (*_STATE, *_RECURRENT)
     return WeightUse(
         UseKind.PLAIN if plain else UseKind.OTHER,
         "weight",
@@ -205,6 +200,8 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
             if node.op_type in _STOPS or not floats:
                 continue
+            # The order matters: a tensor that is multiplied by integers for a sine is no weight of
+            # the product, and a layer is a use even where the rest of its inputs is stored.
             if node.op_type in _WAVES and waves:
                 pending += [(out, True, True) for out in floats]
             elif index in _MOVES.get(node.op_type, ()):
@@ -214,8 +211,9 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
             elif _makes_waves(node, index):
                 pending += [(out, True, True) for out in floats]
             elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
-                yield node, index, waves, computed  # even if its data are stored: a folded layer
+                yield node, index, waves, computed
             elif all(_is_stored(other, known) for other in node.inputs if other is not None):
+                # Not yet combined with data: follow the result. Concat only moves elements.
                 arithmetic = computed or node.op_type != "Concat"
                 pending += [(out, waves, arithmetic) for out in floats]
             else:
@@ -245,7 +243,7 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
 
 def _is_layer(node: ir.Node, index: int) -> bool:
     op = node.op_type
-    return index in _NORM_OPS.get(op, ()) or any(index == i for i, _ in _WEIGHTS.get(op, ()))
+    return index in _NORM_OPS.get(op, ()) or index in _WEIGHTS.get(op, ())
 
 
 def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
@@ -264,6 +262,7 @@ def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
         else:
             stored = bool(node.inputs)
             pending += [v for v in node.inputs if v is not None]
+    # If one source is not stored, this says nothing of the others that were seen.
     known.update(dict.fromkeys(seen, True) if stored else {id(value): False})
     return stored
 

@@ -54,6 +54,13 @@ def test_the_axes_of_a_reduction(arguments, axes):
         assert unknown_axes(site.node) is None
 
 
+@pytest.mark.parametrize(("x", "axis"), [("float x", 0), ("float[2,3] x", 2), ("float[2] x", -2)])
+def test_axes_that_the_input_lacks(x, axis):
+    site = reduction(axes=", a", given=f"<int64[1] a = {{{axis}}}>", x=x)
+    with pytest.raises(Refusal, match=f"has no axis {axis}"):
+        reduced_axes(site)
+
+
 def test_axes_where_the_rank_is_unknown():
     known = reduction(axes=", a", given="<int64[1] a = {1}>")
     known.input(0).shape = None

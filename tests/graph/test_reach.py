@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from ortboost.graph.reach import ancestors, find_value, reach, uses_inside
 from tests.autodiff.oracle import graph
 
@@ -30,6 +32,16 @@ def test_several_targets():
     found = reach(graph(BRANCHED), ["w"], ["loss", "side"])
     assert "side" in found.active
     assert reach(graph(BRANCHED), ["w"], ["k"]).unreachable == ("w",)
+
+
+@pytest.mark.parametrize("training", [0, 1])
+def test_statistics_matter_only_in_inference_mode(training):
+    outputs = "y, rm, rv" if training else "y"
+    model = graph(f"""g (float[4,3] x, float[3] s, float[3] b, float[3] m, float[3] v)
+        => (float loss) {{
+        {outputs} = BatchNormalization<training_mode = {training}>(x, s, b, m, v)
+        loss = ReduceMean<keepdims=0>(y) }}""")
+    assert reach(model, ["m", "v", "s"], "loss").unreachable == (("m", "v") if training else ())
 
 
 def test_values_captured_by_a_branch_count():

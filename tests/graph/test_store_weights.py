@@ -126,6 +126,27 @@ def test_weights_leave_branches():
     np.testing.assert_array_equal(found, [[2, 3]])
 
 
+def test_weights_of_one_name_leave_both_branches():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (bool c, float[N,2] x) => (float[N,2] y) {
+          y = If(c) <
+            then_branch = yes () => (float[N,2] t) <float[2] w = {2, 3}> { t = Mul(x, w) },
+            else_branch = no () => (float[N,2] e) <float[2] w = {4, 5}> { e = Mul(x, w) }
+          >
+        }"""
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert set(store_weights(model).changed) == {"w", "w_1"}
+    assert {name for name, found in find_parameters(model).items() if found.trainable} == {
+        "w",
+        "w_1",
+    }
+    for c, expected in ((True, [[2, 3]]), (False, [[4, 5]])):
+        found = run(model, {"c": np.array(c), "x": np.ones((1, 2), np.float32)})["y"]
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("op", ["RandomNormal<shape = [3, 4]>()", "Bernoulli(half)"])
 def test_random_numbers_are_not_stored(op):
     model = text_model(

@@ -41,10 +41,10 @@ def decompose(
         A report of the decomposed nodes, and of those kept with the reason why the rule does not
         apply. The rewrite is idempotent.
     """
-    # A rule may use operators without a gradient themselves: a few rounds at most.
     total = Report("decompose")
     sources = list(wrt)
     targets = [loss] if isinstance(loss, str) else list(loss)
+    # A rule may use operators without a gradient themselves; no rule needs more rounds.
     for _ in range(4):
         reached = {id(node) for node in reach(model, sources, targets).nodes}
         report = rewrite_nodes(
@@ -57,7 +57,7 @@ def decompose(
             ),
         )
         total.changed.update(report.changed)
-        total.kept = report.kept
+        total.kept = report.kept  # of the last round: what was refused before may be done now
         if not report.modified:
             break
         infer_missing(model)

@@ -129,6 +129,7 @@ def _shrink(site: Site) -> list[ir.Value | None]:
     """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, 0 between."""
     bias, lambd = site.number("bias", 0.0), site.number("lambd", 0.5)
     low, high = _compared(site, "Less", -lambd), _compared(site, "Greater", lambd)
+    # Between the bounds the sum is of no matter: the product below is 0 there.
     moved = site.op("Where", low, site.const(bias), site.const(-bias), dtype=site.dtype)
     total = site.op("Add", site.input(0), moved)
     return [site.op("Mul", total, site.cast(site.op("Or", low, high)))]

@@ -23,6 +23,7 @@ def _affine_grid(site: Site) -> list[ir.Value | None]:
     if shape[1:] not in ((2, 3), (3, 4)):
         raise Refusal("its matrices do not have the known shape [N, 2, 3] or [N, 3, 4]")
     axes = 2 if shape[1] == 2 else 3
+    # Column by column: the coordinates of each axis are broadcast, not stored for every pixel.
     total: ir.Value | None = None
     for column in range(axes + 1):
         chosen = site.op("Gather", theta, site.const(column, _INT64), axis=2)  # [N, axes]
@@ -46,7 +47,7 @@ def _coordinates(site: Site, place: int) -> ir.Value:
     pixels = site.cast(site.op("Range", zero, length, one, dtype=_INT64))
     steps = site.op("Mul", pixels, site.const(2.0))
     if site.integer("align_corners", 0):
-        length = site.op("Max", site.op("Sub", length, one), one)
+        length = site.op("Max", site.op("Sub", length, one), one)  # a single pixel: not 0 / 0
     else:
         steps = site.op("Add", steps, site.const(1.0))
     return site.op("Sub", site.op("Div", steps, site.cast(length)), site.const(1.0))

@@ -29,6 +29,7 @@ def _einsum(site: Site) -> list[ir.Value | None]:
     """Multiply operands from left to right; sum over a letter once no later operand has it."""
     terms, result = _parse(site)
     sizes = _sizes(site, terms)
+    # Sum as early as possible: a letter that only one operand has need not enter a product.
     current = _summed(site, terms[0], set("".join(t.letters for t in terms[1:])) | set(result))
     for position in range(1, len(terms)):
         needed = set("".join(t.letters for t in terms[position + 1 :])) | set(result)
@@ -47,6 +48,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
     equation = site.text("equation", "").replace(" ", "")
     left, arrow, right = equation.partition("->")
     names = left.split(",")
+    # An ellipsis stands for several axes, of a different number in each operand.
     free = [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in equation]
     widths = [
         site.rank(index) - len(name.replace("...", ""))
@@ -126,6 +128,7 @@ def _product(
     site: Site, left: _Term, right: _Term, needed: set[str], sizes: dict[str, Size]
 ) -> _Term:
     """``[batch, rows, inner] @ [batch, inner, columns]``."""
+    # A shared letter that is needed later is a batch axis; else the product sums over it.
     shared = [letter for letter in left.letters if letter in right.letters]
     batch = "".join(letter for letter in shared if letter in needed)
     inner = "".join(letter for letter in shared if letter not in needed)
@@ -140,7 +143,7 @@ def _product(
     if len(rows) <= 1 and len(columns) <= 1:  # only axes of length 1 were added
         gone = [len(batch)] * (not rows) + [len(batch) + 1] * (not columns)
         return _Term(site.op("Squeeze", result, site.ints(*gone)), letters)
-    shape = joined(site, [sizes[letter] for letter in letters])
+    shape = joined(site, [sizes[letter] for letter in letters])  # each letter an axis again
     return _Term(site.op("Reshape", result, shape), letters)
 
 

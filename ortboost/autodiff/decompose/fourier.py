@@ -49,6 +49,7 @@ def _dft(site: Site) -> list[ir.Value | None]:
         raise Refusal("it is not known whether its input is real or complex")
     inverse, onesided = bool(site.integer("inverse", 0)), bool(site.integer("onesided", 0))
     values, given = shape[axis], site.array(1)
+    # Without a length, it is that of the axis, or what one side of a spectrum stands for.
     if site.optional(1) is None and isinstance(values, int):
         given = np.array(2 * (values - 1) if inverse and onesided else values)
     if isinstance(values, int) and given is not None:
@@ -66,6 +67,7 @@ def _dft(site: Site) -> list[ir.Value | None]:
     else:
         matrix = _matrix_at_run_time(site, axis, parts, inverse=inverse, onesided=onesided)
 
+    # The axis and the parts become one, [..., N * parts], for the product.
     order = [i for i in range(rank - 1) if i != axis] + [axis, rank - 1]
     turned = _transposed(site, site.input(0), order)
     lead = [0] * (rank - 2)  # 0 keeps a dimension
@@ -106,7 +108,7 @@ def _matrix_at_run_time(
     zero, one = site.const(0, int64), site.const(1, int64)
     values = length(site, site.input(0), axis)
     size = values if isinstance(values, ir.Value) else site.ints(values)
-    rows = site.op("Reshape", size, site.ints(), dtype=int64)
+    rows = site.op("Reshape", size, site.ints(), dtype=int64)  # a scalar, as Range needs it
     count = rows
     if site.optional(1) is not None:
         given = site.op("Cast", site.input(1), to=int(int64), dtype=int64)
@@ -116,6 +118,7 @@ def _matrix_at_run_time(
         kept = site.op("Add", site.op("Div", count, site.const(2, int64)), one)
     n = site.op("Unsqueeze", site.op("Range", zero, rows, one), site.ints(1))
     k = site.op("Unsqueeze", site.op("Range", zero, kept, one), site.ints(0))
+    # Whole turns are dropped as integers: float32 would lose the angle of a long transform.
     turns = site.cast(site.op("Mod", site.op("Mul", n, k), count), site.dtype)
     angle = site.op("Div", site.op("Mul", turns, site.const(2 * np.pi)), site.cast(count))
     cos, sin = site.op("Cos", angle), site.op("Sin", angle)
@@ -123,11 +126,13 @@ def _matrix_at_run_time(
     if inverse:
         sin, minus = minus, sin
     last, middle = site.ints(-1), site.ints(1)
+    # Column pairs (real, imaginary) of the result, for the real and the imaginary part of x.
     pairs = []
     for pair in ((cos, minus), (sin, cos))[:parts]:
         columns = [site.op("Unsqueeze", value, last) for value in pair]
         pairs.append(site.op("Unsqueeze", site.op("Concat", *columns, axis=-1), middle))
     matrix = site.op("Flatten", site.op("Concat", *pairs, axis=1), axis=2)
+    # Values beyond the length of the transform are ignored.
     used = site.cast(site.op("Less", n, count, dtype=ir.DataType.BOOL))
     if inverse:
         used = site.op("Div", used, site.cast(count))

@@ -57,7 +57,7 @@ def _grid_sample(site: Site) -> list[ir.Value | None]:
     if mode == "cubic" and axes == 3:
         raise Refusal("cubic over three spatial axes is not in the standard; use linear")
     image, point = site.input(0), _in_pixels(site)  # [N, C, H, W], [N, ..., axes]
-    if mode == "nearest":
+    if mode == "nearest":  # Round takes ties to even, as onnxruntime's kernel does
         point = site.op("Round", point)
     if padding == "reflection":
         point = _folded(site, point)
@@ -68,12 +68,13 @@ def _grid_sample(site: Site) -> list[ir.Value | None]:
         low, fraction = _apart(site, point, 2)
         around = _inside(site, _neighbours(site, low, mode), padding)
         return [_channels_first(site, _weighed(site, image, around, fraction, frame, mode))]
-    if frame:
+    if frame:  # coordinates of the framed image
         point = site.op("Add", point, _number(site, 1.0))
     point = _limited(site, point, _lengths(site, frame - 1))
     low, fraction = _split(site, point)
     if mode == "nearest":
         return [_channels_first(site, _fetched(site, image, low, frame, axes + 2))]
+    # At the last pixel the second neighbour would be outside; its weight is 0 there.
     around = site.op("Min", _neighbours(site, low, mode), _lengths(site, frame - 1, _INT64))
     return [_channels_first(site, _weighed(site, image, around, fraction, frame, mode))]
 
@@ -85,7 +86,7 @@ def _taps(site: Site, mode: str) -> list[tuple[tuple[int, list[float]], ...]]:
 
 def _split(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
     """``floor(p)`` and ``p - floor(p)`` for ``p >= 0``."""
-    low = site.cast(point, _INT64)
+    low = site.cast(point, _INT64)  # rounds towards 0; has no gradient
     return low, site.op("Sub", point, site.cast(low, _grid_dtype(site)))
 
 

@@ -52,6 +52,7 @@ def _pad(site: Site) -> list[ir.Value | None]:
     given = site.array(3)
     if site.optional(3) is not None and given is None:
         raise Refusal("its axes are not constant; export with fixed axes")
+    # One axis after the other: the corners follow from the sides.
     axes = range(rank) if given is None else [int(a) % rank for a in given.reshape(-1)]
     result = site.input(0)
     for k, axis in enumerate(axes):
@@ -91,6 +92,7 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
     begins, ends = [], []
     for axis in range(spatial):
         reach = dilations[axis] * (kernel[axis] - 1)
+        # A full correlation with the dilated image, less the pads.
         begins.append(reach - pads[axis])
         # Each pixel is followed by stride - 1 zeros; those after the last one are removed.
         ends.append(reach - pads[spatial + axis] + extra[axis] - (strides[axis] - 1))

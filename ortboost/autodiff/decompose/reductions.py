@@ -13,7 +13,7 @@ from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
 
-_MAX_PRODUCT = 64
+_MAX_PRODUCT = 64  # factors; each is a node
 
 
 @decomposes("Sum")

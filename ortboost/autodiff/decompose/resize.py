@@ -13,6 +13,7 @@ import functools
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.sizes import joined, length
 from ortboost.graph.query import constant, input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -33,15 +34,11 @@ class _Axis:
 
     def __init__(self, site: Site, axis: int, place: int) -> None:
         self.site, self.axis = site, axis
-        length = site.shape()[axis]
         start = site.ints(place), site.ints(place + 1)
-        self.length = (
-            site.ints(length)
-            if isinstance(length, int)
-            else site.shape_of(site.input(0), axis, axis + 1)
-        )
+        self.length = joined(site, [length(site, site.input(0), axis)])
         sizes = site.optional(3)
         old = self.cast(self.length)
+        # One is given, the other follows: the size is rounded down, the scale is not changed by it.
         if sizes is not None:
             self.size = site.op("Slice", sizes, *start, dtype=_INT64)
             self.scale = self.op("Div", self.cast(self.size), old)
@@ -122,7 +119,7 @@ class _Axis:
         for tap in _TAPS:
             place = self.op("Add", low, self.number(tap))
             d = self.op("Abs", self.op("Sub", positions, place))
-            if tap in (0, 1):
+            if tap in (0, 1):  # the neighbours at most 1 away, then those up to 2 away
                 weight = self.polynomial(d, (a + 2, -(a + 3), 0, 1))
             else:
                 weight = self.polynomial(d, (a, -5 * a, 8 * a, -4 * a))
@@ -207,6 +204,7 @@ def _element(value: ir.Value, place: int) -> float | tuple[ir.Value, int] | None
         return None
     if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"):
         return _element(source, place)
+    # From here on, an element comes from another place of the source.
     if node.op_type == "Shape":
         rank = len(known_shape(source) or ())
         index = node.attributes.get_int("start", 0)

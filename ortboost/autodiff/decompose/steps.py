@@ -33,6 +33,7 @@ def _sign(site: Site) -> list[ir.Value | None]:
     x, sign = site.input(0), site.node.outputs[0]
     if sign.is_graph_output():
         raise Refusal(REFUSED["Sign"])
+    # Every use has to be of a known form: one other use might be an estimator.
     for usage in sign.uses():
         other = _other(usage.node, usage.idx, "Mul")
         if other is None or not (
@@ -48,6 +49,7 @@ def _floor(site: Site) -> list[ir.Value | None]:
     """As a constant, in ``x - floor(x / c) * c`` and ``x - floor(x)``; refused elsewhere."""
     argument, floor = site.input(0), site.node.outputs[0]
     quotient = producer_of(argument, "Div")
+    # x - floor(x), or each use as x - floor(x / c) c with the divisor of the quotient.
     if not _only_subtracted(floor, argument):
         if quotient is None:
             raise Refusal(REFUSED["Floor"])

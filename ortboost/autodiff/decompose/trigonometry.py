@@ -42,7 +42,7 @@ def _asinh(site: Site) -> list[ir.Value | None]:
     above = site.op("Relu", data)
     below = site.op("Sub", above, data)
     parts = []
-    for part in (above, below):
+    for part in (above, below):  # one of them is 0, where f is 0
         root = site.op("Sqrt", site.op("Add", site.op("Mul", part, part), site.const(1.0)))
         parts.append(site.op("Log", site.op("Add", part, root)))
     return [site.op("Sub", *parts)]
@@ -96,23 +96,19 @@ def _atan(site: Site) -> list[ir.Value | None]:
     return [_arctangent(site, site.input(0))]
 
 
-def _arcsine(site: Site) -> ir.Value:
-    """See :func:`_asin`."""
+@decomposes("Asin")
+def _asin(site: Site) -> list[ir.Value | None]:
+    """``2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))``."""
     data = site.input(0)
+    # Not 1 - x * x, which loses the digits of x near 1.
     product = site.op(
         "Mul", site.op("Sub", site.const(1.0), data), site.op("Add", data, site.const(1.0))
     )
     half = site.op("Div", data, site.op("Add", site.op("Sqrt", product), site.const(1.0)))
-    return site.op("Mul", _arctangent(site, half), site.const(2.0))
-
-
-@decomposes("Asin")
-def _asin(site: Site) -> list[ir.Value | None]:
-    """``2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))``."""
-    return [_arcsine(site)]
+    return [site.op("Mul", _arctangent(site, half), site.const(2.0))]
 
 
 @decomposes("Acos")
 def _acos(site: Site) -> list[ir.Value | None]:
     """``pi / 2 - asin(x)``."""
-    return [site.op("Sub", site.const(np.pi / 2), _arcsine(site))]
+    return [site.op("Sub", site.const(np.pi / 2), *_asin(site))]

@@ -81,6 +81,7 @@ def diagnose() -> Diagnosis | None:
             f"Python {platform.python_version()}, {where}",
             "Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
         )
+    # Before the import: two wheels overwrite each other's files, and either may seem to work.
     if len(found) > 1:
         keep = next((wheel for wheel in reversed(_WHEELS) if wheel in found), _WHEELS[0])
         return Diagnosis(

@@ -18,7 +18,6 @@ from ortboost.graph.reach import values_by_name
 __all__ = [
     "drop_copies",
     "protect_pool_indices",
-    "protect_running_statistics",
     "restore",
     "scatter_pool_gradients",
     "sum_empty_batches",
@@ -51,6 +50,7 @@ def restore(
             graph.inputs.remove(value)
             value.const_value = tensor
             graph.register_initializer(value)
+    # Inputs as in the source: the builder drops unused ones.
     ordered = []
     for given in source.graph.inputs:
         value = inputs.get(given.name)
@@ -59,6 +59,7 @@ def restore(
         value.type, value.shape = given.type, given.shape
         ordered.append(value)
     graph.inputs[:] = ordered
+    # Outputs as in the source, then the gradients in the order of the request.
     declared = [given.name or "" for given in source.graph.outputs]
     missing = [name for name in declared if name not in outputs]
     missing += [name for name in wrt if gradient_name(name) not in outputs]
@@ -85,25 +86,6 @@ def restore(
     result.metadata_props.update(source.metadata_props)
     common.RemoveUnusedOpsetsPass()(result)
     result.opset_imports.setdefault("", source.opset_imports[""])
-
-
-def protect_running_statistics(model: ir.Model) -> None:
-    """Let BatchNormInternal work on copies of the running statistics.
-
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even of graph inputs: the
-    caller's state would change even in skipped steps, and other consumers of the old statistics
-    would race with it. A Sum with one input is a copy that no optimizer pass removes.
-    """
-    builder = Builder(model.graph, "ortboost/batch_norm/copy")
-    for node in model.graph:
-        if node.op_type != "BatchNormInternal":
-            continue
-        for index in (3, 4):
-            value = node.inputs[index]
-            if value is not None and value.producer() is None:
-                copy = builder.op("Sum", value, shape=value.shape)
-                model.graph.insert_before(node, builder.take())
-                node.replace_input_with(index, copy)
 
 
 def protect_pool_indices(model: ir.Model) -> None:
@@ -157,6 +139,7 @@ def sum_empty_batches(model: ir.Model) -> None:
     ReduceSum over no axes returns a scalar for an empty tensor.
     """
     builder = Builder(model.graph, "ortboost/native/sum")
+    # The builder writes Reshape(ReduceSum(g, BroadcastGradientArgs(...)), shape) for each operand.
     for node in list(model.graph):
         summed = None if node.op_type != "Reshape" else node.inputs[0]
         sum_node = producer_of(summed)

@@ -18,7 +18,6 @@ from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagno
 from ortboost.autodiff.native.built_graph import (
     drop_copies,
     protect_pool_indices,
-    protect_running_statistics,
     restore,
     scatter_pool_gradients,
     sum_empty_batches,
@@ -43,7 +42,7 @@ from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError
 from ortboost.core.report import Report
 from ortboost.graph.normalize import name_nodes
-from ortboost.graph.query import input_at
+from ortboost.graph.query import input_at, source_before
 from ortboost.graph.reach import reach
 
 __all__ = ["Diagnosis", "NativeEngine", "diagnose"]
@@ -95,9 +94,14 @@ class NativeEngine:
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
         if not prepared:
             self.prepare(work)
+
+        # What depends on the request, and the forms that are left without a correct gradient.
         partly_used_splits(work, reach(work, wrt, loss))
         fix = "Use --engine portable, freeze what comes before, or run `ortboost check`."
         refuse_nodes(self.name, list(_problems(self, work, wrt, loss)), fix)
+
+        # Names, uses and shapes that the builder or its optimizer would get wrong. From here on,
+        # shapes must not be inferred again: they would show those that are hidden.
         free_gradient_names(work, [*wrt, loss])
         part_shapes(work)
         one_use_per_node(work, wrt)
@@ -105,16 +109,23 @@ class NativeEngine:
         shared = own_frozen_inputs(work, reach(work, wrt, loss).active)
         drop_empty_inputs(work)
         name_nodes(work)  # gradient nodes are named after their forward nodes
+
+        # What the builder need not see, as its time grows with the graph.
         lifted = lift_large_constants(work, shared)
         cut = cut_stopped(work)
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))
+
+        # All of it undone. A detached value, which the loss does not need once it is cut off, was
+        # set aside: it is put back before its readers are joined to it.
         drop_copies(result)
         show_hidden_shapes(result)
         put_back(result, aside)
         join_stopped(result, cut)
         restore(result, model, wrt, lifted)
-        protect_running_statistics(result)
+
+        # Gradient kernels that are unsafe as the builder writes them. The pools that are left after
+        # scatter_pool_gradients are protected last.
         scatter_pool_gradients(result)
         sum_empty_batches(result)
         protect_pool_indices(result)
@@ -143,7 +154,19 @@ def _problems(
         touched += [node.outputs[i] for i in outputs if i < len(node.outputs)]
         if reason is None and any(v is not None and v.name in reached.active for v in touched):
             reason = explanation
+        # partly_used_splits could not replace it.
         if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
             reason = "only some of its outputs lead to the loss, and its sizes are not fixed"
+        if node.op_type == "BatchNormalization" and _overwrites_constants(node):
+            reason = "its running statistics are constants, which its kernel overwrites"
         if reason is not None:
             yield node, reason
+
+
+def _overwrites_constants(node: ir.Node) -> bool:
+    """Whether a BatchNormalization in training mode keeps its running statistics in constants.
+
+    ``guarded_statistics`` copied them, but an optimizer folds the copy of a constant.
+    """
+    stored = (source_before(input_at(node, index), "Sum", "Identity") for index in (3, 4))
+    return any(value is not None and value.is_initializer() for value in stored)

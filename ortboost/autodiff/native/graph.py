@@ -76,7 +76,7 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
     values = values_by_name(model.graph)
     for name in wrt:
         value = values[name]
-        for node in {usage.node for usage in value.uses()}:
+        for node in dict.fromkeys(usage.node for usage in value.uses()):  # a set has no fixed order
             places = [index for index, given in enumerate(node.inputs) if given is value]
             for index in places[1:]:
                 copy = builder.op("Identity", value, shape=value.shape)
@@ -120,12 +120,14 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
         would fold their copies and merge the equal constants.
     """
     builder = Builder(model.graph, COPY_PREFIX)
+    # Value to its last copy; the first reader keeps the value itself.
     latest: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         written = _ALWAYS_WRITTEN.get(node.op_type)
         if written is None or not any(output.name in active for output in node.outputs):
             continue
         for index in range(len(node.inputs))[written]:
+            # The optimizer removes Identities: readers of one share the value behind it.
             value = source_before(node.inputs[index], "Identity")
             if value is None or value.name in active:
                 continue
@@ -211,7 +213,7 @@ def join_stopped(model: ir.Model, cut: Mapping[str, str]) -> None:
             values[entry].replace_all_uses_with(values[name])
             model.graph.inputs.remove(values[entry])
     if cut:
-        model.graph.sort()
+        model.graph.sort()  # put_back() appended the detached values behind their readers
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
     graph.outputs[:] = list({id(value): value for value in (*left, *inner)}.values())
     inputs = tuple(tuple(None if v is None else v.name for v in n.inputs) for n in nodes)
     sources = tuple(value for value in read.values() if value.producer() is None)
-    graph.remove(nodes, safe=True)
+    graph.remove(nodes, safe=True)  # which disconnects their inputs: hence the names
     return Aside(tuple(nodes), inputs, sources, outputs)
 
 
@@ -263,6 +265,7 @@ def put_back(model: ir.Model, aside: Aside) -> None:
     """Append the nodes that :func:`set_aside` removed to a graph, connected by names."""
     graph = model.graph
     values: dict[str, ir.Value] = dict(values_by_name(graph))
+    # The builder dropped the inputs and constants that only these nodes read.
     for source in aside.sources:
         name = source.name or ""
         if name in values:

@@ -111,6 +111,7 @@ CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
 
 def gradient_support(node: ir.Node) -> str | None:
     """``None`` if the gradient of this node is correct, else one sentence: reason and fix."""
+    # Every reason is "why; fix": check.py cuts it there.
     if not is_standard(node):
         if node.domain == "com.microsoft":
             if node.op_type in NATIVE_MICROSOFT:

@@ -138,7 +138,7 @@ class Backward(Site):
         for axis, (h, w) in enumerate(zip(have, padded, strict=True)):
             if axis < extra or (w == 1 and h != 1):
                 summed.append(axis)
-            elif w != h or w is None:
+            elif w != h or w is None:  # one of them may be 1 at run time
                 return self._sum_at_run_time(gradient, value)
         if not summed:
             return gradient

@@ -44,6 +44,7 @@ def _newest_here() -> int:
         return newest
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # No runtime says which opsets it supports: open a model of each.
     for opset in range(newest, _OLDEST, -1):
         header = f'<ir_version: 8, opset_import: ["" : {opset}]>'
         data = onnx.parser.parse_model(
@@ -98,7 +99,7 @@ class PortableEngine:
         refuse_nodes(self.name, [(node, why) for node, why in reasons if why is not None], _FIX)
         builder = Builder(work.graph, "ortboost/grad")
         gradients = _gradients(work, reached, loss, wrt, builder)
-        builder.flush()
+        builder.flush()  # behind the forward nodes, which they read
         lower_losses(work)  # only now: the rules see a loss as one operator
         scatter_in_float32(work)
         _name_results(work, wrt, gradients)
@@ -144,7 +145,7 @@ def _name_results(model: ir.Model, wrt: Sequence[str], gradients: dict[str, ir.V
             values[clash.name] = clash
         value.name = target_name
         values[target_name] = value
-        if target is not None:
+        if target is not None:  # its shape may have names that the rules did not derive
             value.type, value.shape = target.type, target.shape
         graph.outputs.append(value)
     builder.flush()

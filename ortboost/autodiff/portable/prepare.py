@@ -22,6 +22,7 @@ from ortboost.core.report import Report
 
 __all__ = ["REWRITES", "prepare"]
 
+# In this order: what one writes may contain operators of those after it, not before it.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,
     unrolled,
@@ -36,5 +37,5 @@ REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
 def prepare(model: ir.Model) -> list[Report]:
     """Run all rewrites in order; return the reports of those that changed or refused a node."""
     reports = run_rewrites(model, REWRITES)
-    name_equal_lengths(model)
+    name_equal_lengths(model)  # last: it reads the shapes of what was written
     return reports

@@ -56,6 +56,8 @@ def reverse_pass(
     Returns:
         Name to gradient, ``None`` if there is none, for all of ``wanted``.
     """
+    # Name to the gradients of its uses. They are complete when its producer is reached, because all
+    # readers come after it; then they are dropped.
     parts = {name: [seed] for name, seed in seeds.items()}
     kept = set(wanted)
     for node in reversed(reached.nodes):
@@ -101,6 +103,7 @@ def _apply(
             where=f"node '{label(node)}': {fault}",
             fix="Export the model again, or check that the download or copy is complete.",
         ) from error
+    # A rule may leave out the last inputs, and gives a gradient to inputs that need none.
     for value, gradient in (*zip(node.inputs, gradients_of_inputs, strict=False), *site.captured):
         if value is None or gradient is None or value.name not in active:
             continue

@@ -21,13 +21,12 @@ from pathlib import Path
 
 import onnx
 
-from ortboost.core.errors import FileError
 from ortboost.core.limits import Limits
 from ortboost.graph.query import find_schema
 from ortboost.graph.structure.names import check_names, check_text
 from ortboost.graph.structure.sizes import check_constants, check_sizes
 from ortboost.graph.structure.tensors import check_tensors
-from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, graphs_of, label
+from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, graphs_of
 
 __all__ = ["check_standard", "check_structure"]
 
@@ -72,6 +71,8 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
           fix:   Export the model again, or check that the download or copy is complete.
     """
     limits = limits or Limits.from_environment()
+    # The order matters: errors show names, so text comes first; the depth is limited before other
+    # checks recurse into subgraphs; tensors are sound before check_constants reads them.
     check_text(proto, where)
     check_sizes(proto, where, limits)
     for graph in all_graphs(proto):
@@ -79,11 +80,12 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
     in_order = check_names(proto, where)
     for nodes, opset in _scopes(proto):
         if opset < 1:  # nothing would be known of its operators
-            raise FileError(f"The model imports opset {opset}.", where=where, fix=EXPORT_AGAIN)
+            raise damaged(f"The model imports opset {opset}.", where)
         for node in nodes:
-            _check_node(node, opset, where)
+            _check_counts(node, opset, where)
+            _check_attributes(node, opset, where)
     if proto.graph.node and not proto.graph.output:
-        raise FileError("The graph has no output.", where=where, fix=EXPORT_AGAIN)
+        raise damaged("The graph has no output.", where)
     check_constants(proto, where, limits)
     return in_order
 
@@ -97,49 +99,42 @@ def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[Iterable[onnx.NodeProto], 
         yield from ((graph.node, opset) for graph in graphs_of(nodes))
 
 
-def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
-    if node.domain in STANDARD:
-        for what, names in (("inputs", node.input), ("outputs", node.output)):
-            least, most = _counts(node.op_type, opset)[what]
-            if not least <= len(names) <= most:
-                raise FileError(
-                    f"A {node.op_type} has {len(names)} {what}.",
-                    where=f"{where}: {label(node)}",
-                    fix=EXPORT_AGAIN,
-                )
+def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
+    if node.domain not in STANDARD:
+        return
+    for what, names in (("inputs", node.input), ("outputs", node.output)):
+        least, most = _counts(node.op_type, opset)[what]
+        if not least <= len(names) <= most:
+            raise damaged(f"A {node.op_type} has {len(names)} {what}.", where, node)
+
+
+def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
+    # Empty for operators without a schema, whose attributes may be of any type.
     kinds = _attribute_types(node.op_type, opset) if node.domain in STANDARD else {}
     if node.op_type == "Constant" and kinds and len(node.attribute) != 1:
-        raise FileError(
-            f"A Constant has {len(node.attribute)} values.",
-            where=f"{where}: {label(node)}",
-            fix=EXPORT_AGAIN,
-        )
+        raise damaged(f"A Constant has {len(node.attribute)} values.", where, node)
     for attribute in node.attribute:
         if attribute.type != kinds.get(attribute.name, attribute.type):
-            raise FileError(
-                f"'{attribute.name}' of {node.op_type} has the wrong type.",
-                where=f"{where}: {label(node)}",
-                fix=EXPORT_AGAIN,
-            )
+            raise damaged(f"'{attribute.name}' of {node.op_type} has the wrong type.", where, node)
         if kinds and attribute.type in _TEXTS:
             _check_texts(node, attribute, where)
-        if attribute.name not in _POSITIVE | _AXES | _COUNTED:
-            continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
-        fault = None
-        if attribute.name in _POSITIVE and any(number <= 0 for number in numbers):
-            fault = "it must be positive"
-        elif attribute.name in _COUNTED and any(number < 0 for number in numbers):
-            fault = "it must not be negative"
-        elif any(abs(number) >= 1 << 31 for number in numbers):  # libraries drop the upper half
-            fault = "it must fit 32 bits"
+        # Also of other domains: their operators take these attributes from the standard ones.
+        fault = _fault(attribute.name, numbers)
         if fault is not None:
             value = numbers if attribute.ints else numbers[0]
-            raise FileError(
-                f"'{attribute.name}' of {node.op_type} is {value}; {fault}.",
-                where=f"{where}: {label(node)}",
-                fix=EXPORT_AGAIN,
-            )
+            raise damaged(f"'{attribute.name}' of {node.op_type} is {value}; {fault}.", where, node)
+
+
+def _fault(name: str, numbers: Iterable[int]) -> str | None:
+    if name in _POSITIVE and any(number <= 0 for number in numbers):
+        return "it must be positive"
+    if name in _COUNTED and any(number < 0 for number in numbers):
+        return "it must not be negative"
+    known = name in _POSITIVE | _AXES | _COUNTED
+    if known and any(abs(number) >= 1 << 31 for number in numbers):  # libraries drop the upper half
+        return "it must fit 32 bits"
+    return None
 
 
 def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: str) -> None:
@@ -148,11 +143,8 @@ def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: st
         for text in (attribute.s, *attribute.strings):
             text.decode()
     except UnicodeDecodeError as error:
-        raise FileError(
-            f"'{attribute.name}' of {node.op_type} is not UTF-8.",
-            where=f"{where}: {label(node)}",
-            fix=EXPORT_AGAIN,
-        ) from error
+        what = f"'{attribute.name}' of {node.op_type} is not UTF-8."
+        raise damaged(what, where, node) from error
 
 
 @functools.cache
@@ -198,6 +190,4 @@ def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None)
         message = str(error).strip().splitlines()[0]
         if any(words in message for words in _TOLERATED):
             return
-        raise FileError(
-            "The file is not a valid ONNX model.", where=f"{where}: {message}", fix=EXPORT_AGAIN
-        ) from error
+        raise damaged("The file is not a valid ONNX model.", f"{where}: {message}") from error

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from ortboost.core.errors import FileError
-from ortboost.graph.structure.walk import EXPORT_AGAIN, graphs_of, label, subgraphs
+from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged, graphs_of, label, subgraphs
 
 __all__ = ["check_names", "check_text"]
 
@@ -35,11 +35,8 @@ def check_text(message: Message, where: str) -> None:
 
 def _check_field(text: str | bytes, field: str, where: str) -> None:
     if isinstance(text, bytes):
-        raise FileError(
-            "A name or text in the file is not UTF-8.",
-            where=f"{where}: {field} {text[:40]!r}",
-            fix=EXPORT_AGAIN,
-        )
+        what = "A name or text in the file is not UTF-8."
+        raise damaged(what, f"{where}: {field} {text[:40]!r}")
 
 
 def check_names(proto: onnx.ModelProto, where: str) -> bool:
@@ -58,15 +55,13 @@ def check_names(proto: onnx.ModelProto, where: str) -> bool:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> bool:
-    given = {value.name for value in graph.input} | {t.name for t in graph.initializer}
-    stored = frozenset(t.name for t in graph.initializer)
+    stored = frozenset(tensor.name for tensor in graph.initializer)
+    given = stored | {value.name for value in graph.input}
     in_order = _check_nodes(graph.node, outer | given, where, stored)
     known = outer | given | {name for node in graph.node for name in node.output}
     for value in graph.output:
         if value.name not in known:
-            raise FileError(
-                f"The output '{value.name}' is not defined.", where=where, fix=EXPORT_AGAIN
-            )
+            raise damaged(f"The output '{value.name}' is not defined.", where)
     return in_order
 
 
@@ -89,16 +84,13 @@ def _check_nodes(
                     fix=rename if name in stored else EXPORT_AGAIN,
                 )
             made.add(name)
+    # All names are known before any is looked up: the nodes may be in any order.
     everything = given | made
     in_order, before = True, set(given)
     for node in nodes:
         missing = next((name for name in node.input if name and name not in everything), None)
         if missing is not None:
-            raise FileError(
-                f"A node reads '{missing}', which is not defined.",
-                where=f"{where}: {label(node)}",
-                fix=EXPORT_AGAIN,
-            )
+            raise damaged(f"A node reads '{missing}', which is not defined.", where, node)
         in_order &= _reads(node) & made <= before  # what it reads of this graph comes before it
         before.update(node.output)
         for graph in subgraphs(node):

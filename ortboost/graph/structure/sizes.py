@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
-from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, label, subgraphs
+from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, label, subgraphs
 
 __all__ = ["check_constants", "check_sizes"]
 
@@ -98,6 +98,7 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
 
 def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: _Constants) -> None:
     known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
+    # Constants first: the nodes need not be in order.
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in STANDARD and node.output:
             known.update((node.output[0], tensor) for tensor in _stored(node))
@@ -112,6 +113,7 @@ def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: 
                 _check_divisor(_integers(known.get(node.input[1])), at)
             if node.op_type in _LOSSES and len(node.input) > 1:
                 _check_labels(node, _integers(known.get(node.input[1])), at)
+            # A shape may be put together by several nodes before a Reshape or Expand reads it.
             if (sizes := _assembled(node, known)) is not None:
                 known[node.output[0]] = sizes
         for inner in subgraphs(node):
@@ -154,9 +156,7 @@ def _check_labels(node: onnx.NodeProto, labels: NDArray[np.integer] | None, at: 
         return
     wrong = labels[(labels < 0) & (labels != ignored if ignored is not None else True)]
     if wrong.size:
-        raise FileError(
-            f"The constant label {wrong.reshape(-1)[0]} is negative.", where=at, fix=EXPORT_AGAIN
-        )
+        raise damaged(f"The constant label {wrong.reshape(-1)[0]} is negative.", at)
 
 
 def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ortboost.core.errors import FileError
-from ortboost.graph.structure.walk import EXPORT_AGAIN
+from ortboost.graph.structure.walk import damaged
 
 __all__ = ["check_tensors"]
 
@@ -43,14 +43,12 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
     for tensor in (*graph.initializer, *inner):
         at = f"{where}: tensor '{tensor.name}'"
         if any(dim < 0 for dim in tensor.dims):
-            raise FileError(
-                f"A stored tensor has the shape {list(tensor.dims)}.", where=at, fix=EXPORT_AGAIN
-            )
+            raise damaged(f"A stored tensor has the shape {list(tensor.dims)}.", at)
         bits = _bits(tensor.data_type)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _check_place(tensor, at)
+            _check_place(tensor, at)  # its length is checked once the file is found
             continue
-        if bits is None:
+        if bits is None:  # strings have any length; onnx.checker reports unknown types
             continue
         elements = math.prod(tensor.dims)
         if tensor.HasField("raw_data"):
@@ -58,10 +56,8 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
         else:
             have, need, unit = *_numbers(tensor, elements, bits), "values"
         if have != need:
-            raise FileError(
-                f"A stored tensor of shape {list(tensor.dims)} holds {have} {unit}, not {need}.",
-                where=at,
-                fix=EXPORT_AGAIN,
+            raise damaged(
+                f"A stored tensor of shape {list(tensor.dims)} holds {have} {unit}, not {need}.", at
             )
 
 
@@ -75,7 +71,7 @@ def _check_place(tensor: onnx.TensorProto, at: str) -> None:
         fault = f"its file is called {entries.get('location', '')!r}"
     else:
         return
-    raise FileError(f"A stored tensor cannot be found: {fault}.", where=at, fix=EXPORT_AGAIN)
+    raise damaged(f"A stored tensor cannot be found: {fault}.", at)
 
 
 def _bits(kind: int) -> int | None:
@@ -92,7 +88,8 @@ def _bits(kind: int) -> int | None:
 
 def _numbers(tensor: onnx.TensorProto, elements: int, bits: int) -> tuple[int, int]:
     """Number of values that the typed field holds, and number that it needs."""
+    # A complex number takes two values; types of less than 8 bits share one.
     complex_number = "COMPLEX" in onnx.TensorProto.DataType.Name(tensor.data_type)
-    packed = 8 // bits if bits < 8 else 1  # several small values in one
+    packed = 8 // bits if bits < 8 else 1
     held = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
     return len(held), (2 if complex_number else 1) * -(-elements // packed)

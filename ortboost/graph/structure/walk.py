@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-__all__ = ["EXPORT_AGAIN", "STANDARD", "all_graphs", "graphs_of", "label", "subgraphs"]
+from ortboost.core.errors import FileError
+
+__all__ = ["EXPORT_AGAIN", "STANDARD", "all_graphs", "damaged", "graphs_of", "label", "subgraphs"]
 
 EXPORT_AGAIN = "Export the model again, or check that the download or copy is complete."
 STANDARD = ("", "ai.onnx")  # two names of one domain
@@ -40,3 +42,15 @@ def label(node: onnx.NodeProto) -> str:
     """The name of a node in errors."""
     made = next((name for name in node.output if name), "")
     return f"node '{node.name}'" if node.name else f"{node.op_type} that computes '{made}'"
+
+
+def damaged(what: str, where: str, node: onnx.NodeProto | None = None) -> FileError:
+    """The error for a file that no exporter writes.
+
+    Args:
+        what: What is wrong, a sentence.
+        where: Name of the model.
+        node: The node at fault, if it is one.
+    """
+    place = where if node is None else f"{where}: {label(node)}"
+    return FileError(what, where=place, fix=EXPORT_AGAIN)

@@ -379,3 +379,16 @@ def test_casts_that_change_nothing(body):
         h = MatMul(x, w) {body} loss = ReduceSum<keepdims = 0>(y) }}"""
     )
     assert_gradients(model, ["w"], random_feeds(model, N=3))
+
+
+def test_constant_statistics_are_refused():
+    """The kernel writes the new ones into the memory of the old, even of a constant."""
+    model = graph(
+        """g (float[4,2] x, float[2] s, float[2] b) => (float loss, float[2] z)
+        <float[2] m = {0, 0}, float[2] v = {1, 1}> {
+          y, n, u = BatchNormalization<training_mode = 1>(x, s, b, m, v) q = Mul(y, y) z = Mul(n, b)
+          loss = ReduceSum<keepdims = 0>(q) }"""
+    )
+    with pytest.raises(ModelError, match="running statistics are constants"):
+        differentiate(model, "loss", ["s"], "native")
+    differentiate(model, "loss", ["s"], "portable")

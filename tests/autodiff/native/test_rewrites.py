@@ -12,6 +12,7 @@ from ortboost.autodiff.native.rewrites.batch_norm import frozen_batch_norm, guar
 from ortboost.autodiff.native.rewrites.broadcasting import expanded_branches
 from ortboost.autodiff.native.rewrites.forms import ordinary_forms
 from ortboost.autodiff.native.rewrites.outputs import complete_nodes
+from ortboost.autodiff.native.support import gradient_support
 from ortboost.autodiff.padding import explicit_padding
 from tests.autodiff.oracle import random_feeds
 from tests.support import native_only, run
@@ -50,6 +51,13 @@ FIRES = {
         "float[3,4] x, float[4] w",
         "c = Greater(x, w) y = Where(c, x, w)",
         ["Greater", "Where", "Shape", "Expand", "Expand", "Where"],
+    ),
+    "slice_backwards": (
+        ordinary_forms,
+        "float[N,6] x",
+        "s = Constant<value_ints=[-1]>() e = Constant<value_ints=[-9]>() "
+        "t = Constant<value_ints=[-2]>() y = Slice(x, s, e, s, t)",
+        ["Constant", "Constant", "Squeeze", "Range", "Slice", "Slice", "Slice", "Gather"],
     ),
     "pow_int": (
         expanded_branches,
@@ -193,6 +201,29 @@ def test_same_padding_of_unknown_size_is_refused_with_a_way_out():
     assert not report.modified
     (reason,) = report.kept.values()
     assert "export with explicit pads" in reason
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        (
+            "float[N,2,L] x, float[2,1,3] w",
+            'y = Conv<auto_pad="SAME_UPPER", strides=[2], group=2>(x, w)',
+        ),
+        (
+            "float[N,2,L] x",
+            'y = AveragePool<auto_pad="SAME_UPPER", strides=[2], kernel_shape=[3]>(x)',
+        ),
+    ],
+)
+def test_a_form_with_unknown_padding_is_left_to_the_refusal(inputs, body):
+    """Written as an ordinary form, it would lose its padding, and with it the refusal."""
+    model = model_of(inputs, body)
+    reports = prepare(model)
+    (node,) = model.graph
+    assert node.attributes.get_string("auto_pad", "") == "SAME_UPPER"
+    assert "not fixed" in (gradient_support(node) or "")
+    assert all("not fixed" in why for report in reports for why in report.kept.values())
 
 
 def test_training_batch_norm_leaves_what_it_is_fed_alone():

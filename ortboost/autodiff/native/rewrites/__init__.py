@@ -20,6 +20,7 @@ from ortboost.core.report import Report
 
 __all__ = ["REWRITES", "prepare"]
 
+# Padding first: the forms of pools and convolutions are written with explicit pads.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     explicit_padding,
     frozen_batch_norm,

@@ -31,7 +31,7 @@ def _affine(site: Site) -> list[ir.Value | None] | None:
     if site.integer("training_mode", 0):
         return None
     data, scale, bias, mean, variance = (site.input(index) for index in range(5))
-    dtype = variance.dtype or site.dtype
+    dtype = variance.dtype or site.dtype  # float32 beside float16 data: few values, kept exact
     epsilon = site.builder.const(site.number("epsilon", 1e-5), dtype)
     deviation = site.op("Sqrt", site.op("Add", variance, epsilon))
     scale, bias = (site.cast(value, dtype) for value in (scale, bias))
@@ -46,11 +46,7 @@ def _affine(site: Site) -> list[ir.Value | None] | None:
 
 
 def guarded_statistics(model: ir.Model) -> Report:
-    """Copy running statistics before a training-mode BatchNormalization reads them, in place.
-
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even if that is the
-    caller's array.
-    """
+    """Copy running statistics before a training-mode BatchNormalization overwrites them."""
     return rewrite_nodes(
         model,
         "guarded_statistics",

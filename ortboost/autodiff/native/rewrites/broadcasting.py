@@ -62,6 +62,7 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
     cast = exponent.dtype is not None and base.dtype is not None and exponent.dtype != base.dtype
     full = broadcast_shape([base, exponent])
     narrow = (full is None or known_shape(base) != full) and not _is_expanded(base, site.node)
+    # The usual exponent, a scalar constant, broadcasts nothing.
     single = site.array(1)
     if single is not None and single.size == 1 and single.ndim <= len(known_shape(base) or ()):
         narrow = False
@@ -135,7 +136,7 @@ def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:
     if own is None or any(other is None for other in others):
         return False
     for offset in range(1, len(own) + 1):
-        dim = own[-offset]
+        dim = own[-offset]  # aligned at the last axis
         met = {other[-offset] for other in others if other is not None and offset <= len(other)}
         if dim is None or (isinstance(dim, str) and not met <= {1, dim}):
             return False

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.conditions import fixed_axes, reduced_axes
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
-from ortboost.autodiff.sizes import INT64
+from ortboost.autodiff.sizes import INT64, joined, length
 from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
@@ -133,12 +133,13 @@ def _conv(site: Site) -> list[ir.Value | None] | None:
     spatial, group = site.rank() - 2, site.integer("group", 1)
     if group == 1 or spatial == 2:
         return None
+    if site.text("auto_pad", "NOTSET") != "NOTSET":
+        return None  # explicit_padding refused it: its pads are unknown
     if spatial != 1:
         raise Refusal(f"{spatial}-d and in groups: its gradient writes out of bounds")
     data, weight = (site.op("Unsqueeze", site.input(k), site.ints(2)) for k in (0, 1))
     attributes: dict[str, Any] = dict(site.node.attributes)
-    for name in ("auto_pad", "pads"):
-        attributes.pop(name, None)
+    attributes.pop("pads", None)
     for name in ("kernel_shape", "strides", "dilations"):
         given = site.integers(name)
         if given is not None:
@@ -147,6 +148,30 @@ def _conv(site: Site) -> list[ir.Value | None] | None:
     pads = [0, begin, 0, end]
     wide = site.op("Conv", data, weight, site.optional(2), **{**attributes, "pads": pads})
     return [site.op("Squeeze", wide, site.ints(2))]
+
+
+def _slice(site: Site) -> list[ir.Value | None] | None:
+    """Gather the elements if a step is negative: along the last axis, SliceGrad fails when it runs.
+
+    Along each axis, the indices are the same slice of 0, 1, ...
+    """
+    steps, given = site.array(4), site.array(3)
+    if steps is None or steps.min() > 0 or site.dtype not in FLOAT_TYPES:
+        return None
+    if given is None and site.optional(3) is not None:
+        raise Refusal("it has negative steps along computed axes; export with fixed axes")
+    axes = range(steps.size) if given is None else [int(axis) % site.rank() for axis in given]
+    result = site.input(0)
+    zero, one, first = site.const(0, INT64), site.const(1, INT64), site.ints(0)
+    for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        count = joined(site, [length(site, site.input(0), axis)])
+        count = site.op("Squeeze", count, first, dtype=INT64)
+        places = site.op("Range", zero, count, one, dtype=INT64)
+        bounds = (site.cast(site.input(index), INT64) for index in (1, 2))
+        start, end = (site.op("Slice", v, site.ints(k), site.ints(k + 1)) for v in bounds)
+        index = site.op("Slice", places, start, end, first, site.ints(int(step)), dtype=INT64)
+        result = site.op("Gather", result, index, axis=axis)
+    return [result]
 
 
 def _transpose(site: Site) -> list[ir.Value | None] | None:
@@ -197,29 +222,6 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Add", data, added)]
 
 
-def _slice(site: Site) -> list[ir.Value | None] | None:
-    """Gather along the axes with a negative step: the gradient of a flip fails."""
-    steps, axes, rank = site.array(4), site.array(3), site.rank()
-    if steps is None or (steps > 0).all() or site.dtype not in FLOAT_TYPES:
-        return None
-    if axes is None and site.optional(3) is not None:
-        raise Refusal("its step is negative and its axes are computed; use --engine portable")
-    value, zero = site.input(0), site.ints(0)
-    for index, step in enumerate(int(step) for step in steps):
-        axis = index if axes is None else int(axes[index]) % rank
-        place = site.ints(index), site.ints(index + 1), zero
-        bounds = [site.op("Slice", site.input(k), *place, dtype=INT64) for k in (1, 2)]
-        if step > 0:
-            value = site.op("Slice", value, *bounds, site.ints(axis), site.ints(step))
-            continue
-        count = site.op("Squeeze", site.shape_of(value, axis, axis + 1), zero, dtype=INT64)
-        first, by = site.const(0, INT64), site.const(1, INT64)
-        every = site.op("Range", first, count, by, dtype=INT64)
-        read = site.op("Slice", every, *bounds, zero, site.ints(step), dtype=INT64)
-        value = site.op("Gather", value, read, axis=axis)
-    return [value]
-
-
 _FORMS: dict[str, tuple[Rule, str]] = {
     "AveragePool": (
         pool,
@@ -241,6 +243,6 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "ReduceSum": (_sum, "reduces no axis: replaced by Identity; repeated axes named once"),
     "ScatterElements": (_scatter, "written as an addition"),
     "ScatterND": (_scatter, "written as an addition"),
-    "Slice": (_slice, "negative step: written as Gather"),
+    "Slice": (_slice, "negative steps: written as Gather"),
     "Transpose": (_transpose, "perm made explicit"),
 }

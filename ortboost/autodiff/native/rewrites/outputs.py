@@ -50,6 +50,8 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     plain = known_shape(scale) == normalized and (bias is None or known_shape(bias) == normalized)
     if plain and not read and bias is not None and len(site.node.outputs) == 3:
         return None
+    # Its gradient kernel takes scale and bias in the normalized shape alone, and nothing for the
+    # statistics.
     if read or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:
@@ -88,6 +90,7 @@ def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value]:
 def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
     node, ratio, mode = site.node, site.array(1), site.array(2)
     computed = site.optional(2) is not None and mode is None
+    # Without a mode input, a Dropout is in inference mode; without a ratio, that is 0.5.
     off = not computed and (mode is None or not mode.any() or (ratio is not None and ratio == 0))
     if off:
         mask = None

@@ -54,5 +54,5 @@ def _sizes(site: Site, axis: int) -> list[int]:
             "only some of its outputs lead to the loss and its sizes are not fixed; "
             "export with fixed sizes"
         )
-    chunk = -(-length // count)
+    chunk = -(-length // count)  # with num_outputs, the last part may be smaller
     return [chunk] * (count - 1) + [length - chunk * (count - 1)]

@@ -49,8 +49,9 @@ def _average_pool(site: Site) -> list[ir.Value] | None:
     if producer_of(data, "ConstantOfShape") is not None:
         return None  # the image of ones below
     if site.text("auto_pad", "NOTSET") != "NOTSET":
-        raise Refusal("auto_pad could not be converted to pads (see explicit_padding)")
+        return None  # explicit_padding refused it, with the reason
     spatial = range(2, 2 + len(kernel))
+    # Each channel as an image of its own, as a convolution would sum over channels.
     planes = _reshaped(site, data, site.ints(-1, 1), site.shape_of(data, 2))
     window = {
         "kernel_shape": list(kernel),
@@ -63,6 +64,7 @@ def _average_pool(site: Site) -> list[ir.Value] | None:
         window["pads"] = _with_overhang(site.shape(), window)
     ones = site.const(np.ones((1, 1, *kernel)))
     summed = site.op("Conv", planes, ones, **window)
+    # c[o]: the operator gives c[o] times the positions inside for an image of ones.
     if ceil or (any(window["pads"]) and not site.integer("count_include_pad", 0)):
         unit = site.op(
             "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
@@ -96,6 +98,7 @@ def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[
             raise Refusal("with ceil_mode=1 its gradient needs images of a known size")
         stride = window["strides"][axis]
         reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
+        # Room beyond the first window, in which ceil_mode rounds the number of further ones up.
         space = length + pads[axis] + pads[axes + axis] - reach
         windows = -(-space // stride) + 1
         if (windows - 1) * stride >= length + pads[axis]:

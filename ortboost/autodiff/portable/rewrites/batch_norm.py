@@ -46,6 +46,7 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
     result = site.op("BatchNormalization", *inputs, epsilon=epsilon, shape=shape)
     outputs: list[ir.Value | None] = [as_given(site, result, dtype)]
     momentum = site.number("momentum", 0.9)
+    # Not strict: the node may lack the running outputs, which are the last two.
     batch = zip(site.node.outputs[1:], given[3:], stored, (mean, variance), strict=False)
     for output, like, old, new in batch:
         if not is_read(output):

@@ -36,11 +36,12 @@ def name_equal_lengths(model: ir.Model) -> None:
             _meet(node, names, given)
         if node.op_type != "Reshape" or node.inputs[0] is None:
             continue
+        # With one unknown length on each side, the number of elements determines one by the other.
         known = _single(known_shape(node.inputs[0]))
         found = _single(known_shape(node.outputs[0]))
         if known is None or found is None or known[0] is None:
             continue
-        # The number of elements is the same: base * times * known[1] = unknown * found[1].
+        # base * times * known[1] = unknown * found[1]
         base, times = multiples.get(known[0], (known[0], 1))
         factor, rest = divmod(times * known[1], found[1])
         if rest:
@@ -67,6 +68,7 @@ def _meet(node: ir.Node, names: dict[str, str], given: set[str]) -> None:
         return
     last = 2 if node.op_type == "MatMul" else 0
     for place in range(last + 1, len(shape) + 1):
+        # Broadcast lengths are 1 or that of the output, so a single other one is the output's.
         dim, own = shape[-place], set[int | str | None]()  # place: from the end, as broadcasting
         for other in shapes:
             if other is None or (last and len(other) < 2):

@@ -47,6 +47,8 @@ def _body(site: Site) -> onnx.FunctionProto:
     node = site.node
     schema: Any = onnx.defs.get_schema(node.op_type, site.opset)  # its methods have no stubs
     proto = onnx.FunctionProto()
+    # The newest body that is not above the model's opset, or the oldest: the body of an operator
+    # may be given for newer opsets only.
     versions = schema.context_dependent_function_opset_versions
     if schema.has_context_dependent_function and versions:
         version = max(v for v in versions if v <= max(site.opset, min(versions)))
@@ -89,6 +91,7 @@ def _expand(site: Site) -> list[ir.Value | None]:
     for inner in body:
         if any(attribute.type == ir.AttributeType.GRAPH for attribute in inner.attributes.values()):
             raise Refusal(f"its definition has a subgraph ({label(inner)})")
+        # An attribute may refer to one of the node, which is given there or has a default.
         attributes: dict[str, Any] = {}
         for name, attribute in inner.attributes.items():
             if not attribute.is_ref():

@@ -52,6 +52,7 @@ def _layer_norm(site: Site) -> list[ir.Value] | None:
     if plain and len(site.node.outputs) == 3 and x.dtype not in HALF:
         return None
     data = as_float(site, x)
+    # A scale of another shape is multiplied after it; the operator needs one, so it gets ones.
     inputs = [data, _ones(site, data, axis)]
     if plain:
         inputs = [as_float(site, v) for v in (data, scale, bias) if v is not None]

@@ -73,6 +73,7 @@ def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
     if sizes is None or not space or len(space) < len(shape) - 2:
         return False
     windows = math.prod(space)
+    # The pass over the gradient is long enough, and the weight small compared with the gradient.
     return sizes[0] * windows >= 4096 and 3 * math.prod(sizes[1:]) <= 16 * windows
 
 
@@ -89,6 +90,7 @@ def _image_gradient(
     """
     shape = known_shape(w) or (None,)
     outputs, inputs = shape[0], (known_shape(x) or (None, None))[1]
+    # The convolution pads by reach - 1 - pad, which must not be negative.
     reaches = zip((*window.begins, *window.ends), 2 * window.reaches, strict=True)
     simple = set(window.strides) == {1} and all(pad < reach for pad, reach in reaches)
     if not (simple and isinstance(outputs, int) and isinstance(inputs, int)):

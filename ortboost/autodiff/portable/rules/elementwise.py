@@ -48,7 +48,7 @@ def mul(b: Backward) -> Gradients:
 @register("Div")
 def div(b: Backward) -> Gradients:
     """`y = a / c`: `ga = g / c`, `gc = -(g / c) y`."""
-    quotient = b.op("Div", b.gradient(), b.input(1), shape=b.output().shape)
+    quotient = b.op("Div", b.gradient(), b.input(1), shape=b.output().shape)  # for both
     ga = b.sum_to_shape(quotient, b.input(0)) if b.needs_gradient(0) else None
     if not b.needs_gradient(1):
         return [ga, None]
@@ -115,6 +115,7 @@ def pow_(b: Backward) -> Gradients:
     if b.needs_gradient(1):
         power = b.cast(exponent)
         zero = b.const(0.0)
+        # 0^p does not change with p > 0, but log(0) is infinite.
         flat = b.op(
             "And",
             b.op("Equal", base, zero, dtype=ir.DataType.BOOL, shape=base.shape),

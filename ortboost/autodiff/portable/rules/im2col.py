@@ -67,13 +67,14 @@ def weight_gradient(
     channels = (known_shape(x) or ())[1]
     outputs = (known_shape(g) or (None, None))[1]
     if isinstance(channels, int) and groups > 1:
-        if groups == channels == outputs:
+        if groups == channels == outputs:  # other groups: swapped
             return _depthwise(b, x, g, w, window)
     elif isinstance(channels, int):
         taps = math.prod(window.kernel)
         if window.pointwise and _small_product(channels, outputs, g):
             return _pointwise(b, x, g, w)
         width = (known_shape(g) or ())[-1]
+        # Per tap, the product is narrow or small: take a row of taps at once.
         narrow = channels < _WIDE or taps > _TAPS or _little(channels, g)
         if isinstance(width, int) and taps > 1 and channels >= _MIN_CHANNELS and narrow:
             return _rows(b, x, g, w, window, channels, width)
@@ -107,7 +108,7 @@ def _little(channels: int, g: ir.Value) -> bool:
 def _pointwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value) -> ir.Value:
     """`gw = sum_n g[n] x[n]^T`, one product per image."""
     left, right = (_flat_space(b, value, _space(g) or 0) for value in (g, x))
-    transposed = b.op("Transpose", right, perm=[0, 2, 1])  # fused into the product
+    transposed = b.op("Transpose", right, perm=[0, 2, 1])  # the runtime fuses it into the product
     each = b.op("MatMul", left, transposed)  # [N, M, C]
     total = b.op("ReduceSum", each, b.ints(0), keepdims=0)
     return b.op("Reshape", total, b.shape_of(w), shape=w.shape)
@@ -191,6 +192,7 @@ def _taps(
     image = _channels_last(b, x, window)
     steps, axes = _steps(b, g, window), range(1, 1 + window.spatial)
     outputs, space = (known_shape(g) or (None, None))[1], _space(g)
+    # The products of all images, [N, M, C], have to be small compared with the operands.
     if (
         isinstance(outputs, int)
         and space is not None
@@ -236,6 +238,7 @@ def _rows(
     if isinstance(steps, ir.Value):
         steps = b.op("Slice", steps, b.ints(0), b.ints(window.spatial - 1), dtype=_INT64)
     found = []
+    # The taps along the last axis are side by side now: a Slice takes only the other axes.
     for row in np.ndindex(*window.kernel[:-1]):
         seen = _seen(b, wide, row, window, steps, axes) if axes else wide
         found.append(b.op("MatMul", left, b.op("Reshape", seen, b.ints(-1, last * channels))))

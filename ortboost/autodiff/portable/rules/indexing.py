@@ -48,7 +48,7 @@ def gather(b: Backward) -> Gradients:
     `[before, table, after]`.
     """
     x, g, axis = b.input(0), b.gradient(), b.axis("axis", 0)
-    run = _as_run(b, axis)
+    run = _as_run(b, axis)  # no sum is needed where no index repeats
     if run is not None:
         return [run]
     rank, width = b.rank(0), b.rank(1)
@@ -119,6 +119,7 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
         index = b.cast(index, INT64)  # the only type the kernel supports
         hot = b.op("OneHot", index, b.ints(table), one, axis=0, dtype=kind)  # [table, count]
         return b.op("MatMul", hot, updates)
+    # ScatterElements needs an index for each element, not for each slice.
     empty = b.filled(0, joined(b, base), kind)
     column = b.op("Unsqueeze", index, b.ints(1))  # [count, 1]
     full = b.op("Expand", column, b.shape_of(updates))
@@ -158,6 +159,7 @@ def as_rows(
     negative = b.op("Less", index, b.ints(0), dtype=ir.DataType.BOOL)
     counted = b.op("Add", index, joined(b, picked))  # from the end
     index = b.op("Where", negative, counted, index, dtype=INT64)
+    # Row-major: the place along an axis counts the product of the lengths after it.
     strides = joined(b, [product(b, picked[place + 1 :]) for place in range(depth)])
     flat = b.op("ReduceSum", b.op("Mul", index, strides), b.ints(-1), keepdims=0, dtype=INT64)
     if batch:  # add the index of the first row of each entry of the batch
@@ -209,6 +211,7 @@ def scatter(b: Backward) -> Gradients:
     gx, gu = None, None
     if b.needs_gradient(0):
         gx = g
+        # With addition, every element of x stays in y.
         if b.text("reduction", "none") == "none":
             nothing = zeros(b, b.input(2), b.dtype)
             gx = b.op(op_type, g, index, nothing, shape=b.input(0).shape, **options)

@@ -84,6 +84,7 @@ def _factor(b: Backward) -> ir.Value:
     """The factor of the gradient of the scores, `[N, 1, d...]` or a scalar."""
     g, reduction = b.gradient(0), b.text("reduction", "mean")
     weights = _weights(b)
+    # Without weights, a sum or mean has one factor for all labels.
     if weights is None:
         if reduction == "none":
             return b.op("Unsqueeze", g, b.ints(1))
@@ -112,6 +113,7 @@ def _ignored(b: Site) -> ir.Value | None:
     """Mask of ignored labels, `[N, d...]`; ``None`` if there is no ``ignore_index``."""
     if b.node.attributes.get("ignore_index") is None:
         return None
+    # Labels, weights and factor all need it: one node.
     mark = b.builder.const(b.integer("ignore_index", -1), b.input(1).dtype or _INT64)
     return b.builder.shared(
         ("ignored", id(b.node)),
@@ -161,6 +163,7 @@ def _picked(site: Site, log_p: ir.Value) -> ir.Value:
     weights, reduction = _weights(site), site.text("reduction", "mean")
     if weights is not None:
         losses = site.op("Mul", losses, weights)
+        # The product is NaN where the score of class 0, read for an ignored label, is infinite.
         ignored = _ignored(site)
         if ignored is not None:
             losses = site.op("Where", ignored, site.const(0.0), losses, dtype=site.dtype)

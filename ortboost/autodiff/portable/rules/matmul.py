@@ -56,7 +56,7 @@ def matmul(b: Backward) -> Gradients:
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     ranks = (b.rank(0), b.rank(1))
-    if ranks[1] == 2 and ranks[0] >= 2:
+    if ranks[1] == 2 and ranks[0] >= 2:  # a linear layer: no sum over the batch afterwards
         return _one_matrix(b)
     shapes = [list(known_shape(value) or ()) for value in (left, right)]
     gone = []
@@ -77,7 +77,7 @@ def matmul(b: Backward) -> Gradients:
             grown = b.op("MatMul", g, _transposed(b, right, max(ranks[1], 2)))
         else:
             grown = b.op("MatMul", _transposed(b, left, max(ranks[0], 2)), g)
-        grown.shape = _batched(b, own, grown)
+        grown.shape = _batched(b, own, grown)  # without it, the sum would be found at run time
         summed = b.sum_to_shape(grown, own)
         given = b.input(index)
         grads.append(summed if own is given else reshape_like(b, summed, given))

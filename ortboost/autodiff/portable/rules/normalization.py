@@ -50,7 +50,8 @@ def batch_norm(b: Backward) -> Gradients:
     through = batch_centered(b.node) is not None
     if not through:  # the search is long: not for every batch normalization of a deep network
         nodes = ancestors([mean, variance])
-        if {v.name for node in nodes for v in node.inputs if v is not None} & b.active:
+        sources = [mean, variance, *(v for node in nodes for v in node.inputs if v is not None)]
+        if {value.name for value in sources} & b.active:
             # their gradient would be lost without a word
             raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
     grads: list[ir.Value | None] = [None] * 5
@@ -64,6 +65,7 @@ def batch_norm(b: Backward) -> Gradients:
         return b.op("BatchNormalization", *inputs, epsilon=epsilon, shape=shape)
 
     axes = b.ints(0, *range(2, b.rank()))
+    # The gradient of the data needs both sums, whether or not scale and bias are trained.
     needs_moment = b.needs_gradient(1) or (through and b.needs_gradient(0))
     if b.needs_gradient(2) or needs_moment:
         grads[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)

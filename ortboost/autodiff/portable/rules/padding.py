@@ -36,7 +36,7 @@ def pad(b: Backward) -> Gradients:
         return [_cut(b)]
     rank, given, pads = b.rank(), b.array(3), b.array(1)
     axes = list(range(rank)) if given is None else [int(a) % rank for a in given.reshape(-1)]
-    sizes = [length(b, b.output(), axis) for axis in range(rank)]  # of g
+    sizes = [length(b, b.output(), axis) for axis in range(rank)]  # of g, while it shrinks
     for k, axis in enumerate(axes):
         margins = None if pads is None else (int(pads[k]), int(pads[k + len(axes)]))
         if margins == (0, 0):
@@ -55,6 +55,7 @@ def _cut(b: Backward) -> ir.Value:
     x, g, pads, axes = b.input(0), b.gradient(), b.array(1), b.optional(3)
     known = [] if pads is None else [int(margin) for margin in pads.reshape(-1)]
     half = len(known) // 2
+    # What negative pads cut off gets zeros: a Pad does both. A Slice only cuts.
     if pads is None or min(known, default=0) < 0:
         inverse = b.op("Neg", b.input(1)) if pads is None else b.ints(*(-m for m in known))
         return b.op("Pad", g, inverse, None, axes, shape=x.shape)

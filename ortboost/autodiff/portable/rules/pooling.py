@@ -38,12 +38,14 @@ def max_pool(b: Backward) -> Gradients:
     """
     g, x = b.gradient(), b.input(0)
     flat = b.ints(-1)
-    values = b.op("Reshape", g, flat)  # added, since windows may overlap
+    values = b.op("Reshape", g, flat)
     size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
     zeros = b.filled(0, size)
     b.node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
     indices = b.extra_output(1, _INT64, b.output().shape)
     indices = b.op("Reshape", indices, flat)
+    # Added, not written: windows may overlap. For a window of NaN alone, onnxruntime 1.19 gives -1,
+    # which counts from the end: it does not write out of bounds as MaxPoolGrad does.
     added = b.op("ScatterElements", zeros, indices, values, axis=0, reduction="add")
     return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
 
@@ -172,6 +174,7 @@ def global_average_pool(b: Backward) -> Gradients:
 def global_max_pool(b: Backward) -> Gradients:
     r"""The gradient goes to the first maximum of each channel."""
     g, x = b.gradient(), b.input(0)
+    # A comparison of positions, not of values: of equal maxima, only the first gets the gradient.
     flat = b.op("Flatten", x, axis=2)  # [N C, S]
     first = b.op("ArgMax", flat, axis=1, keepdims=1, dtype=_INT64)  # [N C, 1]
     length = b.op("Squeeze", b.shape_of(flat, 1, 2), dtype=_INT64)

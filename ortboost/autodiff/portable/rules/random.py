@@ -28,7 +28,7 @@ def dropout(b: Backward) -> Gradients:
     if fixed_ratio is not None:
         scale = b.const(1.0 / (1.0 - float(fixed_ratio)))
     else:
-        assert ratio is not None
+        assert ratio is not None  # else fixed_ratio is 0.5
         same = b.cast(ratio)
         scale = b.op("Reciprocal", b.op("Sub", b.const(1.0), same, shape=ratio.shape))
     if fixed_mode is None:

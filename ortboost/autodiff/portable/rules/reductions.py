@@ -41,7 +41,7 @@ def kept(b: Backward, value: ir.Value) -> ir.Value:
     if b.integer("keepdims", 1):
         return value
     axes = reduced_axes(b)
-    if _all_axes(b) or axes == ():
+    if _all_axes(b) or axes == ():  # a scalar, which broadcasts, or not reduced
         return value
     if axes is not None:
         return b.op("Unsqueeze", value, b.ints(*axes), shape=kept_dims(b))
@@ -178,7 +178,7 @@ def _prod(b: Backward) -> ir.Value:
     is_zero = equal(x, zero)
     ones = b.cast(is_zero)
     zeros = b.op("ReduceSum", ones, axes, shape=b.output().shape, **options)
-    factors = _op_where(b, is_zero, one, x)
+    factors = _op_where(b, is_zero, one, x)  # also divisors that are never 0
     product = b.op("ReduceProd", factors, axes, shape=b.output().shape, **options)
     scaled = b.op("Mul", b.gradient(), product, shape=b.output().shape)
 

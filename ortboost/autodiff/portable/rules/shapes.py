@@ -62,6 +62,7 @@ def concat(b: Backward) -> Gradients:
         for i, part in enumerate(parts):
             part.shape = b.input(i).shape
         return parts
+    # A Split would copy the parts of frozen inputs, too.
     grads: list[ir.Value | None] = []
     start: Size = 0
     for i, size in enumerate(sizes):
@@ -105,7 +106,7 @@ def tile(b: Backward) -> Gradients:
     interleaved: list[Size] = []
     axes: list[int] = []
     for axis in range(rank):
-        if repeats is not None and int(repeats[axis]) == 1:
+        if repeats is not None and int(repeats[axis]) == 1:  # no axis of its own to sum over
             interleaved.append(length(b, x, axis))
             continue
         if repeats is None:

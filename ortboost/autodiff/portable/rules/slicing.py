@@ -52,6 +52,7 @@ def slice_(b: Backward) -> Gradients:
     axes = _axes(b, 3, count if given is None else int(np.size(given)))
     starts = b.array(1)
     margins: dict[int, tuple[Size, Size]] = {}
+    # Each axis on its own: g becomes the part of x from its lowest to its highest taken index.
     for k, axis in enumerate(axes):
         step = 1 if steps is None else int(steps.reshape(-1)[k])
         taken = _size_of(b, g, axis)
@@ -75,6 +76,7 @@ def slice_(b: Backward) -> Gradients:
 
 
 def _size_of(b: Backward, value: ir.Value, axis: int) -> Size:
+    # A gradient may have no shape of its own, but it has that of the output.
     if value is b.gradient() and known_shape(value) is None:
         return length(b, b.output(), axis)
     return length(b, value, axis)

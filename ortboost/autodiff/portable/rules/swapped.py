@@ -40,6 +40,7 @@ def swapped(
         some = b.op("Greater", b.op("Size", x, dtype=_INT64), b.const(0, _INT64), dtype=_BOOL)
         found = b.op("Where", some, found, b.const(0.0), dtype=b.dtype)
     transposed = b.op("Transpose", found, perm=order)
+    # Positions that no window covers make extra taps if they are as many as the dilation.
     lengths = (known_shape(x) or ())[2:]
     rests = [window.rest(axis, length) for axis, length in enumerate(lengths)]
     if all(r is not None and r < d for r, d in zip(rests, window.dilations, strict=True)):

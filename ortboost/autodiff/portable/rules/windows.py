@@ -162,6 +162,7 @@ def transposed_conv(
     exact = all(rest is not None for rest in rests) and not overhang
     if overhang:  # without padding at the end, the crop removes what windows see beyond it
         window, rests = replace(window, ends=(0,) * window.spatial), [None] * window.spatial
+    # The most that ConvTranspose allows is one less than the stride.
     extra = [s - 1 if r is None else r for s, r in zip(window.strides, rests, strict=True)]
     back = site.op(
         "ConvTranspose",

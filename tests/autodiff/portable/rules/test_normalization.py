@@ -200,6 +200,17 @@ def test_statistics_that_are_computed_from_the_data_are_refused():
     differentiate(model, "loss", ["s"], "portable")  # they have none in this case
 
 
+def test_a_trained_mean_is_refused():
+    """Its other use, in the square, has a gradient: the sum of both would lack a part."""
+    model = graph(
+        """g (float[4,3] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float loss) {
+          y = BatchNormalization(x, s, b, m, v) q = Mul(m, m) t = Add(y, q)
+          loss = ReduceMean<keepdims = 0>(t) }"""
+    )
+    with pytest.raises(ModelError, match="statistics depend on trained values"):
+        differentiate(model, "loss", ["m"], "portable")
+
+
 @pytest.mark.parametrize("squares", ["Mul(d, d)", "Mul(c, d)"])
 def test_other_statistics_of_the_input_are_refused(squares):
     """Variance around another center: not the form for which the rule includes their gradient."""
