@@ -45,7 +45,7 @@ from ortboost.graph.query import (
     known_shape,
     static_shape,
 )
-from ortboost.graph.reach import ancestors, find_value, values_read
+from ortboost.graph.reach import ancestors, values_by_name, values_read
 
 __all__ = ["Recompute"]
 
@@ -97,8 +97,8 @@ class Recompute(Boost):
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Make the backward pass read copies of the segments."""
-        found = (find_value(graph.model.graph, name) for name in graph.memory[self.name])
-        checkpoints = [value for value in found if value is not None]
+        values = values_by_name(graph.model.graph)
+        checkpoints = [values[name] for name in graph.memory[self.name] if name in values]
         if checkpoints:
             _Rewrite(graph, checkpoints).run()
 

@@ -47,7 +47,7 @@ from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape
-from ortboost.graph.reach import find_value
+from ortboost.graph.reach import values_by_name
 
 __all__ = ["Thor"]
 
@@ -166,17 +166,18 @@ class Thor(UpdateSplitter):
                 plain[layer.weight] = "MindSpore has factors only for plain 2-d convolutions"
         graph.memory[self.name] = layers
         report = Report("thor", kept=plain)
+        values = values_by_name(graph.model.graph)
         for layer in layers:
-            output = find_value(graph.model.graph, layer.output)
+            output = values.get(layer.output)
             kept = 1 + bool(self.factor_decay) + (graph.window > 1)
             cost = layer_cost(layer, self._sides, kept, output)
             report.changed[layer.weight] = cost_words(cost)
             report.table[layer.weight] = cost
-        objective = find_value(graph.model.graph, graph.objective)
+        objective = values.get(graph.objective)
         if objective is not None and layers:
             found = loss_terms(objective)
             graph.memory["thor.mean"] = found.mean
-            data = find_value(graph.model.graph, graph.prediction)
+            data = values.get(graph.prediction)
             if data is None or not known_shape(data):
                 data = graph.model.graph.inputs[0]
             report.notes.append(count_terms(graph.model, found, data, self.batch_size))

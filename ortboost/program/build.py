@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes import common
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine, gradient_name
@@ -26,8 +25,9 @@ from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import is_random
-from ortboost.graph.reach import find_value
+from ortboost.graph.query import all_nodes, is_random, is_read
+from ortboost.graph.reach import values_by_name
+from ortboost.graph.rewriting import remove_unused
 from ortboost.graph.source import source_name
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
@@ -112,7 +112,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         check_rewritten(model, f"{boost.name}, rewrite_decomposed")
     # Outputs from here on, so that no rewrite removes the next statistics as unused.
     raw = set(raw_next.values())
-    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
+    kept = _values(model, loss.loss, loss.prediction)
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     found += [*splitting, *engine.prepare(model)]
@@ -229,7 +229,7 @@ def _scale_loss(graph: GraphContext, config: ProgramConfig) -> dict[str, NDArray
     start = scaler.start()
     scale = ir.val(names.SCALE, ir.DataType.FLOAT, start.shape)
     graph.model.graph.inputs.append(scale)
-    _value(graph.model, graph.objective)  # raises if a rewrite lost the loss
+    _values(graph.model, graph.objective)  # raises if a rewrite lost the loss
     scaler.scale_loss(graph, scale)
     return {names.SCALE: start}
 
@@ -339,7 +339,7 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
     # An engine keeps only outputs: make what boosts want to see one, for this differentiation.
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}
-    model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)
+    model.graph.outputs.extend(_values(model, *(name for name in kept if name not in present)))
     try:
         objective = plan.graph.objective
         return plan.engine.differentiate(model, objective, list(requested), prepared=True)
@@ -373,7 +373,10 @@ def _close(
     ]
     inputs = {value.name: value for value in step.graph.inputs}
     step.graph.outputs[:] = [*shown, *(parts.next_of[e.name] for e in entries if e.next)]
-    common.RemoveUnusedNodesPass()(step)  # the scaled loss, and values kept only for their names
+    remove_unused(*all_nodes(step.graph))  # the scaled loss, and values kept only for their names
+    for name, value in list(step.graph.initializers.items()):
+        if not is_read(value):
+            del step.graph.initializers[name]
     step.graph.inputs[:] = [
         *(inputs[spec.name] for spec in batch),
         *parts.hyper,
@@ -384,7 +387,7 @@ def _close(
         hyper=tuple(TensorSpec.of(value) for value in parts.hyper),
         state=tuple(entries),
         outputs=tuple(TensorSpec.of(value) for value in shown),
-        randomness=any(map(is_random, step.graph.all_nodes())),
+        randomness=any(map(is_random, all_nodes(step.graph))),
     )
 
 
@@ -435,12 +438,13 @@ def _metrics(
     return [accuracy]
 
 
-def _value(model: ir.Model, name: str) -> ir.Value:
-    value = find_value(model.graph, name)
-    if value is None:
-        raise ModelError(
-            f"The tensor '{name}' was lost during the conversion.",
-            where=source_name(model),
-            fix="Please report this.",
-        )
-    return value
+def _values(model: ir.Model, *names: str) -> list[ir.Value]:
+    made = values_by_name(model.graph)
+    for name in names:
+        if name not in made:
+            raise ModelError(
+                f"The tensor '{name}' was lost during the conversion.",
+                where=source_name(model),
+                fix="Please report this.",
+            )
+    return [made[name] for name in names]
