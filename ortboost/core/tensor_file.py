@@ -172,7 +172,7 @@ def form_of(
     """Shape and dtype of one of several tensors, without reading it from a file or a device."""
     if isinstance(tensors, Overlay):
         return form_of(tensors.holder(name), name)
-    if isinstance(tensors, _WithForms):
+    if not isinstance(tensors, dict) and isinstance(tensors, _WithForms):  # a slow question
         return tensors.form(name)
     return tuple(tensors[name].shape), tensors[name].dtype
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from ortboost.core.errors import ModelError
-from ortboost.graph.query import find_schema
+from ortboost.graph.query import all_graphs, all_nodes, find_schema
 
 __all__ = ["Builder", "all_names", "detach", "free_name", "replace_node"]
 
@@ -24,7 +24,7 @@ __all__ = ["Builder", "all_names", "detach", "free_name", "replace_node"]
 def all_names(graph: ir.Graph) -> set[str]:
     """Names of every value and node in ``graph`` and its subgraphs."""
     names: set[str | None] = set()
-    for inner in (graph, *graph.subgraphs()):
+    for inner in all_graphs(graph):
         names.update(value.name for value in inner.inputs)
         names.update(inner.initializers)
         for node in inner:
@@ -229,7 +229,7 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
         )
     builder: Builder | None = None
     # Nothing outside the file refers to the other values: they may change their names.
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         for output in node.outputs:
             if output.name == name and output is not owner:
                 builder = builder or Builder(graph, "ortboost")

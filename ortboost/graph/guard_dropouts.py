@@ -14,7 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import constant, input_at, is_read, is_standard
+from ortboost.graph.query import all_nodes, constant, input_at, is_read, is_standard
 
 __all__ = ["guard_dropouts"]
 
@@ -29,7 +29,7 @@ def guard_dropouts(model: ir.Model) -> Report:
         The report.
     """
     report = Report("guard_dropouts")
-    for node in list(model.graph.all_nodes()):
+    for node in list(all_nodes(model.graph)):
         if not is_standard(node, "Dropout") or not _trains(node):
             continue
         if len(node.outputs) == 2 and is_read(node.outputs[1]):

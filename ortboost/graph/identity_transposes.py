@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import is_read
+from ortboost.graph.query import all_nodes, is_read
 
 __all__ = ["bypass_identity_transposes"]
 
@@ -22,7 +22,7 @@ def bypass_identity_transposes(model: ir.Model) -> Report:
         A report of the bypassed nodes; a node that computes a graph output is kept.
     """
     report = Report("bypass_identity_transposes")
-    for node in list(model.graph.all_nodes()):
+    for node in list(all_nodes(model.graph)):
         perm = node.attributes.get_ints("perm", ()) if node.op_type == "Transpose" else ()
         source = node.inputs[0] if perm else None
         if source is None or list(perm) != list(range(len(perm))):

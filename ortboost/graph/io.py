@@ -22,7 +22,7 @@ from ortboost.core.errors import FileError, ModelError, OrtBoostError
 from ortboost.core.files import put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind
 from ortboost.graph.input_config import dimension_name
-from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.query import all_graphs, all_tensors, known_shape
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
@@ -123,7 +123,7 @@ def _finished(model: ir.Model) -> ir.Model:
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     # Equal names imply equal lengths: a name like "?" must not stay on two dimensions.
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
             shape = known_shape(value)
@@ -178,7 +178,7 @@ def save_model(
                 if proto is None or external:
                     ir.save(model, scratch / target.name, external_data=data if external else None)
                 else:
-                    onnx.save(proto, scratch / target.name)
+                    (scratch / target.name).write_bytes(proto.SerializeToString())
                 _write_map_types(model, scratch / target.name)
             finally:
                 for value, tensor in kept:

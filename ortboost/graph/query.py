@@ -15,6 +15,8 @@ __all__ = [
     "FLOAT_TYPES",
     "RANDOM_OPERATORS",
     "ROLE_MARK",
+    "all_graphs",
+    "all_nodes",
     "all_tensors",
     "constant",
     "count_operators",
@@ -59,9 +61,28 @@ def is_random(node: ir.Node) -> bool:
     return node.op_type in RANDOM_OPERATORS or node.op_type == "Dropout"
 
 
+def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """A graph and all its subgraphs, in half the time of :meth:`onnx_ir.Graph.subgraphs`."""
+    yield graph
+    for node in graph:
+        for inner in subgraphs(node):
+            yield from all_graphs(inner)
+
+
+def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph, each before those of its subgraphs.
+
+    They come in the order of :meth:`onnx_ir.Graph.all_nodes`, in half the time.
+    """
+    for node in graph:
+        yield node
+        for inner in subgraphs(node):
+            yield from all_nodes(inner)
+
+
 def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
     """Every initializer of the model and its subgraphs, with its tensor."""
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value, value.const_value
@@ -143,7 +164,7 @@ def find_schema(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSch
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """The graphs in the attributes of a node (If, Loop, Scan), in the order of the attributes."""
-    for attribute in node.attributes.values():
+    for attribute in node.attributes.data.values():  # without UserDict's slow views
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
@@ -242,7 +263,7 @@ def scalar(value: ir.Value | None) -> float | None:
 def count_operators(model: ir.Model) -> dict[str, int]:
     """Number of nodes by operator, subgraphs included; other domains as ``domain::operator``."""
     counts: dict[str, int] = {}
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         counts[name] = counts.get(name, 0) + 1
     return counts

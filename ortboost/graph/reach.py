@@ -99,7 +99,9 @@ def dropped_detaches(graph: ir.Graph) -> set[str]:
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
     """The value of the main graph with this name, if there is one."""
-    return values_by_name(graph).get(name)
+    found = graph.initializers.get(name)
+    made = (output for node in graph for output in node.outputs)
+    return found or next((value for value in (*graph.inputs, *made) if value.name == name), None)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:

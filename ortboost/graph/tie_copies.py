@@ -109,7 +109,7 @@ class _Index:
     def alike(self, value: ir.Value) -> list[ir.Value]:
         """The tensors that begin as this one, or as its transposition."""
         array = _array(value)
-        keys = dict.fromkeys([_key(array), _key(array.T)])
+        keys = dict.fromkeys(map(_key, [array, array.T] if array.ndim > 1 else [array]))
         return [other for key in keys if key is not None for other in self._found.get(key, ())]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes import common
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine, gradient_name
@@ -26,8 +25,9 @@ from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import is_random
+from ortboost.graph.query import all_nodes, is_random, is_read
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.rewriting import remove_unused
 from ortboost.graph.source import source_name
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
@@ -380,7 +380,10 @@ def _close(
     ]
     inputs = {value.name: value for value in step.graph.inputs}
     step.graph.outputs[:] = [*shown, *(parts.next_of[e.name] for e in entries if e.next)]
-    common.RemoveUnusedNodesPass()(step)  # the scaled loss, and values kept only for their names
+    remove_unused(*all_nodes(step.graph))  # the scaled loss, and values kept only for their names
+    for name, value in list(step.graph.initializers.items()):
+        if not is_read(value):
+            del step.graph.initializers[name]
     step.graph.inputs[:] = [
         *(inputs[spec.name] for spec in batch),
         *parts.hyper,
@@ -391,7 +394,7 @@ def _close(
         hyper=tuple(TensorSpec.of(value) for value in parts.hyper),
         state=tuple(entries),
         outputs=tuple(TensorSpec.of(value) for value in shown),
-        randomness=any(map(is_random, step.graph.all_nodes())),
+        randomness=any(map(is_random, all_nodes(step.graph))),
     )
 
 

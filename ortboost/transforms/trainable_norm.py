@@ -254,7 +254,8 @@ def _add_statistics(
         # the caller's arrays. Therefore the inputs become temporaries; with momentum 0 their
         # values have no effect.
         if old is not None:
-            unused = builder.op("Mul", old, builder.const(0.5, old.dtype or ir.DataType.FLOAT))
+            half = builder.const(0.5, old.dtype or ir.DataType.FLOAT)
+            unused = builder.op("Mul", old, half, shape=old.shape)
             node.replace_input_with(3 + index, unused)
     model.graph.insert_before(node, builder.take())
     following = []
@@ -265,7 +266,7 @@ def _add_statistics(
             batch.name = builder.unique(f"{OWN_PREFIX}{label(node)}/{kind}")
         batch.type, batch.shape = old.type, old.shape
         dtype = old.dtype or ir.DataType.FLOAT
-        kept = builder.op("Mul", old, builder.const(momentum, dtype))
+        kept = builder.op("Mul", old, builder.const(momentum, dtype), shape=old.shape)
         weight = builder.const(1.0 - momentum, dtype)
         if kind == "var" and running_variance == "unbiased":
             key = (_element_count(node), momentum, dtype)
@@ -273,7 +274,8 @@ def _add_statistics(
             if key[0] is None or key not in factors:
                 factors[key] = _unbiased(node, old, 1.0 - momentum, builder, dtype)
             weight = factors[key]
-        new = builder.op("Add", kept, builder.op("Mul", batch, weight), shape=old.shape)
+        share = builder.op("Mul", batch, weight, shape=old.shape)
+        new = builder.op("Add", kept, share, shape=old.shape)
         following.append(new)
     model.graph.insert_after(node, builder.take())
     return following[0], following[1]
@@ -306,10 +308,11 @@ def _unbiased(
     int64 = ir.DataType.INT64
     # The same at run time; a statistic has one element per channel.
     size, channels = (builder.op("Size", v, dtype=int64, shape=[]) for v in (data, like))
-    number = builder.cast(builder.op("Div", size, channels), dtype)
-    less_one = builder.op("Sub", number, builder.const(1, dtype))
-    divisor = builder.op("Max", less_one, builder.const(1, dtype))
-    return builder.op("Div", builder.op("Mul", number, builder.const(weight, dtype)), divisor)
+    number = builder.cast(builder.op("Div", size, channels, shape=[]), dtype)
+    less_one = builder.op("Sub", number, builder.const(1, dtype), shape=[])
+    divisor = builder.op("Max", less_one, builder.const(1, dtype), shape=[])
+    scaled = builder.op("Mul", number, builder.const(weight, dtype), shape=[])
+    return builder.op("Div", scaled, divisor, shape=[])
 
 
 def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: Report) -> None:

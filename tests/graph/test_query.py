@@ -5,6 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.graph.query import (
+    all_graphs,
+    all_nodes,
     all_tensors,
     has_subgraph,
     known_shape,
@@ -40,6 +42,28 @@ def test_the_subgraphs_of_a_node():
     assert has_subgraph(branch)
     (node,) = next(subgraphs(branch))
     assert not has_subgraph(node)
+
+
+def test_nodes_and_graphs_are_those_of_onnx_ir_in_its_order():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (bool c, float[N] x) => (float[N] y) {
+          a = Neg(x)
+          b = If(c) <
+            then_branch = outer () => (float[N] t) {
+              s = Exp(a)
+              t = If(c) <
+                then_branch = inner () => (float[N] u) { u = Abs(s) },
+                else_branch = empty () => (s) {} > },
+            else_branch = other () => (float[N] e) { e = Sqrt(a) } >
+          y = Relu(b)
+        }"""
+    )
+    graph = model.graph
+    assert list(all_nodes(graph)) == list(graph.all_nodes())
+    assert [node.op_type for node in all_nodes(graph)] == "Neg If Exp If Abs Sqrt Relu".split()
+    assert [g.name for g in all_graphs(graph)] == ["net", "outer", "inner", "empty", "other"]
+    assert list(all_graphs(graph)) == [graph, *graph.subgraphs()]
 
 
 def test_the_source_before_a_chain():

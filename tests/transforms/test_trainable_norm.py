@@ -7,6 +7,7 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate
 from ortboost.core.errors import ModelError
+from ortboost.graph.query import known_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.inference_norm import to_inference
@@ -277,3 +278,15 @@ def test_layers_of_one_size_share_the_correction_of_the_variance():
     to_training(model)
     sizes = [node for node in model.graph if node.op_type == "Size"]
     assert len(sizes) == 4  # elements and channels, for 4 x 4 and for 2 x 2
+
+
+@pytest.mark.parametrize("variance", ["unbiased", "onnx"])
+def test_nothing_is_left_to_infer(variance):
+    model = model_of(ONE)
+    to_training(model, running_variance=variance)
+    values = [output for node in model.graph for output in node.outputs]
+    assert len(values) > 8
+    assert [v.name for v in values if v.type is None or v.shape is None] == []
+    given = {value.name: known_shape(value) for value in values}
+    infer_shapes(model)
+    assert {value.name: known_shape(value) for value in values} == given
