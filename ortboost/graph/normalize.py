@@ -16,6 +16,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.bodies import own_outputs
 from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
@@ -81,7 +82,8 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         reports.append(report)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _make_axes_vectors(model)
-    _separate_outputs(model)
+    for body in model.graph.subgraphs():
+        own_outputs(body)
     name_nodes(model)
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
@@ -288,20 +290,6 @@ def _make_axes_vectors(model: ir.Model) -> None:
         axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
-
-
-def _separate_outputs(model: ir.Model) -> None:
-    """Copy a value that is several outputs of a subgraph.
-
-    onnxruntime returns other numbers for the first of them (seen in 1.19.2 and 1.31.1).
-    """
-    for graph in model.graph.subgraphs():
-        for index, value in enumerate(graph.outputs):
-            if value in graph.outputs[:index]:
-                copy = ir.node("Identity", [value])
-                copy.outputs[0].name, copy.outputs[0].type = f"{value.name}/{index}", value.type
-                graph.append(copy)
-                graph.outputs[index] = copy.outputs[0]
 
 
 def _compare_as_int32(model: ir.Model) -> None:
