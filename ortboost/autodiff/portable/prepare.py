@@ -21,7 +21,7 @@ from ortboost.autodiff.portable.rewrites.bodies import (
 from ortboost.autodiff.portable.rewrites.dimensions import name_equal_lengths
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
 from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
-from ortboost.autodiff.portable.rewrites.recurrent import unrolled
+from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
 
@@ -29,7 +29,7 @@ __all__ = ["REWRITES", "prepare"]
 
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,
-    unrolled,
+    recurrent_to_scan,
     capture_unchanged_states,
     exact_scatter,
     explicit_padding,

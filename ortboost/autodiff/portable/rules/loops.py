@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
@@ -171,6 +172,14 @@ def _take_products(body: ir.Graph, captured: Mapping[str, ir.Value]) -> list[_Pr
 def _weight_gradient(b: Backward, product: _Product, left: ir.Value, right: ir.Value) -> ir.Value:
     """`sum_t a_t^T dz_t` as one product of the stacked tensors, `[T, ..., k]` and `[T, ..., n]`."""
     rows, columns = static_shape(product.weight) or ()
-    a = b.op("Reshape", left, b.ints(-1, rows), shape=[None, rows])
-    dz = b.op("Reshape", right, b.ints(-1, columns), shape=[None, columns])
+    a, dz = _as_rows(b, left, rows), _as_rows(b, right, columns)
     return b.op("Gemm", a, dz, transA=1, shape=[rows, columns])
+
+
+def _as_rows(b: Backward, stacked: ir.Value, length: int) -> ir.Value:
+    rows = b.op("Reshape", stacked, b.ints(-1, length), shape=[None, length])
+    if b.node.op_type == "Scan":
+        return rows
+    # A Loop may run no step, and onnxruntime 1.19 has no product over no rows.
+    zeros = b.const(np.zeros((1, length)), stacked.dtype or b.dtype)
+    return b.op("Concat", zeros, rows, axis=0, shape=[None, length])
