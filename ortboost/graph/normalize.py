@@ -16,6 +16,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.bodies import own_outputs
 from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
@@ -89,7 +90,8 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         # The converter writes new Constant nodes, for example for axes that were attributes.
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _make_axes_vectors(model)
-    _separate_outputs(model)
+    for body in model.graph.subgraphs():
+        own_outputs(body)
 
     # One name for each node and value, also across subgraphs: reports and states refer to them.
     name_nodes(model)
@@ -332,20 +334,6 @@ def _state_channels(model: ir.Model) -> None:
             if dims and weight and isinstance(weight[1], int) and not isinstance(dims[1], int):
                 channels = weight[1] * node.attributes.get_int("group", 1)
                 value.shape = ir.Shape((dims[0], channels, *dims[2:]))
-
-
-def _separate_outputs(model: ir.Model) -> None:
-    """Copy a value that is several outputs of a subgraph.
-
-    onnxruntime returns other numbers for the first of them (seen in 1.19.2 and 1.31.1).
-    """
-    for graph in model.graph.subgraphs():
-        for index, value in enumerate(graph.outputs):
-            if value in graph.outputs[:index]:
-                copy = ir.node("Identity", [value])
-                copy.outputs[0].name, copy.outputs[0].type = f"{value.name}/{index}", value.type
-                graph.append(copy)
-                graph.outputs[index] = copy.outputs[0]
 
 
 def _compare_as_int32(model: ir.Model) -> None:

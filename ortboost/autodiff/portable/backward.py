@@ -61,9 +61,17 @@ class Backward(Site):
         found = self.gradients[index]
         if found is not None:
             return found
-        output = self.output(index)
-        dtype = output.dtype or self.dtype
-        return self.op("Expand", self.const(0.0, dtype), self.shape_of(output), shape=output.shape)
+        return self.zeros_like(self.output(index))
+
+    def zeros_like(self, value: ir.Value) -> ir.Value:
+        """Zeros of the type and shape of a value."""
+        zero = self.const(0.0, value.dtype or self.dtype)
+        return self.op("Expand", zero, self.shape_of(value), shape=value.shape)
+
+    def value_like(self, value: ir.Value, name: str) -> ir.Value:
+        """A new value of the type and shape of another, for example an input of a body."""
+        name = self.builder.unique(f"{self.builder.prefix}/{name}")
+        return ir.Value(name=name, type=value.type, shape=value.shape)
 
     def output(self, index: int = 0) -> ir.Value:
         """An output of the forward node."""

@@ -9,14 +9,19 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.engine import run_rewrites
+from ortboost.autodiff.decompose import decompose
+from ortboost.autodiff.engine import get_engine, run_rewrites
 from ortboost.autodiff.padding import explicit_padding
 from ortboost.autodiff.portable.lower import empty_reductions
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
+from ortboost.autodiff.portable.rewrites.bodies import (
+    capture_unchanged_states,
+    prepare_bodies,
+)
 from ortboost.autodiff.portable.rewrites.dimensions import name_equal_lengths
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
 from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
-from ortboost.autodiff.portable.rewrites.recurrent import unrolled
+from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
 
@@ -25,7 +30,8 @@ __all__ = ["REWRITES", "prepare"]
 # In this order: what one writes may contain operators of those after it, not before it.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,
-    unrolled,
+    recurrent_to_scan,
+    capture_unchanged_states,
     exact_scatter,
     explicit_padding,
     empty_reductions,
@@ -35,7 +41,19 @@ REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
 
 
 def prepare(model: ir.Model) -> list[Report]:
-    """Run all rewrites in order; return the reports of those that changed or refused a node."""
+    """Run all rewrites in order, also in the bodies of If, Loop and Scan.
+
+    Returns:
+        The reports of the rewrites that changed or refused a node.
+    """
     reports = run_rewrites(model, REWRITES)
+    bodies = prepare_bodies(model, _decompose_and_prepare)
     name_equal_lengths(model)  # last: it reads the shapes of what was written
-    return reports
+    return [*reports, bodies] if bodies.modified else reports
+
+
+def _decompose_and_prepare(body: ir.Model) -> bool:
+    """Rewrite a body; whether it changed. Its nodes are not decomposed yet, as others are."""
+    wrt, results = ([v.name or "" for v in vs] for vs in (body.graph.inputs, body.graph.outputs))
+    decomposed = decompose(body, wrt=wrt, loss=results, engine=get_engine("portable"))
+    return any(report.modified for report in (decomposed, *prepare(body)))

@@ -1,10 +1,13 @@
-"""LSTM, GRU and RNN, unrolled over the steps of the sequence.
+"""LSTM, GRU and RNN as a Scan over the steps of the sequence.
 
-Their loop is inside one operator, which has no gradient; the unrolled steps are matrix products and
-gates. This requires a known sequence length.
+Their loop is inside one operator, which has no gradient; a Scan of products and gates has one
+(:mod:`ortboost.autodiff.portable.rules.loops`). The formulas are those of ONNX.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -13,40 +16,27 @@ from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
-__all__ = ["unrollable", "unrolled"]
+__all__ = ["recurrent_to_scan", "unsupported"]
 
-_LONGEST = 512
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _KNOWN = ("Relu", "Sigmoid", "Tanh")
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
-def unrolled(model: ir.Model) -> Report:
-    """Unroll LSTM, GRU and RNN, in place."""
-    rules = dict.fromkeys(_GATES, _unroll)
-    report = rewrite_nodes(model, "unrolled", rules, "unrolled")
+def recurrent_to_scan(model: ir.Model) -> Report:
+    """Replace LSTM, GRU and RNN by a Scan for each direction, in place."""
+    rules = dict.fromkeys(_DEFAULTS, _to_scan)
+    report = rewrite_nodes(model, "recurrent_to_scan", rules, "a Scan over its steps")
     if report.modified:
         infer_shapes(model)
     return report
 
 
-def unrollable(node: ir.Node) -> str | None:
-    """Why a recurrent node cannot be unrolled, or ``None``."""
-    data = node.inputs[0]
-    shape = None if data is None else known_shape(data)
-    if shape is None or not isinstance(shape[0], int):
-        return (
-            "the length of its sequence is not fixed; fix it with --dim NAME=LENGTH, "
-            "or export with a fixed length"
-        )
-    if not 0 < shape[0] <= _LONGEST:
-        return f"its sequence has {shape[0]} steps; 1 to {_LONGEST} can be unrolled"
+def unsupported(node: ir.Node) -> str | None:
+    """Why a recurrent node cannot become a Scan, or ``None``."""
     weight = node.inputs[2]
     sizes = None if weight is None else known_shape(weight)
     if sizes is None or not isinstance(sizes[2], int):
         return "the shape of its recurrence weight is unknown"
-    if input_at(node, 4) is not None:
-        return "it has sequence lengths; export without them and mask its output"
     if node.op_type == "LSTM" and input_at(node, 7) is not None:
         return "it has peepholes"
     if node.attributes.get_int("layout", 0):
@@ -64,115 +54,179 @@ def _activations(node: ir.Node) -> list[str]:
     return list(given) if given else list(_DEFAULTS[node.op_type]) * directions
 
 
-def _unroll(site: Site) -> list[ir.Value | None]:
-    """Unroll each direction separately; `Y` is `[steps, directions, batch, hidden]`."""
-    reason = unrollable(site.node)
+def _to_scan(site: Site) -> list[ir.Value | None]:
+    """A Scan for each direction; `Y` is `[steps, directions, batch, hidden]`."""
+    reason = unsupported(site.node)
     if reason is not None:
         raise Refusal(reason)
     direction = site.text("direction", "forward")
     count = 2 if direction == "bidirectional" else 1
-    hidden_states, last, cells = [], [], []
     names = _activations(site.node)
+    lengths = site.optional(4)
+    mask = None if lengths is None else _mask(site, lengths)
+    parts = []
     for index in range(count):
         own = names[index * len(names) // count : (index + 1) * len(names) // count]
-        backwards = direction == "reverse" or index == 1
-        outputs, hidden, cell = _direction(site, index, count, own, backwards)
-        hidden_states.append(site.op("Unsqueeze", outputs, site.ints(1)))
-        last.append(hidden)
-        cells.append(cell)
-    parts = ((hidden_states, 1), (last, 0), (cells, 0))  # Y, Y_h, Y_c
-    results: list[ir.Value | None] = [_joined(site, part, axis) for part, axis in parts]
-    return results[: len(site.node.outputs)]
+        layer = _Layer(site, index, count, own)
+        parts.append(layer.run(mask, backwards=direction == "reverse" or index == 1))
+    # Y, Y_h and, of an LSTM, Y_c, each with an axis for the directions
+    joined: list[ir.Value | None] = [
+        _join(site, [site.op("Unsqueeze", value, site.ints(axis)) for value in values], axis)
+        for values, axis in zip(zip(*parts, strict=True), (1, 0, 0), strict=False)
+    ]
+    return joined[: len(site.node.outputs)]
 
 
-def _joined(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:
+def _join(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:
     return parts[0] if len(parts) == 1 else site.op("Concat", *parts, axis=axis)
 
 
-def _part(site: Site, index: int, direction: int, count: int) -> ir.Value | None:
-    """The part of an input for one direction, with the axis of directions kept."""
-    value = site.optional(index)
-    if value is None or count == 1:
-        return value
-    bounds = (site.ints(direction), site.ints(direction + 1), site.ints(0))
-    return site.op("Slice", value, *bounds)
+def _mask(site: Site, lengths: ir.Value) -> ir.Value:
+    """Whether a step is within its sequence, `[steps, batch, 1]`, from the lengths `[batch]`."""
+    int64 = ir.DataType.INT64
+    steps = site.op("Squeeze", site.shape_of(site.input(0), 0, 1))
+    numbers = site.op("Range", site.const(0, int64), steps, site.const(1, int64))
+    column = site.op("Unsqueeze", numbers, site.ints(1, 2))
+    ends = site.op("Unsqueeze", site.cast(lengths, int64), site.ints(0, 2))
+    return site.op("Less", column, ends, dtype=ir.DataType.BOOL)
 
 
-def _direction(
-    site: Site, direction: int, count: int, names: list[str], backwards: bool
-) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Outputs `[steps, batch, hidden]`, last state and last cell `[1, batch, hidden]`."""
-    kind, x = site.node.op_type, site.input(0)
-    steps = site.shape()[0]
-    size = (known_shape(site.input(2)) or ())[2]
-    if not isinstance(steps, int) or not isinstance(size, int):
-        raise Refusal("excluded before")
-    weight, recurrent = (_transposed_weight(site, index, direction, count) for index in (1, 2))
-    bias = _part(site, 3, direction, count)  # [1, 2 * gates * hidden]
-    input_bias = recurrent_bias = None
-    if bias is not None:
-        flat = site.op("Squeeze", bias, site.ints(0))
-        input_bias, recurrent_bias = site.ops("Split", flat, count=2, axis=0, num_outputs=2)
-    # The inputs of all steps in one product, [steps, batch, gates * hidden].
-    projected = site.op("MatMul", x, weight)
-    if input_bias is not None:
-        projected = site.op("Add", projected, input_bias)
-    before_reset = kind == "GRU" and site.integer("linear_before_reset", 0) == 1
-    if recurrent_bias is not None and not before_reset:
-        projected = site.op("Add", projected, recurrent_bias)
-        recurrent_bias = None
-    parts = site.ops("Split", projected, site.ints(*[1] * steps), count=steps, axis=0)
-    state = _initial(site, 5, direction, count, size)
-    cell = _initial(site, 6, direction, count, size) if kind == "LSTM" else state
-    outputs: list[ir.Value] = []
-    for part in reversed(parts) if backwards else parts:
-        if kind == "LSTM":
-            state, cell = _lstm_step(site, part, state, cell, recurrent, names)
-        elif kind == "GRU":
-            state = _gru_step(
-                site, part, state, recurrent, recurrent_bias, size, names, before_reset=before_reset
-            )
+@dataclass(frozen=True)
+class _Layer:
+    """One direction of a recurrent node.
+
+    Args:
+        site: The node.
+        direction: Index of the direction.
+        count: Number of directions.
+        activations: The activations of this direction.
+    """
+
+    site: Site
+    direction: int
+    count: int
+    activations: list[str]
+
+    def run(self, mask: ir.Value | None, *, backwards: bool) -> list[ir.Value]:
+        """Outputs `[steps, batch, hidden]`, and the last states, `[batch, hidden]` each.
+
+        Args:
+            mask: Whether each step is within its sequence; ``None`` if all are.
+            backwards: Whether the last step comes first.
+        """
+        site, builder = self.site, self.site.builder
+        states = [self._initial(5), self._initial(6)][: 2 if site.node.op_type == "LSTM" else 1]
+        recurrent, bias = self._weight(2), self._bias()
+        # The inputs of all steps in one product, [steps, batch, gates * hidden].
+        projected = site.op("MatMul", site.input(0), self._weight(1))
+        if bias is not None:
+            projected = site.op("Add", projected, bias[0])
+        late = site.node.op_type == "GRU" and site.integer("linear_before_reset", 0) == 1
+        if bias is not None and not late:
+            projected = site.op("Add", projected, bias[1])
+        late_bias = bias[1] if bias is not None and late else None
+
+        outer = builder.take()  # the nodes below belong to the body
+        before = [self._inner(state, "state") for state in states]
+        x = self._inner(projected, "x")
+        if site.node.op_type == "LSTM":
+            after = _lstm_step(site, x, before, recurrent, self.activations)
+        elif site.node.op_type == "GRU":
+            after = [_gru_step(site, x, before[0], recurrent, late_bias, self.activations, late)]
         else:
-            state = site.op(names[0], site.op("Add", part, site.op("MatMul", state, recurrent)))
-        outputs.append(state)
-    ordered = list(reversed(outputs)) if backwards else outputs
-    return _joined(site, ordered, 0), state, cell
+            product = site.op("MatMul", before[0], recurrent)
+            after = [site.op(self.activations[0], site.op("Add", x, product))]
+        inside = None if mask is None else self._inner(mask, "inside")
+        if inside is None:
+            output = site.op("Identity", after[0])
+        else:  # behind its end, a sequence keeps its states and its outputs are 0
+            output = site.op("Where", inside, after[0], site.const(0.0), dtype=site.dtype)
+            pairs = zip(after, before, strict=True)
+            after = [site.op("Where", inside, *pair, dtype=site.dtype) for pair in pairs]
+        read = [(x, projected)]
+        if mask is not None and inside is not None:
+            read.append((inside, mask))
+        body = ir.Graph(
+            [*before, *(inner for inner, _ in read)],
+            [*after, output],
+            nodes=builder.take(),
+            name=builder.unique("step"),
+        )
+        builder.nodes = outer
+        *last, outputs = site.ops(
+            "Scan",
+            *states,
+            *(tensor for _, tensor in read),
+            count=len(states) + 1,
+            body=body,
+            num_scan_inputs=len(read),
+            scan_input_directions=[int(backwards)] * len(read),
+            scan_output_directions=[int(backwards)],
+        )
+        return [outputs, *last]
 
+    def _inner(self, value: ir.Value, name: str) -> ir.Value:
+        unique = self.site.builder.unique(f"{self.site.builder.prefix}/{name}")
+        return ir.Value(name=unique, type=value.type)
 
-def _transposed_weight(site: Site, index: int, direction: int, count: int) -> ir.Value:
-    """`[1, gates * hidden, n]` as `[n, gates * hidden]`."""
-    value = _part(site, index, direction, count)
-    if value is None:
-        raise Refusal("its weights are missing; the model is invalid")
-    return site.op("Transpose", site.op("Squeeze", value, site.ints(0)), perm=[1, 0])
+    def _part(self, index: int) -> ir.Value | None:
+        """The part of an input for this direction, without the axis of directions."""
+        site, value = self.site, self.site.optional(index)
+        if value is None:
+            return None
+        if self.count == 2:
+            bounds = (site.ints(self.direction), site.ints(self.direction + 1), site.ints(0))
+            value = site.op("Slice", value, *bounds)
+        return site.op("Squeeze", value, site.ints(0))
 
+    def _weight(self, index: int) -> ir.Value:
+        """`[1, gates * hidden, n]` as `[n, gates * hidden]`."""
+        value = self._part(index)
+        if value is None:
+            raise Refusal("its weights are missing; the model is invalid")
+        return self.site.op("Transpose", value, perm=[1, 0])
 
-def _initial(site: Site, index: int, direction: int, count: int, size: int) -> ir.Value:
-    """An initial state, `[1, batch, hidden]`; zeros if it is not given."""
-    value = _part(site, index, direction, count)
-    if value is not None:
-        return value
-    batch = site.shape_of(site.input(0), 1, 2)
-    shape = site.op("Concat", site.ints(1), batch, site.ints(size), axis=0, dtype=ir.DataType.INT64)
-    return site.filled(0, shape, shape=[1, site.shape()[1], size])
+    def _bias(self) -> Sequence[ir.Value] | None:
+        """The biases of the input and of the recurrence, `[gates * hidden]` each."""
+        value = self._part(3)
+        if value is None:
+            return None
+        return self.site.ops("Split", value, count=2, axis=0, num_outputs=2)
+
+    def _initial(self, index: int) -> ir.Value:
+        """An initial state, `[batch, hidden]`; zeros if it is not given."""
+        value = self._part(index)
+        if value is not None:
+            return value
+        site = self.site
+        size = site.shape(2)[2]
+        if not isinstance(size, int):
+            raise Refusal("the shape of its recurrence weight is unknown")
+        batch = site.shape_of(site.input(0), 1, 2)
+        shape = site.op("Concat", batch, site.ints(size), axis=0)
+        return site.filled(0, shape, shape=[site.shape()[1], size])
 
 
 def _lstm_step(
-    site: Site,
-    x: ir.Value,
-    state: ir.Value,
-    cell: ir.Value,
-    recurrent: ir.Value,
-    names: list[str],
-) -> tuple[ir.Value, ir.Value]:
-    """`c' = f c + i c~`, `h' = o act(c')`; gates in the order i, o, f, c."""
+    site: Site, x: ir.Value, states: Sequence[ir.Value], recurrent: ir.Value, names: Sequence[str]
+) -> list[ir.Value]:
+    """`c' = f c + i c~`, `h' = o act(c')`; gates in the order i, o, f, c.
+
+    Args:
+        site: The node.
+        x: The projected input and the biases, `[batch, 4 * hidden]`.
+        states: `h` and `c`.
+        recurrent: The weight, `[hidden, 4 * hidden]`.
+        names: The activations.
+    """
+    state, cell = states
     summed = site.op("Add", x, site.op("MatMul", state, recurrent))
-    *gates, last = site.ops("Split", summed, count=4, axis=2, num_outputs=4)
+    *gates, last = site.ops("Split", summed, count=4, axis=-1, num_outputs=4)
     input_gate, output_gate, forget_gate = (site.op(names[0], gate) for gate in gates)
     candidate = site.op(names[1], last)
     kept = site.op("Mul", forget_gate, cell)
     cell = site.op("Add", kept, site.op("Mul", input_gate, candidate))
-    return site.op("Mul", output_gate, site.op(names[2], cell)), cell
+    return [site.op("Mul", output_gate, site.op(names[2], cell)), cell]
 
 
 def _gru_step(
@@ -181,9 +235,7 @@ def _gru_step(
     state: ir.Value,
     recurrent: ir.Value,
     bias: ir.Value | None,
-    size: int,
-    names: list[str],
-    *,
+    names: Sequence[str],
     before_reset: bool,
 ) -> ir.Value:
     """`h' = (1 - z) h~ + z h`; gates in the order z, r, h.
@@ -191,17 +243,20 @@ def _gru_step(
     h~ = act(x_h + r (h R_h + b_h))     with ``before_reset`` (linear_before_reset)
     h~ = act(x_h + (r h) R_h)           without it, b_h being part of x_h
     """
+    size = site.shape(2)[2]
+    if not isinstance(size, int):
+        raise Refusal("the shape of its recurrence weight is unknown")
     sizes = site.ints(2 * size, size)  # z and r together, then h
-    x_gates, x_candidate = site.ops("Split", x, sizes, count=2, axis=2)
+    x_gates, x_candidate = site.ops("Split", x, sizes, count=2, axis=-1)
     if before_reset:
         product = site.op("MatMul", state, recurrent)
         product = product if bias is None else site.op("Add", product, bias)
-        h_gates, second = site.ops("Split", product, sizes, count=2, axis=2)
+        h_gates, second = site.ops("Split", product, sizes, count=2, axis=-1)
     else:
-        gate_weight, second = site.ops("Split", recurrent, sizes, count=2, axis=1)
+        gate_weight, second = site.ops("Split", recurrent, sizes, count=2, axis=-1)
         h_gates = site.op("MatMul", state, gate_weight)
     gates = site.op(names[0], site.op("Add", x_gates, h_gates))
-    update, reset = site.ops("Split", gates, count=2, axis=2, num_outputs=2)
+    update, reset = site.ops("Split", gates, count=2, axis=-1, num_outputs=2)
     if before_reset:
         inner = site.op("Mul", reset, second)
     else:

@@ -1,26 +1,23 @@
-"""Control flow: ``If``. Loop and Scan are refused."""
+"""``If``; loops are in :mod:`~ortboost.autodiff.portable.rules.loops`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
-from ortboost.autodiff.portable.registry import find_rule, refuses, register
+from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
+from ortboost.graph.bodies import captured_values, rename_values
 from ortboost.graph.query import RANDOM_OPERATORS, label
-from ortboost.graph.reach import Reach, reach, uses_inside
+from ortboost.graph.reach import reach, uses_inside
 
-__all__: list[str] = []
+__all__ = ["body_reason"]
 
 _BRANCHES = ("then_branch", "else_branch")
 _RANDOM = RANDOM_OPERATORS | {"Dropout"}
-# Families whose rules need no preparation, which does not cover branches.
-_FAMILIES = frozenset(
-    "activations control_flow elementwise functions matmul reductions shapes softmax".split()
-)
 
 
 @register("If")
@@ -43,13 +40,7 @@ def if_(b: Backward) -> Gradients:
 def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> ir.Graph:
     """A branch that computes the gradients of the captured values."""
     graph = source.clone(allow_outer_scope_values=True)
-    for node in graph.all_nodes():
-        node.name = b.builder.unique(node.name or node.op_type)
-        for output in node.outputs:
-            if output.name:
-                output.name = b.builder.unique(output.name)
-    for constant in list(graph.initializers.values()):
-        constant.name = b.builder.unique(constant.name or "constant")
+    rename_values(graph, b.builder.unique)
     seeds: dict[str, ir.Value] = {}
     waiting = b.builder.take()  # the nodes of the outer graph: those below belong to the branch
     for output, given in zip(graph.outputs, b.gradients, strict=True):
@@ -62,8 +53,7 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
     for name, value in captured.items():
         gradient = found[name]
         if gradient is None:  # only the other branch depends on it
-            zero = b.const(0.0, value.dtype or ir.DataType.FLOAT)
-            gradient = b.op("Expand", zero, b.shape_of(value), shape=value.shape)
+            gradient = b.zeros_like(value)
         results.append(b.op("Identity", gradient, shape=value.shape))
     graph.extend(b.builder.take())
     b.builder.nodes = waiting
@@ -74,24 +64,26 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
 @refuses("If")
 def _form(node: ir.Node) -> str | None:
     for name in _BRANCHES:
-        graph = node.attributes[name].as_graph()
-        for inner in graph.all_nodes():
-            if inner.op_type in _RANDOM:
-                return (
-                    f"its branches draw random numbers ({label(inner)}); export it without the If"
-                )
-        for inner in _reached(node, graph).nodes:
-            reason = gradient_support(inner)
-            if reason is None:
-                package, _, family = getattr(find_rule(inner), "__module__", "").rpartition(".")
-                if package != __package__ or family in _FAMILIES:
-                    continue
-                reason = "it has no gradient inside a branch"
-            return f"{label(inner)} ({inner.op_type}) in a branch: {reason}"
+        reason = body_reason(node.attributes[name].as_graph())
+        if reason is not None:
+            return reason
     return None
 
 
-def _reached(node: ir.Node, graph: ir.Graph) -> Reach:
-    captured = {value.name for value in uses_inside(node) if value.name}
-    targets = [output.name for output in graph.outputs if output.name]
-    return reach(ir.Model(graph, ir_version=10), captured, targets)
+def body_reason(body: ir.Graph, sources: Iterable[str] = ()) -> str | None:
+    """Why a body has no gradient, or ``None``.
+
+    Args:
+        body: The body of an If, Loop or Scan.
+        sources: Names of its inputs that may need a gradient, as all captured values may.
+    """
+    for node in body.all_nodes():
+        if node.op_type in _RANDOM:  # the backward pass runs it again
+            return f"its body draws random numbers ({label(node)}); export it without"
+    captured = [value.name for value in captured_values(body) if value.name]
+    targets = [output.name for output in body.outputs if output.name]
+    for node in reach(ir.Model(body, ir_version=10), [*captured, *sources], targets).nodes:
+        reason = gradient_support(node)
+        if reason is not None:
+            return f"{label(node)} ({node.op_type}) in its body: {reason}"
+    return None

@@ -1,0 +1,315 @@
+"""Loops in both directions: what a forward Loop or Scan keeps, and the assembly of its gradient.
+
+The body of the backward loop starts as a copy of the forward body, to which the reverse pass has
+added nodes. What these read of the copy is kept by the forward loop, step by step, if its shape is
+known; all else is computed again from the states and slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward
+from ortboost.graph.bodies import rename_values, states_of
+from ortboost.graph.build import Builder, detach
+from ortboost.graph.query import RANDOM_OPERATORS, has_subgraph, known_shape
+from ortboost.graph.reach import values_read
+
+__all__ = ["Carried", "ForwardLoop", "Slices", "backward_loop"]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A tensor of which each step reads or writes one slice.
+
+    Args:
+        step: The slice, a value of the body.
+        index: Index of the tensor among the inputs or outputs of the forward node.
+        axis: The axis along which the slices lie.
+        reverse: Whether the first step takes the last slice.
+    """
+
+    step: ir.Value
+    index: int = -1
+    axis: int = 0
+    reverse: bool = False
+
+    def backwards(self, step: ir.Value) -> Slices:
+        """The slices of a tensor of the same layout in the backward loop."""
+        return replace(self, step=step, reverse=not self.reverse)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state of the backward loop: before the first step, before a step and after it."""
+
+    initial: ir.Value
+    before: ir.Value
+    after: ir.Value
+
+
+class ForwardLoop:
+    """A Loop or Scan, and a copy of its body with other names for the backward loop.
+
+    Args:
+        node: The node.
+        builder: Makes unique names.
+
+    Attributes:
+        copy: The copy of the body.
+        before: Index of the first state among the inputs of the node.
+        states: Each state before and after a step, in the copy.
+        read: The tensors whose slices the steps of a Scan read.
+        written: The tensors that stack results of the steps.
+        counter: The number of the step, and the condition, of a Loop.
+    """
+
+    def __init__(self, node: ir.Node, builder: Builder) -> None:
+        self.node, self.builder = node, builder
+        self.is_scan = node.op_type == "Scan"
+        self.body = node.attributes["body"].as_graph()
+        self.copy = self.body.clone(allow_outer_scope_values=True)
+        rename_values(self.copy, builder.unique)
+        inputs, outputs = list(self.copy.inputs), list(self.copy.outputs)
+        self.before, first, count = states_of(node)
+        end = self.before + count
+        self.states = list(
+            zip(inputs[self.before : end], outputs[first : first + count], strict=True)
+        )
+        self.read = _slices(node, "scan_input", inputs[end:], end)
+        self.written = _slices(node, "scan_output", outputs[first + count :], count)
+        self.counter = None if self.is_scan else inputs[0]
+        self._original = dict(zip(inputs, self.body.inputs, strict=True))
+        for copied, original in zip(self.copy, self.body, strict=True):
+            self._original.update(zip(copied.outputs, original.outputs, strict=True))
+
+    def keeps(self, value: ir.Value) -> bool:
+        """Whether a value of the copy can be kept for all steps: one of known shape.
+
+        The shape of others may differ from step to step, so that they cannot be stacked.
+        """
+        shape = known_shape(value)
+        return value in self._original and shape is not None and None not in shape
+
+    def keep(self, value: ir.Value) -> ir.Value:
+        """Let the forward node return a value of the copy for all steps, stacked along axis 0."""
+        original, node = self._original[value], self.node
+        name = self.builder.unique(f"{original.name}/kept")
+        identity = ir.node("Identity", [original], name=f"{name}/node")
+        identity.outputs[0].name = name
+        identity.outputs[0].type, identity.outputs[0].shape = original.type, original.shape
+        self.body.append(identity)
+        self.body.outputs.append(identity.outputs[0])
+        node.resize_outputs(len(node.outputs) + 1)
+        stacked = node.outputs[-1]
+        stacked.name = self.builder.unique(f"{name}/all")
+        stacked.type = original.type
+        shape = known_shape(original)
+        stacked.shape = None if shape is None else ir.Shape([None, *shape])
+        for attribute in ("scan_output_axes", "scan_output_directions"):
+            given = node.attributes.get_ints(attribute, None)
+            if given is not None:
+                node.attributes[attribute] = ir.AttrInt64s(attribute, [*given, 0])
+        return stacked
+
+
+def _slices(node: ir.Node, what: str, steps: Sequence[ir.Value], start: int) -> list[Slices]:
+    axes = node.attributes.get_ints(f"{what}_axes", None) or [0] * len(steps)
+    directions = node.attributes.get_ints(f"{what}_directions", None) or [0] * len(steps)
+    found = zip(steps, axes, directions, strict=True)
+    return [Slices(v, start + i, int(a), bool(d)) for i, (v, a, d) in enumerate(found)]
+
+
+def backward_loop(
+    b: Backward,
+    forward: ForwardLoop,
+    carried: Sequence[Carried],
+    given: Sequence[tuple[Slices, ir.Value]],
+    stacked: Sequence[Slices],
+    before: Sequence[ir.Node],
+) -> tuple[tuple[ir.Value, ...], tuple[ir.Value, ...]]:
+    """Build the backward loop from the nodes of one step, which the builder holds.
+
+    Args:
+        b: The place of the forward node in the reverse pass; receives the loop.
+        forward: The forward loop.
+        carried: What the backward loop carries from step to step.
+        given: What each step is given, with the outer tensors.
+        stacked: Results of the steps to be stacked.
+        before: The nodes of the outer graph that come first.
+
+    Returns:
+        What is carried, after the last step; and the stacked results.
+    """
+    body = forward.copy
+    added = b.builder.take()
+    body.outputs.clear()
+    body.extend(added)
+    results = [*(c.after for c in carried), *(s.step for s in stacked)]
+    kept = _kept_results(forward, added, results)
+    results = [kept[value][0].step if value in kept else value for value in results]
+    _remove_unneeded(body, results)
+    given = [*given, *kept.values(), *_kept_inputs(forward, results)]
+    body.inputs.clear()
+    steps = [*(c.before for c in carried), *(slices.step for slices, _ in given)]
+    b.builder.nodes = [*before, *_take_out_invariant(body, steps)]
+    made = _scan if forward.is_scan else _loop
+    outputs = made(b, forward, carried, given, stacked, results)
+    for output, value in zip(outputs, results, strict=True):
+        output.type = value.type
+    for output, state in zip(outputs, carried, strict=False):
+        output.shape = state.initial.shape
+    return outputs[: len(carried)], outputs[len(carried) :]
+
+
+def _like(value: ir.Value, builder: Builder) -> ir.Value:
+    name = builder.unique(f"{value.name}/step")
+    return ir.Value(name=name, type=value.type, shape=value.shape)
+
+
+def _kept_results(
+    forward: ForwardLoop, added: Sequence[ir.Node], results: Sequence[ir.Value]
+) -> dict[ir.Value, tuple[Slices, ir.Value]]:
+    """Let the forward loop keep what the gradient reads of its steps.
+
+    What does not depend on the step (a transposed weight) is computed again, once.
+
+    Returns:
+        Value of the copy to the input of a backward step that replaces it, and its tensor.
+    """
+    read = {*results, *(value for node in added for value in values_read(node))}
+    own, varying = set(added), set(forward.copy.inputs)
+    found = {}
+    for node in forward.copy:
+        if node in own or varying.isdisjoint(values_read(node)):
+            continue
+        varying.update(node.outputs)
+        for value in node.outputs:
+            if value in read and forward.keeps(value):
+                step = _like(value, forward.builder)
+                found[value] = (Slices(step, reverse=True), forward.keep(value))
+    for value, (slices, _) in found.items():
+        value.replace_all_uses_with(slices.step)
+    return found
+
+
+def _remove_unneeded(body: ir.Graph, results: Sequence[ir.Value]) -> None:
+    needed = set(results)
+    for node in reversed(list(body)):
+        if needed.isdisjoint(node.outputs):
+            detach(node)
+            body.remove(node)
+        else:
+            needed.update(values_read(node))
+
+
+def _kept_inputs(
+    forward: ForwardLoop, results: Sequence[ir.Value]
+) -> list[tuple[Slices, ir.Value]]:
+    """What a backward step needs of the inputs of the forward step."""
+    found = []
+    for value, _ in forward.states:
+        if value.uses() or value in results:
+            found.append((Slices(value, reverse=True), forward.keep(value)))
+    for slices in forward.read:
+        sequence = forward.node.inputs[slices.index]
+        if sequence is not None and (slices.step.uses() or slices.step in results):
+            found.append((slices.backwards(slices.step), sequence))
+    if forward.counter is not None:  # kept in any case: its length is the number of steps
+        found.append((Slices(forward.counter, reverse=True), forward.keep(forward.counter)))
+    return found
+
+
+def _take_out_invariant(body: ir.Graph, steps: Sequence[ir.Value]) -> list[ir.Node]:
+    """Remove and return the nodes that compute the same in every step."""
+    varying, found = set(steps), []
+    for node in body:
+        random = node.op_type in RANDOM_OPERATORS
+        if random or has_subgraph(node) or not varying.isdisjoint(node.inputs):
+            varying.update(node.outputs)
+        else:
+            found.append(node)
+    body.remove(found)
+    return found
+
+
+def _own(body: ir.Graph, results: Sequence[ir.Value], builder: Builder) -> list[ir.Value]:
+    """The results of a step, each computed by a separate node of its body, as runtimes need it."""
+    inside = {output for node in body for output in node.outputs}
+    found: list[ir.Value] = []
+    for value in results:
+        single = value in inside and value not in found
+        found.append(value if single else builder.op("Identity", value, shape=value.shape))
+    return found
+
+
+def _scan(
+    b: Backward,
+    forward: ForwardLoop,
+    carried: Sequence[Carried],
+    given: Sequence[tuple[Slices, ir.Value]],
+    stacked: Sequence[Slices],
+    results: Sequence[ir.Value],
+) -> tuple[ir.Value, ...]:
+    body, outer = forward.copy, b.builder.take()
+    body.inputs.extend([*(c.before for c in carried), *(slices.step for slices, _ in given)])
+    body.outputs.extend(_own(body, results, b.builder))
+    body.extend(b.builder.take())
+    b.builder.nodes = outer
+    layout: dict[str, Any] = {
+        "num_scan_inputs": len(given),
+        "scan_input_axes": [slices.axis for slices, _ in given],
+        "scan_input_directions": [int(slices.reverse) for slices, _ in given],
+    }
+    if stacked:  # onnxruntime rejects empty lists
+        layout["scan_output_axes"] = [slices.axis for slices in stacked]
+        layout["scan_output_directions"] = [int(slices.reverse) for slices in stacked]
+    return b.builder.ops(
+        "Scan",
+        *(c.initial for c in carried),
+        *(tensor for _, tensor in given),
+        names=[None] * len(results),
+        body=body,
+        **layout,
+    )
+
+
+def _loop(
+    b: Backward,
+    forward: ForwardLoop,
+    carried: Sequence[Carried],
+    given: Sequence[tuple[Slices, ir.Value]],
+    stacked: Sequence[Slices],
+    results: Sequence[ir.Value],
+) -> tuple[ir.Value, ...]:
+    """A Loop has no slices: each step gathers its own, the last first."""
+    body, builder = forward.copy, b.builder
+    _, counters = given[-1]
+    steps = builder.op("Squeeze", b.shape_of(counters), shape=[], dtype=ir.DataType.INT64)
+    last = builder.op("Sub", steps, b.const(1, ir.DataType.INT64), shape=[])
+    outer = builder.take()
+    number = ir.val(builder.unique("step"), ir.DataType.INT64, [])
+    condition = ir.val(builder.unique("condition"), ir.DataType.BOOL, [])
+    position = builder.op("Sub", last, number, shape=[])
+    for slices, tensor in given:
+        index = position if slices.reverse else number
+        step = builder.op("Gather", tensor, index, axis=slices.axis, shape=slices.step.shape)
+        slices.step.replace_all_uses_with(step)
+        results = [step if value is slices.step else value for value in results]
+    first = builder.take()
+    kept = list(body)
+    body.remove(kept)
+    body.extend([*first, *kept])
+    own = _own(body, results, builder)
+    body.inputs.extend([number, condition, *(c.before for c in carried)])
+    again = builder.op("Identity", condition, shape=[])
+    body.extend(builder.take())
+    body.outputs.extend([again, *own])
+    builder.nodes = outer
+    always = b.const(True, ir.DataType.BOOL)
+    initial = [c.initial for c in carried]
+    return builder.ops("Loop", steps, always, *initial, names=[None] * len(results), body=body)

@@ -1,0 +1,185 @@
+r"""Scan and Loop: backpropagation through time.
+
+A loop computes, from a state `s`, a slice `x` of each sequence and captured values `w`,
+
+    s_t+1, y_t = f(s_t, x_t, w)        t = 0 .. T-1
+
+Its gradient is a loop over the same steps from the last to the first, which carries `ds`, the
+gradient of the state, and sums up that of `w`:
+
+    ds_t, dx_t, dw += J_f(s_t, x_t, w)^T (ds_t+1, dy_t)
+
+Source: Werbos, "Backpropagation through time: what it does and how to do it", Proc. IEEE 78 (10),
+1990. The weight gradients of products `z_t = a_t W`, most of the work for recurrent layers, are not
+summed step by step: one product over all steps computes `sum_t a_t^T dz_t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.backward_loop import Carried, ForwardLoop, Slices, backward_loop
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.reverse_pass import reverse_pass
+from ortboost.autodiff.portable.rules.control_flow import body_reason
+from ortboost.graph.bodies import captured_values
+from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, static_shape
+from ortboost.graph.reach import reach
+
+__all__: list[str] = []
+
+
+@refuses("Loop", "Scan")
+def _form(node: ir.Node) -> str | None:
+    body = node.attributes["body"].as_graph()
+    for value in (*node.inputs, *body.inputs, *node.outputs):
+        kind = None if value is None else value.type
+        if kind is not None and not isinstance(kind, ir.TensorType):
+            return "it carries a sequence of tensors; export it with a tensor of known size instead"
+    floats = [v.name for v in body.inputs if v.name and v.dtype in (None, *FLOAT_TYPES)]
+    return body_reason(body, floats)
+
+
+@register("Loop", "Scan")
+def loop(b: Backward) -> Gradients:
+    """Run the steps backwards; the algebra is at the top of the file."""
+    forward = ForwardLoop(b.node, b.builder)
+    captured = {_name(v): v for v in captured_values(forward.copy) if v.name in b.active}
+    products = _take_products(forward.copy, captured)
+    read = [slices for slices in forward.read if b.needs_gradient(slices.index)]
+    starts = [v for i, (v, _) in enumerate(forward.states) if b.needs_gradient(forward.before + i)]
+    sources = {*captured, *map(_name, starts), *(_name(s.step) for s in read)}
+    sources |= {_name(product.result) for product in products}
+    carried = _active_states(forward, sources)
+    sources |= {_name(before) for before, _ in carried.values()}
+
+    grads = {i: b.value_like(before, "state_grad") for i, (before, _) in carried.items()}
+    seeds = {_name(after): grads[i] for i, (_, after) in carried.items()}
+    given = []
+    for slices in forward.written:
+        gradient = b.gradients[slices.index]
+        if gradient is not None:
+            seeds[_name(slices.step)] = step = b.value_like(slices.step, "step_grad")
+            given.append((slices.backwards(step), gradient))
+
+    outer = b.builder.take()  # the nodes below belong to the body
+    reached = reach(ir.Model(forward.copy, ir_version=10), sources, seeds)
+    found = reverse_pass(reached, seeds, list(sources), b.builder, b.opset)
+    for product in products:
+        product.stand_in.replace_all_uses_with(product.weight)
+
+    def total(value: ir.Value) -> ir.Value:
+        return found[_name(value)] or b.zeros_like(value)
+
+    states = {i: (grads[i], total(before)) for i, (before, _) in carried.items()}
+    sums = {}
+    for name, value in captured.items():
+        if (term := found[name]) is not None:
+            so_far = b.value_like(value, "sum")
+            sums[name] = (so_far, b.op("Add", so_far, term, shape=value.shape))
+    results = [slices.backwards(total(slices.step)) for slices in read]
+    products = [product for product in products if found[_name(product.result)] is not None]
+    for product in products:
+        results += [Slices(product.left), Slices(total(product.result))]
+    body = b.builder.take()
+    b.builder.nodes = outer
+    moved = [
+        *(
+            Carried(b.gradients[i] or b.zeros_like(b.input(forward.before + i)), *pair)
+            for i, pair in states.items()
+        ),
+        *(Carried(b.zeros_like(captured[name]), *pair) for name, pair in sums.items()),
+    ]
+    outer, b.builder.nodes = b.builder.take(), body
+    last, stacked = backward_loop(b, forward, moved, given, results, outer)
+
+    gradients: list[ir.Value | None] = [None] * len(b.node.inputs)
+    for i, gradient in zip(states, last, strict=False):
+        gradients[forward.before + i] = gradient
+    for name, gradient in zip(sums, last[len(states) :], strict=True):
+        b.contribute(captured[name], gradient)
+    for slices, gradient in zip(read, stacked, strict=False):
+        gradients[slices.index] = gradient
+    pairs = stacked[len(read) :]
+    for product, left, right in zip(products, pairs[::2], pairs[1::2], strict=True):
+        b.contribute(product.weight, _weight_gradient(b, product, left, right))
+    return gradients
+
+
+def _name(value: ir.Value) -> str:
+    return value.name or ""
+
+
+def _active_states(forward: ForwardLoop, sources: set[str]) -> dict[int, tuple[ir.Value, ir.Value]]:
+    """The states that need a gradient, before and after a step, by number.
+
+    Those that depend on a source; the other states that depend on them after another step, too.
+    """
+    targets = [_name(value) for value in forward.copy.outputs]
+    active: dict[int, tuple[ir.Value, ir.Value]] = {}
+    while True:
+        names = sources | {_name(before) for before, _ in active.values()}
+        known = reach(ir.Model(forward.copy, ir_version=10), names, targets).active
+        more = {
+            i: (before, after)
+            for i, (before, after) in enumerate(forward.states)
+            if i not in active and before.dtype in FLOAT_TYPES
+            if _name(after) in known or _name(before) in sources
+        }
+        if not more:
+            return dict(sorted(active.items()))
+        active.update(more)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A MatMul of a step with a captured weight.
+
+    Args:
+        left: The left operand.
+        weight: The weight, of shape `[k, n]`.
+        stand_in: Takes the place of the weight, so that no step computes its gradient.
+        result: The product.
+    """
+
+    left: ir.Value
+    weight: ir.Value
+    stand_in: ir.Value
+    result: ir.Value
+
+
+def _take_products(body: ir.Graph, captured: Mapping[str, ir.Value]) -> list[_Product]:
+    """Find the products with captured weights, and hide these."""
+    found = []
+    for node in body:
+        left, weight = node.inputs if is_standard(node, "MatMul") else (None, None)
+        if left is None or weight is None or captured.get(_name(weight)) is not weight:
+            continue
+        # Operands of all steps are stacked, which needs them to be of one shape.
+        if None in (known_shape(left) or (None,)) or len(static_shape(weight) or ()) != 2:
+            continue
+        stand_in = ir.Value(name=f"{node.name}/weight", type=weight.type, shape=weight.shape)
+        node.replace_input_with(1, stand_in)
+        found.append(_Product(left, weight, stand_in, node.outputs[0]))
+    return found
+
+
+def _weight_gradient(b: Backward, product: _Product, left: ir.Value, right: ir.Value) -> ir.Value:
+    """`sum_t a_t^T dz_t` as one product of the stacked tensors, `[T, ..., k]` and `[T, ..., n]`."""
+    rows, columns = static_shape(product.weight) or ()
+    a, dz = _as_rows(b, left, rows), _as_rows(b, right, columns)
+    return b.op("Gemm", a, dz, transA=1, shape=[rows, columns])
+
+
+def _as_rows(b: Backward, stacked: ir.Value, length: int) -> ir.Value:
+    rows = b.op("Reshape", stacked, b.ints(-1, length), shape=[None, length])
+    if b.node.op_type == "Scan":
+        return rows
+    # A Loop may run no step, and onnxruntime 1.19 has no product over no rows.
+    zeros = b.const(np.zeros((1, length)), stacked.dtype or b.dtype)
+    return b.op("Concat", zeros, rows, axis=0, shape=[None, length])

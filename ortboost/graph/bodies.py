@@ -1,0 +1,149 @@
+"""Bodies of If, Loop and Scan: what they capture, and each as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.graph.build import all_names
+
+__all__ = [
+    "StandaloneBody",
+    "as_model",
+    "captured_values",
+    "own_outputs",
+    "rename_values",
+    "states_of",
+]
+
+_SMALL = 1024  # elements of a captured constant that inference and rewrites may read
+
+
+def captured_values(body: ir.Graph) -> list[ir.Value]:
+    """The outer values that a body or a body within it reads or returns, each once."""
+    inside = {id(body), *map(id, body.subgraphs())}
+    found: dict[int, ir.Value] = {}
+    for node in body.all_nodes():
+        for value in node.inputs:
+            if value is not None and id(value.graph) not in inside:
+                found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def own_outputs(body: ir.Graph) -> None:
+    """Let each output of a body be computed by a separate node of it, in place.
+
+    onnxruntime (1.19.2, 1.31.1) returns other numbers if one value is several outputs of a branch.
+    A body may also return an input, a constant or an outer value as it is.
+    """
+    seen: set[int] = set()
+    for index, value in enumerate(body.outputs):
+        producer = value.producer()
+        if producer is None or producer.graph is not body or id(value) in seen:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].name, copy.outputs[0].type = f"{value.name}/{index}", value.type
+            copy.outputs[0].shape = value.shape
+            body.append(copy)
+            body.outputs[index] = copy.outputs[0]
+        seen.add(id(value))
+
+
+def states_of(node: ir.Node) -> tuple[int, int, int]:
+    """Index of the first state among the inputs of a Loop or Scan and of its body.
+
+    Returns:
+        That index, the index of the first state among the outputs of the body, and the number of
+        states. A Loop also has a trip count and a condition, of which the body returns the latter.
+    """
+    if node.op_type == "Loop":
+        return 2, 1, len(node.inputs) - 2
+    return 0, 0, len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)
+
+
+def rename_values(body: ir.Graph, new_name: Callable[[str], str]) -> None:
+    """Rename every value and node of a body and of the bodies within it."""
+    for graph in (body, *body.subgraphs()):
+        for value in graph.inputs:
+            value.name = new_name(value.name or "input")
+        for constant in list(graph.initializers.values()):
+            constant.name = new_name(constant.name or "constant")
+        for node in graph:
+            node.name = new_name(node.name or node.op_type)
+            for output in node.outputs:
+                if output.name:
+                    output.name = new_name(output.name)
+
+
+@dataclass(frozen=True)
+class StandaloneBody:
+    """A body as a model of its own, which captures nothing.
+
+    Args:
+        model: The model: the inputs of the body, then what it captures; small captured constants
+            are initializers.
+        captured: Value of the model to the outer value that it stands for.
+    """
+
+    model: ir.Model
+    captured: Mapping[ir.Value, ir.Value]
+
+    def put_back(self, outer: ir.Model) -> ir.Graph:
+        """The graph as a body again, with names that no value of ``outer`` has."""
+        graph = self.model.graph
+        for inner, value in self.captured.items():
+            inner.replace_all_uses_with(value)
+            if inner.name in graph.initializers:
+                graph.initializers.pop(inner.name or "")
+            else:
+                graph.inputs.remove(inner)
+        graph.opset_imports.clear()
+        taken = all_names(outer.graph)
+        taken.update(value.name for value in self.captured.values() if value.name)
+
+        def free(name: str) -> str:
+            unique, count = name, 0
+            while unique in taken:
+                count += 1
+                unique = f"{name}_{count}"
+            taken.add(unique)
+            return unique
+
+        rename_values(graph, free)
+        return graph
+
+
+def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
+    """Take a body out of its node, which then has to be given another.
+
+    Args:
+        body: The body; each of its outputs is computed by a separate node (:func:`own_outputs`).
+        outer: The model that the body belongs to.
+    """
+    captured: dict[ir.Value, ir.Value] = {}
+    inside = {id(body), *map(id, body.subgraphs())}
+    for value in captured_values(body):
+        tensor = value.const_value
+        small = tensor is not None and tensor.size <= _SMALL and not value.is_graph_input()
+        inner = ir.Value(
+            name=value.name,
+            type=value.type,
+            shape=value.shape,
+            const_value=tensor if small else None,
+        )
+        captured[inner] = value
+        for node, index in _uses_in(value, inside):
+            node.replace_input_with(index, inner)
+        if small:
+            body.register_initializer(inner)
+        else:
+            body.inputs.append(inner)
+    body.opset_imports.update(outer.opset_imports)
+    return StandaloneBody(ir.Model(body, ir_version=outer.ir_version), captured)
+
+
+def _uses_in(value: ir.Value, graphs: set[int]) -> Iterator[tuple[ir.Node, int]]:
+    for usage in list(value.uses()):
+        if id(usage.node.graph) in graphs:
+            yield usage.node, usage.idx
