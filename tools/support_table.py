@@ -12,7 +12,7 @@ from ortboost.autodiff.refused import REFUSED
 
 __all__ = ["support_table"]
 
-_UNROLLED = ("GRU", "LSTM", "RNN")
+_RECURRENT = ("GRU", "LSTM", "RNN")
 _COLUMNS = ("operator", "native engine", "portable engine", "remark")
 
 
@@ -48,8 +48,8 @@ def _native(op_type: str, microsoft: set[str]) -> str:
 
 
 def _portable(op_type: str, rules: set[str]) -> str:
-    if op_type in _UNROLLED:
-        return "unrolled"
+    if op_type in _RECURRENT:
+        return "as a Scan"
     if op_type in EXPANDED:
         return "its definition"
     if op_type in rules:

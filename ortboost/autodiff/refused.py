@@ -8,21 +8,14 @@ from typing import Final
 __all__ = ["REFUSED"]
 
 _STEP = "its derivative is zero almost everywhere, so nothing before it would be trained"
-_RECURRENT = (
-    "recurrent operators have no gradient; fix the number of steps (--dim NAME=LENGTH) and use "
-    "--engine portable, or export the cell unrolled"
-)
-_CONTROL = (
-    "control flow has no gradient; export a model without it (exporters unroll loops of Python; "
-    "layers of Keras take unroll=True; torch's EmbeddingBag becomes a Loop: use Embedding and a "
-    "sum or mean)"
-)
+_RECURRENT = "recurrent operators have no gradient; use --engine portable"
+_CONTROL = "control flow has no gradient; use --engine portable"
 _QUANTIZED = "quantized; start from the float model"
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("Ceil", "Floor", "Hardmax", "Round", "Sign"), _STEP),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _RECURRENT),
-    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL),
+    **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL),
     **dict.fromkeys(
         (
             *("ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
@@ -36,5 +29,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
     "Mod": "it has no gradient",
     "RoiAlign": "it has no gradient",
+    "SequenceMap": "it maps a sequence of tensors; export one tensor of them and a Loop or Scan",
 }
 """Refused operators, with the reason. Operators in no table are refused as unknown."""

@@ -6,6 +6,7 @@ The other rewrites of this folder see the main graph only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -103,39 +104,56 @@ def _infer(body: ir.Model, node: ir.Node) -> None:
         inputs[1].type, inputs[1].shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
     for index in range(len(node.inputs) - count - before):  # the slices of a Scan
         _describe_slice(inputs[count + index], node, count, index)
-    guessed: list[list[int | str | None] | None] = []
-    for index in range(count):
-        initial, inner = node.inputs[before + index], inputs[before + index]
-        if initial is None:
-            guessed.append(None)
-            continue
-        inner.type = initial.type
-        shape = known_shape(initial)
-        guessed.append(
-            None
-            if shape is None
-            else [f"{inner.name}/{axis}" if dim is None else dim for axis, dim in enumerate(shape)]
+    guessed = [
+        _guess(initial, inner)
+        for initial, inner in zip(
+            node.inputs[before:], inputs[before : before + count], strict=False
         )
+    ]
+    results = body.graph.outputs[first : first + count]
+    _forget_shapes(body, keep_numbers=True)  # names that an exporter gave may differ for one length
     while True:
         for inner, dims in zip(inputs[before:], guessed, strict=False):
             inner.shape = None if dims is None else ir.Shape(dims)
         infer_shapes(body)
-        refuted = False
-        for index, dims in enumerate(guessed):
-            found = known_shape(body.graph.outputs[first + index])
-            if dims is None:
-                continue
-            if found is None or len(found) != len(dims):
-                guessed[index], refuted = None, True
-                continue
-            for axis, (dim, after) in enumerate(zip(dims, found, strict=True)):
-                if dim is not None and dim != after:
-                    dims[axis], refuted = None, True
-        if not refuted:
+        kept = [_agreement(dims, value) for dims, value in zip(guessed, results, strict=True)]
+        if kept == guessed:
             return
-        for inner_node in body.graph.all_nodes():
-            for output in inner_node.outputs:
-                output.shape = None  # inferred from a wrong guess
+        guessed = kept
+        _forget_shapes(body)  # inferred from a wrong guess
+
+
+_Dims: TypeAlias = "list[int | str | None] | None"
+
+
+def _guess(initial: ir.Value | None, inner: ir.Value) -> _Dims:
+    """The shape that a state starts with; unknown lengths get names, to recognize them again."""
+    if initial is None:
+        return None
+    inner.type = initial.type
+    shape = known_shape(initial)
+    if shape is None:
+        return None
+    return [f"{inner.name}/{axis}" if dim is None else dim for axis, dim in enumerate(shape)]
+
+
+def _agreement(dims: _Dims, result: ir.Value) -> _Dims:
+    """The lengths that a state still has after an iteration."""
+    found = known_shape(result)
+    if dims is None or found is None or len(found) != len(dims):
+        return None
+    return [dim if dim == after else None for dim, after in zip(dims, found, strict=True)]
+
+
+def _forget_shapes(body: ir.Model, *, keep_numbers: bool = False) -> None:
+    for node in body.graph.all_nodes():
+        for output in node.outputs:
+            dims = known_shape(output) if keep_numbers else None
+            output.shape = (
+                None
+                if dims is None
+                else ir.Shape([d if isinstance(d, int) else None for d in dims])
+            )
 
 
 def _describe_slice(inner: ir.Value, node: ir.Node, count: int, index: int) -> None:

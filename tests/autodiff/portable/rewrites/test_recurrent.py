@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN unrolled."""
+"""LSTM, GRU and RNN as a Scan."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def differences(model: ir.Model, wrt: list[str], feeds) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("full", [True, False])
-def test_recurrent(op, direction, full):
-    model = recurrent(op, direction, bias=full, state=full)
+@pytest.mark.parametrize(("full", "length"), [(True, "3"), (False, "steps")])
+def test_recurrent(op, direction, full, length):
+    model = recurrent(op, direction, bias=full, state=full, length=length)
     wrt = [value.name for value in model.graph.inputs]
-    feeds = random_feeds(model, B=B)
+    feeds = random_feeds(model, B=B, steps=T)
     result = differentiate(model, "loss", wrt, "portable")
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     found = run(result, feeds)
@@ -85,9 +85,8 @@ def test_gru_with_the_reset_behind_the_product():
         np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-2, atol=1e-2)
 
 
-def test_what_cannot_be_written_out_is_refused():
+def test_other_forms_are_refused():
     cases = {
-        "length of its sequence": recurrent("LSTM", "forward", length="N"),
         "clip": recurrent("GRU", "forward", more=", clip = 1.0"),
         "activations": recurrent("RNN", "forward", more=', activations = ["Softsign"]'),
     }
@@ -96,3 +95,29 @@ def test_what_cannot_be_written_out_is_refused():
         assert reason in (get_engine("portable").gradient_support(node) or "")
         with pytest.raises(ModelError, match=reason):
             differentiate(model, "loss", ["w"], "portable")
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_sequence_lengths(op, direction):
+    """Behind its end, a sequence keeps its state, has outputs of 0 and gives no gradient."""
+    model = recurrent(op, direction, length="steps", state=False)
+    (node,) = [node for node in model.graph if node.op_type == op]
+    lengths = ir.val("lengths", ir.DataType.INT32, ["B"])
+    model.graph.inputs.append(lengths)
+    node.resize_inputs(5)
+    node.replace_input_with(4, lengths)
+    wrt = ["x", "w", "u", "b"]
+    feeds = {**random_feeds_without(model, "lengths"), "lengths": np.array([1, 3], np.int32)}
+    result = differentiate(model, "loss", wrt, "portable")
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    found = run(result, feeds)
+    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
+    for name, expected in differences(model, wrt, feeds).items():
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-2, atol=1e-2)
+    assert not found["x_grad"][1:, 0].any()
+    assert found["x_grad"][1:, 1].any()
+
+
+def random_feeds_without(model: ir.Model, name: str) -> dict[str, np.ndarray]:
+    return {k: v for k, v in random_feeds(model, B=B, steps=T).items() if k != name}
