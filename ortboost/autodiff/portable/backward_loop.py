@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward
-from ortboost.graph.bodies import rename_values, states_of
+from ortboost.graph.bodies import captured_values, rename_values, states_of
 from ortboost.graph.build import Builder, detach
 from ortboost.graph.query import RANDOM_OPERATORS, has_subgraph, known_shape
 from ortboost.graph.reach import values_read
@@ -83,17 +83,21 @@ class ForwardLoop:
         self.read = _slices(node, "scan_input", inputs[end:], end)
         self.written = _slices(node, "scan_output", outputs[first + count :], count)
         self.counter = None if self.is_scan else inputs[0]
+        given = [*inputs, *captured_values(self.copy)]
+        self._outer_lengths = {d for v in given for d in known_shape(v) or () if isinstance(d, str)}
         self._original = dict(zip(inputs, self.body.inputs, strict=True))
         for copied, original in zip(self.copy, self.body, strict=True):
             self._original.update(zip(copied.outputs, original.outputs, strict=True))
 
     def keeps(self, value: ir.Value) -> bool:
-        """Whether a value of the copy can be kept for all steps: one of known shape.
+        """Whether a value of the copy has one shape in all steps, so that it can be stacked.
 
-        The shape of others may differ from step to step, so that they cannot be stacked.
+        Its lengths are numbers, or names of lengths that come from outside the body.
         """
         shape = known_shape(value)
-        return value in self._original and shape is not None and None not in shape
+        if value not in self._original or shape is None:
+            return False
+        return all(isinstance(dim, int) or dim in self._outer_lengths for dim in shape)
 
     def keep(self, value: ir.Value) -> ir.Value:
         """Let the forward node return a value of the copy for all steps, stacked along axis 0."""
@@ -154,6 +158,10 @@ def backward_loop(
     results = [kept[value][0].step if value in kept else value for value in results]
     _remove_unneeded(body, results)
     given = [*given, *kept.values(), *_kept_inputs(forward, results)]
+    for constant in list(body.initializers.values()):  # nodes that leave the body may read them
+        body.initializers.pop(constant.name or "")
+        if constant.uses():
+            b.builder.graph.register_initializer(constant)
     body.inputs.clear()
     steps = [*(c.before for c in carried), *(slices.step for slices, _ in given)]
     b.builder.nodes = [*before, *_take_out_invariant(body, steps)]

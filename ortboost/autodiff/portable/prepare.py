@@ -24,6 +24,7 @@ from ortboost.autodiff.portable.rewrites.normalization import complete_normaliza
 from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
+from ortboost.graph.fold_integers import fold_integers
 
 __all__ = ["REWRITES", "prepare"]
 
@@ -54,6 +55,7 @@ def prepare(model: ir.Model) -> list[Report]:
 
 def _decompose_and_prepare(body: ir.Model) -> bool:
     """Rewrite a body; whether it changed. Its nodes are not decomposed yet, as others are."""
+    fold_integers(body)  # axes and sizes, which normalizing computes in the main graph alone
     wrt, results = ([v.name or "" for v in vs] for vs in (body.graph.inputs, body.graph.outputs))
     decomposed = decompose(body, wrt=wrt, loss=results, engine=get_engine("portable"))
     return any(report.modified for report in (decomposed, *prepare(body)))

@@ -28,7 +28,7 @@ from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.reverse_pass import reverse_pass
 from ortboost.autodiff.portable.rules.control_flow import body_reason
 from ortboost.graph.bodies import captured_values
-from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, static_shape
+from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 from ortboost.graph.reach import reach
 
 __all__: list[str] = []
@@ -50,7 +50,7 @@ def loop(b: Backward) -> Gradients:
     """Run the steps backwards; the algebra is at the top of the file."""
     forward = ForwardLoop(b.node, b.builder)
     captured = {_name(v): v for v in captured_values(forward.copy) if v.name in b.active}
-    products = _take_products(forward.copy, captured)
+    products = _take_products(forward, captured)
     read = [slices for slices in forward.read if b.needs_gradient(slices.index)]
     starts = [v for i, (v, _) in enumerate(forward.states) if b.needs_gradient(forward.before + i)]
     sources = {*captured, *map(_name, starts), *(_name(s.step) for s in read)}
@@ -153,15 +153,15 @@ class _Product:
     result: ir.Value
 
 
-def _take_products(body: ir.Graph, captured: Mapping[str, ir.Value]) -> list[_Product]:
+def _take_products(forward: ForwardLoop, captured: Mapping[str, ir.Value]) -> list[_Product]:
     """Find the products with captured weights, and hide these."""
     found = []
-    for node in body:
+    for node in forward.copy:
         left, weight = node.inputs if is_standard(node, "MatMul") else (None, None)
         if left is None or weight is None or captured.get(_name(weight)) is not weight:
             continue
-        # Operands of all steps are stacked, which needs them to be of one shape.
-        if None in (known_shape(left) or (None,)) or len(static_shape(weight) or ()) != 2:
+        # The operands of all steps are stacked.
+        if not forward.keeps(left) or len(static_shape(weight) or ()) != 2:
             continue
         stand_in = ir.Value(name=f"{node.name}/weight", type=weight.type, shape=weight.shape)
         node.replace_input_with(1, stand_in)

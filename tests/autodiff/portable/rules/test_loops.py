@@ -109,6 +109,23 @@ def test_loop_that_ends_by_its_condition():
     np.testing.assert_allclose(run(result, feeds)["w_grad"], 4 * w**3 * h, rtol=1e-5)
 
 
+def test_lengths_that_differ_from_step_to_step():
+    """Rows between two offsets, as torch writes EmbeddingBag: they cannot be stacked."""
+    model = graph(
+        """g (int64[O] o, float[R,2] x, float[2,2] w) => (float loss) {
+        n = Shape(o) one = Constant<value_ints = [1]>() less = Sub(n, one) m = Squeeze(less)
+        yes = Constant<value_int = 1>() on = Cast<to = 9>(yes)
+        y = Loop<body = b (int64 i, bool k) => (bool ko, float[P] yo) {
+            ko = Identity(k) i1 = Constant<value_ints = [1]>() zero = Constant<value_ints = [0]>()
+            start = Gather(o, i) j = Add(i, i1) end = Gather(o, j) from = Unsqueeze(start, zero)
+            rows = Slice(x, from, end, zero) p = MatMul(rows, w) q = Tanh(p)
+            yo = ReduceSum<keepdims = 0>(q, zero) }>(m, on)
+        s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }"""
+    )
+    feeds = {**random_feeds(model, R=6), "o": np.array([0, 2, 5, 6])}
+    assert_gradients(model, feeds, ["x", "w"])
+
+
 def test_only_what_the_gradient_reads_is_kept():
     result = differentiate(graph(SCAN % ""), "loss", ["c"], "portable")
     forward = next(node for node in result.graph if node.op_type == "Scan")
