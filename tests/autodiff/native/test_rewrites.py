@@ -96,7 +96,7 @@ FIRES = {
         "float[N,4] x",
         "s = Constant<value_ints=[-1]>() e = Constant<value_ints=[-9223372036854775807]>() "
         "y = Slice(x, s, e, s, s)",
-        ["Constant", "Constant", "Slice", "Slice", "Shape", "Squeeze", "Range", "Slice", "Gather"],
+        ["Constant", "Constant", "Squeeze", "Range", "Slice", "Slice", "Slice", "Gather"],
     ),
     "transpose": (ordinary_forms, "float[N,4] x", "y = Transpose(x)", ["Transpose"]),
     "guard": (
