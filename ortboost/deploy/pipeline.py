@@ -43,10 +43,10 @@ from ortboost.deploy.rewrites.merge_neighbours import merge_neighbours
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
 from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
-from ortboost.deploy.rewrites.static_shapes import static_shapes
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.static_shapes import static_shapes
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 

@@ -23,8 +23,8 @@ __all__ = ["fold_integers"]
 _LARGEST = 1024  # elements
 _OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(
-    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not "
-    "Range Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
+    "Abs Add Cast Concat ConstantOfShape Div Equal Expand Gather Greater Less Max Min Mod Mul "
+    "Neg Not Range Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 

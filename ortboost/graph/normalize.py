@@ -37,6 +37,8 @@ from ortboost.graph.query import (
 from ortboost.graph.reach import stops_gradient
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
+from ortboost.graph.static_shapes import static_shapes
+from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = [
@@ -112,12 +114,18 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     _state_channels(model)
 
     infer_shapes(model)
+    name_lengths(model)
     _compare_as_int32(model)
     check_lengths(model)
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
         found = [
             report
-            for report in (fold_integers(model), inline_branches(model), unpack_sequences(model))
+            for report in (
+                fold_integers(model),
+                static_shapes(model),
+                inline_branches(model),
+                unpack_sequences(model),
+            )
             if report.modified
         ]
         if not found:
@@ -125,6 +133,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         reports += found
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
+        name_lengths(model)
         check_lengths(model)
     return reports
 

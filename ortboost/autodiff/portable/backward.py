@@ -16,6 +16,7 @@ from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_broadcast_axes
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
+from ortboost.graph.symbolic_shapes import is_cut
 
 __all__ = ["Backward", "GradientRule", "Gradients"]
 
@@ -146,7 +147,7 @@ class Backward(Site):
         for axis, (h, w) in enumerate(zip(have, padded, strict=True)):
             if axis < extra or (w == 1 and h != 1):
                 summed.append(axis)
-            elif w != h or w is None:  # one of them may be 1 at run time
+            elif w is None or (w != h and not is_cut(w, h)):  # one of them may be 1 at run time
                 return self._sum_at_run_time(gradient, value)
         if not summed:
             return gradient

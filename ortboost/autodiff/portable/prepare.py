@@ -18,13 +18,13 @@ from ortboost.autodiff.portable.rewrites.bodies import (
     capture_unchanged_states,
     prepare_bodies,
 )
-from ortboost.autodiff.portable.rewrites.dimensions import name_equal_lengths
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
 from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
 from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
 from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.symbolic_shapes import name_lengths
 
 __all__ = ["REWRITES", "prepare"]
 
@@ -49,7 +49,7 @@ def prepare(model: ir.Model) -> list[Report]:
     """
     reports = run_rewrites(model, REWRITES)
     bodies = prepare_bodies(model, _decompose_and_prepare)
-    name_equal_lengths(model)  # last: it reads the shapes of what was written
+    name_lengths(model)  # last: it reads the shapes of what was written
     return [*reports, bodies] if bodies.modified else reports
 
 

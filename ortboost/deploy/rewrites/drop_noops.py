@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import dimensions, same_shape, same_view
+from ortboost.graph.dimensions import dimensions, same_shape, same_view
 from ortboost.graph.query import constant, input_at, is_read, label, scalar
 from ortboost.graph.rewriting import Rule as SiteRule
 from ortboost.graph.rewriting import Site, rewrite_nodes

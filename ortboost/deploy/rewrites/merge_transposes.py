@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import dimensions
+from ortboost.graph.dimensions import dimensions
 from ortboost.graph.query import label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 

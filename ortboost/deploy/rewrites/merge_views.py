@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import REST, as_reshape, dimensions, is_flat, same_view
+from ortboost.graph.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 from ortboost.graph.query import constant, is_standard, label, producer_of
 from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrite_nodes
 

@@ -13,7 +13,7 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.rewrites.merge_casts import merge_casts
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
-from ortboost.deploy.rewrites.static_shapes import static_shapes
+from ortboost.graph.static_shapes import static_shapes
 from tests.deploy.rewrites.support import assert_kept, check, model_of, ops
 from tests.support import run, weights
 

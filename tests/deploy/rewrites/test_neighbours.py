@@ -14,7 +14,7 @@ from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fuse_pad import fuse_pad
 from ortboost.deploy.rewrites.merge_neighbours import merge_neighbours
 from ortboost.deploy.rewrites.merge_views import merge_views
-from ortboost.deploy.rewrites.static_shapes import static_shapes
+from ortboost.graph.static_shapes import static_shapes
 from tests.deploy.rewrites.support import check, model_of, ops
 from tests.support import weights
 

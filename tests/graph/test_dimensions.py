@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.deploy.rewrites.dimensions import REST, Key, as_reshape, elements, remainder
+from ortboost.graph.dimensions import REST, Key, as_reshape, elements
 from ortboost.graph.shape_inference import infer_shapes
 from tests.support import run, text_model
 
@@ -108,18 +108,3 @@ def test_elements(body):
 )
 def test_shapes_of_a_reshape(wanted, source, shape):
     assert as_reshape(wanted, source) == shape
-
-
-@pytest.mark.parametrize(
-    ("source", "others", "left"),
-    [
-        ([N, S, 12], [S, 12], N),
-        ([N, S, 12], [3, 4, S], N),
-        ([N, S, 12], [12], None),  # two remain
-        ([N, 12], [5], None),
-        ([N, 0], [0], None),
-        ([N, 12], [S], None),
-    ],
-)
-def test_what_a_minus_one_stands_for(source, others, left):
-    assert remainder(source, others) == left

@@ -22,7 +22,6 @@ __all__ = [
     "dimensions",
     "elements",
     "is_flat",
-    "remainder",
     "same_shape",
     "same_view",
 ]
@@ -118,31 +117,6 @@ def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None
 def is_flat(wanted: Sequence[Key], source: Sequence[Key]) -> bool:
     """Whether a view is ``Flatten(axis=1)`` of ``source``; that is defined for empty tensors."""
     return len(wanted) == 2 and len(source) > 1 and wanted[0] == source[0]
-
-
-def remainder(source: Sequence[Key], others: Sequence[Key]) -> Key | None:
-    """The dimension of ``source`` that the -1 of a Reshape must equal, given the other lengths.
-
-    Returns:
-        The only remaining dimension; ``None`` if more than one remains.
-
-    Example:
-        >>> remainder([("name", "n"), 1, 1024], [1024])
-        ('name', 'n')
-    """
-    left = list(source)
-    numbers = []
-    for key in others:
-        if isinstance(key, int):
-            numbers.append(key)
-        elif key in left:
-            left.remove(key)
-        else:
-            return None
-    # One length is left, if the numbers on both sides cancel; not in an empty tensor.
-    unknown = [key for key in left if not isinstance(key, int)]
-    size = math.prod(key for key in left if isinstance(key, int))
-    return unknown[0] if len(unknown) == 1 and size == math.prod(numbers) != 0 else None
 
 
 def elements(value: ir.Value | None) -> list[Key] | None:

@@ -15,17 +15,17 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.dimensions import (
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.dimensions import (
     REST,
     Key,
     as_reshape,
     dimensions,
     elements,
     is_flat,
-    remainder,
 )
-from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_standard, label
+from ortboost.graph.symbolic_shapes import name_lengths
 
 __all__ = ["static_shapes"]
 
@@ -44,7 +44,7 @@ def static_shapes(model: ir.Model) -> Report:
     report = Report("static_shapes")
     builder = Builder(model.graph, "ortboost/shape")
     parts = model.opset_imports.get("", 0) >= _PARTS
-    _name_lengths(model)
+    name_lengths(model)
     _store_numbers(model.graph, builder, report)
     # Nodes that take a shape: as constants if possible, else as fewer nodes.
     for node in list(model.graph):
@@ -89,51 +89,6 @@ def static_shapes(model: ir.Model) -> Report:
         node.replace_input_with(place, made[0])
         report.changed[label(node)] = "shape computed with fewer nodes"
     return report
-
-
-def _name_lengths(model: ir.Model) -> None:
-    """Rename lengths that shape inference calls ``unk__3`` to the known length that they equal.
-
-    These are the -1 of a Reshape that can only be one dimension of its input, as in [n, 1, 8] to
-    [-1, 8], and the rows of a Gemm whose input shape was found later.
-    """
-    ends = (*model.graph.inputs, *model.graph.outputs)
-    claimed = {key for value in ends for key in dimensions(value) or ()}  # seen by the user
-    renamed: dict[Key, str] = {}
-    for node in model.graph:
-        old, new = _equal_lengths(node)
-        new = renamed.get(new, _name(new))  # the length before may have been renamed itself
-        if new is not None and _name(old) not in (None, new) and old not in claimed:
-            renamed[old] = new
-    if not renamed:
-        return
-    for value in (out for node in model.graph for out in node.outputs):
-        if value.shape is not None:
-            keys = dimensions(value) or ()
-            value.shape = ir.Shape(
-                [renamed.get(key, dim) for key, dim in zip(keys, value.shape, strict=True)]
-            )
-
-
-def _equal_lengths(node: ir.Node) -> tuple[Key, Key]:
-    """A dimension of the output of a node, and the equal dimension of its first input."""
-    unknown = (None, None)
-    if not is_standard(node, "Gemm", "Reshape"):
-        return unknown
-    source, made = dimensions(node.inputs[0]), dimensions(node.outputs[0])
-    if source is None or made is None:
-        return unknown
-    if node.op_type == "Gemm":
-        return made[0], source[node.attributes.get_int("transA", 0)]
-    shape = constant(input_at(node, 1), limit=_MOST_AXES)
-    if shape is None or len(shape) != len(made) or list(shape).count(-1) != 1:
-        return unknown
-    place = list(shape).index(-1)
-    return made[place], remainder(source, made[:place] + made[place + 1 :])
-
-
-def _name(key: Key) -> str | None:
-    return str(key[1]) if isinstance(key, tuple) and key[0] == "name" else None
 
 
 def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
