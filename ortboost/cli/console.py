@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ortboost.cli.command import option
 from ortboost.core.printable import printable
 
 __all__ = ["Output", "human_bytes", "shape_text"]
@@ -24,17 +25,13 @@ class _Printable(logging.Formatter):
 
 @dataclass(frozen=True)
 class Output:
-    """How a command prints.
+    """The options that define how a command prints, and the printing itself."""
 
-    Args:
-        json: Print one JSON object on stdout and nothing else there.
-        quiet: Print no tables and no progress.
-        verbose: 0, 1 (informational log messages) or 2 (tracebacks too).
-    """
-
-    json: bool = False
-    quiet: bool = False
-    verbose: int = 0
+    json: bool = option("Print one JSON object on stdout.", "--json", default=False)
+    quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
+    verbose: int = option(
+        "Log more; twice for tracebacks.", "--verbose", "-v", default=0, count=True
+    )
 
     def __post_init__(self) -> None:
         level = logging.WARNING if self.verbose == 0 else logging.INFO

@@ -14,7 +14,6 @@ from ortboost.cli.console import Output, human_bytes
 from ortboost.cli.engine import EngineOptions, build
 from ortboost.cli.options import (
     Checkpoint,
-    Console,
     DataOptions,
     Device,
     InputOptions,
@@ -128,12 +127,11 @@ def export(
     explain: bool = option(
         "Report what each rewrite did, and what it left alone and why.", "--explain", default=False
     ),
-    console: Console,
+    printer: Output,
 ) -> None:
     """Write an optimized inference graph, verified against the trained program or the model."""
     from ortboost import api
 
-    printer = console.printer()
     tolerance = tolerances.arguments()
     # Before an export that may take minutes.
     engine.require(target)
@@ -248,7 +246,7 @@ def compare(
     inputs: InputOptions,
     reading: DataOptions,
     device: Device = "auto",
-    console: Console,
+    printer: Output,
 ) -> None:
     """Compare the outputs of two models on the same inputs.
 
@@ -257,7 +255,6 @@ def compare(
     """
     from ortboost import api
 
-    printer = console.printer()
     found = api.compare(
         one,
         other,

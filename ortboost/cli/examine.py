@@ -9,7 +9,7 @@ import typer
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes, shape_text
-from ortboost.cli.options import Console, Dim, Shape, refuse
+from ortboost.cli.options import Dim, Shape, refuse
 from ortboost.cli.pair import show_pair
 from ortboost.core.printable import count_of
 
@@ -53,7 +53,7 @@ def inspect(
     *,
     dim: Dim = None,
     shape: Shape = None,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Show the contents of a model file or a program folder, or compare two."""
     from ortboost.api import inspect as describe
@@ -61,7 +61,6 @@ def inspect(
     from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
 
-    printer = console.printer()
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
@@ -259,11 +258,10 @@ Example:
 \b
 Exit status 7 if a requirement for training is missing.""",
 )
-def doctor(*, console: Console) -> None:
+def doctor(*, printer: Output) -> None:
     """Check this machine and environment, and suggest fixes for what is missing."""
     from ortboost.api import doctor as diagnose
 
-    printer = console.printer()
     findings = diagnose()
     printer.result({"ok": findings.ok, "findings": [vars(finding) for finding in findings]})
     printer.table(
