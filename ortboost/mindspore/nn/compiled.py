@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
+from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
@@ -33,7 +34,6 @@ from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.runtime.step_result import StepResult
 from ortboost.runtime.stepper import Stepper
 from ortboost.runtime.updater import Updater
 from ortboost.training.run_state import step_seed
