@@ -97,7 +97,8 @@ class SampleSource(IterableSource):
         """Number and order of the samples; their contents are not checked."""
         return {**super().fingerprint(), "order": self._order.fingerprint()}
 
-    def _items(self, epoch: int) -> Iterator[Any]:
+    def items(self, epoch: int) -> Iterator[Any]:
+        """The samples of an epoch, collated to batches."""
         for batch in self._order.epoch(epoch):
             yield self._collated(batch["row"].tolist(), f"{self._what}: epoch {epoch}")
 
