@@ -127,9 +127,6 @@ class Adaptable(Protocol):
 def as_callbacks(values: Sequence[Callback | Adaptable]) -> list[Callback]:
     """Convert callbacks of any API to callbacks of the trainer.
 
-    Args:
-        values: The callbacks.
-
     Raises:
         ArgumentTypeError: A value is not a callback.
         UsageError: A callback needs something that the trainer does not have.

@@ -25,9 +25,6 @@ __all__ = ["load_csv", "read_csv"]
 def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read a CSV file as arrays.
 
-    Args:
-        path: The file, in UTF-8.
-
     Returns:
         Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
         in float32 (float64 if there are numbers above 2^24), unless a column has this name.

@@ -58,13 +58,7 @@ def chosen_split(data: Any, split: str) -> Any:
 
 
 class DatasetTable(Table):
-    """The columns of a data set.
-
-    Args:
-        dataset: The data set.
-        images: Preprocessing of images.
-        augment: Random augmentation of training images.
-    """
+    """The columns of a data set."""
 
     kind = UsageError
 

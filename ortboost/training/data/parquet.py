@@ -42,10 +42,6 @@ def find_parquet(folder: Path, split: str) -> list[Path]:
     """The Parquet files of a split in a folder, sorted by name.
 
     If any name starts with a split (``train-00000.parquet``), only the files of this split.
-
-    Args:
-        folder: The folder.
-        split: ``train``, ``test`` or ``val``.
     """
     files = sorted(folder.glob("*.parquet"))
     known = [[file for file in files if file.name.startswith(name)] for name in SPLIT_NAMES[split]]
