@@ -15,7 +15,6 @@ __all__ = ["list_boosts"]
 
 @verb(
     "list",
-    "List the boosts, or show the card of one boost.",
     file=False,
     examples="""\b
 Examples:

@@ -19,7 +19,6 @@ __all__ = ["list_runs"]
 
 @verb(
     "runs",
-    "Compare runs: a table, a plot, a CSV file.",
     file=False,
     examples="""\b
 Examples:

@@ -15,7 +15,7 @@ from rich.table import Table
 from ortboost.cli.command import option
 from ortboost.core.printable import printable
 
-__all__ = ["Output", "human_bytes", "shape_text"]
+__all__ = ["Output", "shape_text"]
 
 
 class _Printable(logging.Formatter):
@@ -80,21 +80,6 @@ class Output:
             console.print(table)
         for text in capture.get().rstrip("\n").splitlines():
             print(text.rstrip())
-
-
-def human_bytes(count: int) -> str:
-    """Format a size in bytes.
-
-    Example:
-        >>> human_bytes(1_500_000)
-        '1.5 MB'
-    """
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def shape_text(shape: Sequence[Any] | None) -> str:

@@ -32,7 +32,6 @@ __all__ = ["convert"]
 
 @verb(
     "convert",
-    "Turn a model into a training program.",
     also=" Or a JSON file with a program configuration.",
     examples="""\b
 Examples:

@@ -8,9 +8,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.console import Output
 from ortboost.cli.engine import EngineOptions, build
 from ortboost.cli.options import (
     Checkpoint,
@@ -155,7 +156,7 @@ def export(
     )
     built = build(result, engine, verify, split, arguments["mapping"])
     printer.result({**result.to_dict(), **({} if built is None else {"engine": built.to_dict()})})
-    file = "" if built is None else f"{built.path} ({human_bytes(built.bytes)})"
+    file = "" if built is None else f"{built.path} ({decimal_size(built.bytes)})"
     _show(printer, result, trained=source.is_dir(), engine=file)
     for report in result.exported.reports if explain else ():
         printer.line(f"\n{report}")
@@ -181,7 +182,7 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
     precision = result.exported.precision
     printer.pairs(
         [
-            ("file", f"{result.path} ({human_bytes(result.bytes)})"),
+            ("file", f"{result.path} ({decimal_size(result.bytes)})"),
             ("weights", weights if trained else ""),
             ("target", f"{result.exported.target.name}, {precision}"),
             ("nodes", _nodes(result)),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output, human_bytes, shape_text
+from ortboost.cli.console import Output, shape_text
 from ortboost.cli.options import Dim, Shape, refuse
 from ortboost.cli.pair import show_pair
 from ortboost.core.printable import count_of
@@ -132,7 +133,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
     doubtful = sum(1 for p in data["parameters"] if p["doubt"])
     printer.pairs(
         [
-            ("file", f"{data['path']} ({human_bytes(data['bytes'])})"),
+            ("file", f"{data['path']} ({decimal_size(data['bytes'])})"),
             ("kind", data["kind"]),
             ("made by", data["producer"]),
             ("opset", ", ".join(f"{k} {v}" for k, v in data["domains"].items())),
@@ -145,7 +146,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
                 "weights",
                 f"{count_of(len(trained), 'trainable tensor')}, {data['trainable_elements']:,} "
                 f"elements, "
-                f"{human_bytes(data['weight_bytes'])} in total",
+                f"{decimal_size(data['weight_bytes'])} in total",
             ),
             ("doubtful", f"{doubtful}, see --params" if doubtful else None),
             ("note", "weights are graph inputs too" if data["weights_are_inputs"] else None),

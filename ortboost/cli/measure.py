@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.console import Output
 from ortboost.cli.options import Device, InputOptions, Map, Shape, Split
 
 __all__ = ["bench"]
@@ -116,7 +117,7 @@ def _figures(row: dict[str, Any], name: str) -> list[Any]:
         latency["runs"],
         f"{row['throughput']:,.0f}" if row["throughput"] >= 10 else f"{row['throughput']:.2g}",
         f"{1000 * row['load_seconds']:.3g} ms",
-        *(human_bytes(row[key]) for key in _REST_KEYS[1:]),
+        *(decimal_size(row[key]) for key in _REST_KEYS[1:]),
     ]
 
 

@@ -103,7 +103,6 @@ class ProcessOptions:
 
 @verb(
     "train",
-    "Train a program.",
     examples="""\b
 Examples:
   ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64

@@ -29,7 +29,6 @@ _WARNINGS = 3  # number of warnings shown
 
 @verb(
     "watch",
-    "Watch a run in progress, or show how one ended.",
     file=False,
     examples="""\b
 Examples:
