@@ -54,13 +54,14 @@ class Epochs:
         if hasattr(self._data, "set_epoch"):
             self._data.set_epoch(epoch)
         iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
-        if not hasattr(iterable, "__iter__"):
+        if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
             raise ArgumentValueError(
                 "The data cannot be iterated.",
                 where=f"{self._what}: {type(iterable).__name__}",
                 fix="Pass an iterable of batches, or a function that returns one.",
             )
-        if iterable is iter(iterable) and not callable(self._data):
+        # Not iter(iterable): that of a DataLoader would start its workers, and draw a seed.
+        if isinstance(iterable, Iterator) and not callable(self._data):
             if self._used:
                 raise ArgumentValueError(
                     "The data can be iterated only once.",
