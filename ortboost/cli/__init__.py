@@ -26,11 +26,7 @@ def interrupt_once(number: int, frame: object) -> NoReturn:
 
 
 def leave_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
-    """End the process if Ctrl-C was raised in a destructor or callback, which cannot propagate it.
-
-    Args:
-        unraisable: The argument of :data:`sys.unraisablehook`.
-    """
+    """End the process if Ctrl-C was raised in a destructor, which cannot propagate it."""
     if unraisable.exc_type is KeyboardInterrupt and _interrupts:
         os._exit(_interrupted(sys.argv[1:]))
     sys.__unraisablehook__(unraisable)
@@ -106,15 +102,7 @@ def _interrupted(words: Sequence[str]) -> int:
 def print_error(
     what: str, words: Sequence[str], fix: str, status: int, where: str | None = None
 ) -> int:
-    """Print an error in three lines and return its exit status.
-
-    Args:
-        what: What went wrong.
-        words: The command-line arguments.
-        fix: What the user can do about it.
-        status: The exit status.
-        where: Where it happened; default: the command.
-    """
+    """Print an error in three lines, by default of the command, and return its exit status."""
     from ortboost.core.printable import one_line
 
     print(f"error: {one_line(what)}", file=sys.stderr)

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from ortboost.cli.command import verb
-from ortboost.cli.options import Console
+from ortboost.cli.console import Output
 
 __all__ = ["list_boosts"]
 
 
 @verb(
     "list",
-    "List the boosts, or show the card of one boost.",
     file=False,
     examples="""\b
 Examples:
@@ -26,13 +25,12 @@ Examples:
 def list_boosts(
     name: Annotated[str | None, typer.Argument(help="Show the card of this boost.")] = None,
     *,
-    console: Console,
+    printer: Output,
 ) -> None:
     """List the boosts, or show the card of one boost."""
     from ortboost.api.cards import cards, find_card
     from ortboost.boosts.table import registered
 
-    printer = console.printer()
     boosts = {boost.name: boost for boost in registered()}
     if name is not None:
         boost = boosts.get(name.replace("_", "-").lower())

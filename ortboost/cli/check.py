@@ -10,7 +10,8 @@ import typer
 
 from ortboost.cli.check_target import TargetOptions, run_check
 from ortboost.cli.command import verb
-from ortboost.cli.options import Console, InputOptions, given, refuse
+from ortboost.cli.console import Output
+from ortboost.cli.options import InputOptions, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
 from ortboost.core.printable import count_of
 
@@ -40,12 +41,11 @@ def check(
     target: TargetOptions,
     engine: Engine = None,
     *,
-    console: Console,
+    printer: Output,
 ) -> None:
     """List everything that prevents training a model, or running it on a target."""
     from ortboost import api
 
-    printer = console.printer()
     options = given(
         **{key: value for group in (loss, trained) for key, value in vars(group).items()},
         dim=inputs.dim,
@@ -67,7 +67,7 @@ def check(
     if report.rewrites:
         rewritten = [(node, what) for r in report.rewrites for node, what in r.changed.items()]
         printer.table(
-            ["will be rewritten", "how"], rewritten if console.verbose else _folded(rewritten)
+            ["will be rewritten", "how"], rewritten if printer.verbose else _folded(rewritten)
         )
     for note in report.notes:
         printer.line(f"note: {note}")

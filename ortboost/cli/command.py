@@ -71,7 +71,7 @@ class Verb:
 
 
 def verb(
-    name: str, short: str, *, examples: str, also: str = "", file: bool = True
+    name: str, short: str = "", *, examples: str, also: str = "", file: bool = True
 ) -> Callable[[Callable[..., None]], Verb]:
     """Decorator: turn a function of arguments, options and option groups into a command.
 
@@ -80,12 +80,14 @@ def verb(
 
     Args:
         name: The name on the command line.
-        short: Its line in the list of commands, where the docstring would be cut off.
+        short: Its line in the list of commands; default: the docstring, which may be cut off there.
         examples: Examples, at the end of its help.
         also: Other formats that ``--config`` accepts, for its help.
         file: Whether the command has ``--config``.
     """
-    return lambda function: Verb(name, short, examples, _command(function, also, file))
+    return lambda function: Verb(
+        name, short or (function.__doc__ or ""), examples, _command(function, also, file)
+    )
 
 
 def _command(function: Callable[..., None], also: str, file: bool) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.options import Console
+from ortboost.cli.console import Output
 
 if TYPE_CHECKING:
     from ortboost.api import RunInfo
@@ -19,7 +19,6 @@ __all__ = ["list_runs"]
 
 @verb(
     "runs",
-    "Compare runs: a table, a plot, a CSV file.",
     file=False,
     examples="""\b
 Examples:
@@ -43,12 +42,11 @@ def list_runs(
     plot: Path | None = option("Plot the curves of all runs into one file.", metavar="FILE.png"),
     csv: Path | None = option("Write the logged values of all steps.", metavar="FILE.csv"),
     *,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Compare runs: a table, a plot, a CSV file."""
     from ortboost.api import runs
 
-    printer = console.printer()
     found = runs(sources or ".", metric=metric, plot=plot, csv=csv)
     printer.result([run.to_dict() for run in found])
     name = next((run.metric for run in found if run.metric), "best")

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.options import Console, Run
+from ortboost.cli.console import Output
+from ortboost.cli.options import Run
 
 __all__ = ["pca"]
 
@@ -28,12 +29,11 @@ def pca(
     components: int = option("Number of components.", "--components", "-k", default=32, min=1),
     checkpoints: Path | None = option("Folder of checkpoints; default: the run's own."),
     *,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Compute the principal components of the weights in a run's checkpoints."""
     from ortboost import api
 
-    printer = console.printer()
     found = api.pca(run, out, components=components, checkpoints=checkpoints)
     printer.result({"path": str(out), **found})
     printer.pairs([*found.items(), ("file", out)])

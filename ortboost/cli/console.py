@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ortboost.cli.command import option
 from ortboost.core.printable import printable
 
-__all__ = ["Output", "human_bytes", "shape_text"]
+__all__ = ["Output", "shape_text"]
 
 
 class _Printable(logging.Formatter):
@@ -24,17 +25,13 @@ class _Printable(logging.Formatter):
 
 @dataclass(frozen=True)
 class Output:
-    """How a command prints.
+    """The options that define how a command prints, and the printing itself."""
 
-    Args:
-        json: Print one JSON object on stdout and nothing else there.
-        quiet: Print no tables and no progress.
-        verbose: 0, 1 (informational log messages) or 2 (tracebacks too).
-    """
-
-    json: bool = False
-    quiet: bool = False
-    verbose: int = 0
+    json: bool = option("Print one JSON object on stdout.", "--json", default=False)
+    quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
+    verbose: int = option(
+        "Log more; twice for tracebacks.", "--verbose", "-v", default=0, count=True
+    )
 
     def __post_init__(self) -> None:
         level = logging.WARNING if self.verbose == 0 else logging.INFO
@@ -83,21 +80,6 @@ class Output:
             console.print(table)
         for text in capture.get().rstrip("\n").splitlines():
             print(text.rstrip())
-
-
-def human_bytes(count: int) -> str:
-    """Format a size in bytes.
-
-    Example:
-        >>> human_bytes(1_500_000)
-        '1.5 MB'
-    """
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def shape_text(shape: Sequence[Any] | None) -> str:

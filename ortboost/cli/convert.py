@@ -11,7 +11,7 @@ import typer
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, shape_text
-from ortboost.cli.options import Checkpoint, Console, InputOptions
+from ortboost.cli.options import Checkpoint, InputOptions
 from ortboost.cli.program_options import (
     BoostOptions,
     LabelOptions,
@@ -32,7 +32,6 @@ __all__ = ["convert"]
 
 @verb(
     "convert",
-    "Turn a model into a training program.",
     also=" Or a JSON file with a program configuration.",
     examples="""\b
 Examples:
@@ -72,13 +71,12 @@ def convert(
     ),
     dry_run: bool = option("Convert and report, but write nothing.", "--dry-run", default=False),
     *,
-    console: Console,
+    printer: Output,
     config: Path | None,
 ) -> None:
     """Turn a model into a training program."""
     from ortboost import api
 
-    printer = console.printer()
     base = read_program_config(config)
     settled = settle(
         base,

@@ -8,13 +8,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.console import Output
 from ortboost.cli.engine import EngineOptions, build
 from ortboost.cli.options import (
     Checkpoint,
-    Console,
     DataOptions,
     Device,
     InputOptions,
@@ -128,12 +128,11 @@ def export(
     explain: bool = option(
         "Report what each rewrite did, and what it left alone and why.", "--explain", default=False
     ),
-    console: Console,
+    printer: Output,
 ) -> None:
     """Write an optimized inference graph, verified against the trained program or the model."""
     from ortboost import api
 
-    printer = console.printer()
     tolerance = tolerances.arguments()
     # Before an export that may take minutes.
     engine.require(target)
@@ -157,7 +156,7 @@ def export(
     )
     built = build(result, engine, verify, split, arguments["mapping"])
     printer.result({**result.to_dict(), **({} if built is None else {"engine": built.to_dict()})})
-    file = "" if built is None else f"{built.path} ({human_bytes(built.bytes)})"
+    file = "" if built is None else f"{built.path} ({decimal_size(built.bytes)})"
     _show(printer, result, trained=source.is_dir(), engine=file)
     for report in result.exported.reports if explain else ():
         printer.line(f"\n{report}")
@@ -183,7 +182,7 @@ def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) 
     precision = result.exported.precision
     printer.pairs(
         [
-            ("file", f"{result.path} ({human_bytes(result.bytes)})"),
+            ("file", f"{result.path} ({decimal_size(result.bytes)})"),
             ("weights", weights if trained else ""),
             ("target", f"{result.exported.target.name}, {precision}"),
             ("nodes", _nodes(result)),
@@ -248,7 +247,7 @@ def compare(
     inputs: InputOptions,
     reading: DataOptions,
     device: Device = "auto",
-    console: Console,
+    printer: Output,
 ) -> None:
     """Compare the outputs of two models on the same inputs.
 
@@ -257,7 +256,6 @@ def compare(
     """
     from ortboost import api
 
-    printer = console.printer()
     found = api.compare(
         one,
         other,

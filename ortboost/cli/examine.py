@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output, human_bytes, shape_text
-from ortboost.cli.options import Console, Dim, Shape, refuse
+from ortboost.cli.console import Output, shape_text
+from ortboost.cli.options import Dim, Shape, refuse
 from ortboost.cli.pair import show_pair
 from ortboost.core.printable import count_of
 
@@ -53,7 +54,7 @@ def inspect(
     *,
     dim: Dim = None,
     shape: Shape = None,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Show the contents of a model file or a program folder, or compare two."""
     from ortboost.api import inspect as describe
@@ -61,7 +62,6 @@ def inspect(
     from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
 
-    printer = console.printer()
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
@@ -133,7 +133,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
     doubtful = sum(1 for p in data["parameters"] if p["doubt"])
     printer.pairs(
         [
-            ("file", f"{data['path']} ({human_bytes(data['bytes'])})"),
+            ("file", f"{data['path']} ({decimal_size(data['bytes'])})"),
             ("kind", data["kind"]),
             ("made by", data["producer"]),
             ("opset", ", ".join(f"{k} {v}" for k, v in data["domains"].items())),
@@ -146,7 +146,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
                 "weights",
                 f"{count_of(len(trained), 'trainable tensor')}, {data['trainable_elements']:,} "
                 f"elements, "
-                f"{human_bytes(data['weight_bytes'])} in total",
+                f"{decimal_size(data['weight_bytes'])} in total",
             ),
             ("doubtful", f"{doubtful}, see --params" if doubtful else None),
             ("note", "weights are graph inputs too" if data["weights_are_inputs"] else None),
@@ -259,11 +259,10 @@ Example:
 \b
 Exit status 7 if a requirement for training is missing.""",
 )
-def doctor(*, console: Console) -> None:
+def doctor(*, printer: Output) -> None:
     """Check this machine and environment, and suggest fixes for what is missing."""
     from ortboost.api import doctor as diagnose
 
-    printer = console.printer()
     findings = diagnose()
     printer.result({"ok": findings.ok, "findings": [vars(finding) for finding in findings]})
     printer.table(

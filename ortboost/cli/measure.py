@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import human_bytes
-from ortboost.cli.options import Console, Device, InputOptions, Map, Shape, Split
+from ortboost.cli.console import Output
+from ortboost.cli.options import Device, InputOptions, Map, Shape, Split
 
 __all__ = ["bench"]
 
@@ -53,7 +54,7 @@ def bench(
     shape: Shape = None,
     split: Split = "test",
     device: Device = "auto",
-    console: Console,
+    printer: Output,
 ) -> None:
     """Measure latency, throughput, load time, size and memory of models, side by side."""
     from ortboost.api import bench as measure
@@ -61,7 +62,6 @@ def bench(
     from ortboost.cli.parse import parse_mapping, parse_shapes
     from ortboost.deploy.bench_results import BenchConfig
 
-    printer = console.printer()
     config = BenchConfig(
         batch_sizes=tuple(batch_size or ()),
         threads=tuple(threads or (None,)),
@@ -82,7 +82,7 @@ def bench(
         data=data,
         mapping=parse_mapping(mapping or []),
         split=split,
-        tell=(lambda text: None) if console.quiet else lambda text: typer.echo(text, err=True),
+        tell=(lambda text: None) if printer.quiet else lambda text: typer.echo(text, err=True),
     )
     result = bench_to_dict(found, config)
     printer.result(result)
@@ -117,7 +117,7 @@ def _figures(row: dict[str, Any], name: str) -> list[Any]:
         latency["runs"],
         f"{row['throughput']:,.0f}" if row["throughput"] >= 10 else f"{row['throughput']:.2g}",
         f"{1000 * row['load_seconds']:.3g} ms",
-        *(human_bytes(row[key]) for key in _REST_KEYS[1:]),
+        *(decimal_size(row[key]) for key in _REST_KEYS[1:]),
     ]
 
 

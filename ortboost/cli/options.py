@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ortboost.cli.command import option
-from ortboost.cli.console import Output
 from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchAxis",
     "Checkpoint",
-    "Console",
     "DataFile",
     "DataOptions",
     "Device",
@@ -66,21 +64,6 @@ UpdateBn = Annotated[
 Checkpoint = Annotated[
     str, typer.Option(help="best, last, initial, or the path of a checkpoint file.")
 ]
-
-
-@dataclass(frozen=True)
-class Console:
-    """How a command prints."""
-
-    json: bool = option("Print one JSON object on stdout.", "--json", default=False)
-    quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
-    verbose: int = option(
-        "Log more; twice for tracebacks.", "--verbose", "-v", default=0, count=True
-    )
-
-    def printer(self) -> Output:
-        """The printer with these settings."""
-        return Output(self.json, self.quiet, self.verbose)
 
 
 Map = Annotated[

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ortboost.cli.console import Output, human_bytes, shape_text
+from rich.filesize import decimal as decimal_size
+
+from ortboost.cli.console import Output, shape_text
 from ortboost.core.printable import count_of
 
 __all__ = ["show_pair"]
@@ -29,9 +31,9 @@ def show_pair(
     printer.result(data)
     one, two = data["before"], data["after"]
     heads = ["", "before", "after", "difference", "ratio"]
-    titles = {
-        "bytes": ("file", human_bytes),
-        "weight_bytes": ("weights", human_bytes),
+    titles: dict[str, tuple[str, Callable[[int], str]]] = {
+        "bytes": ("file", decimal_size),
+        "weight_bytes": ("weights", decimal_size),
         "weight_elements": ("weight elements", _thousands),
         "trainable_elements": ("trainable elements", _thousands),
         "tensors": ("weight tensors", _thousands),

@@ -138,10 +138,6 @@ def parse_optimizer(
 ) -> tuple[Optimizer, tuple[Boost, ...]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
 
-    Args:
-        text: The argument.
-        further: Further hyper-parameters.
-
     Raises:
         UsageError: The argument is malformed.
         ConfigError: An unknown optimizer or hyper-parameter, or an invalid value.

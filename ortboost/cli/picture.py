@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.options import Console
+from ortboost.cli.console import Output
 from ortboost.core.errors import UsageError
 
 __all__ = ["plot"]
@@ -43,12 +43,11 @@ def plot(
     max_nodes: int = option("Refuse to draw more nodes than this.", default=300, min=1),
     whole: bool = option("Draw all nodes, not layers.", "--whole", default=False),
     *,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Draw a graph with the rewritten nodes marked, or plot the curves of a training run."""
     from ortboost.api import plot as draw
 
-    printer = console.printer()
     if out is None and not source.is_dir():
         raise UsageError(
             "--out is required for an ONNX file.",

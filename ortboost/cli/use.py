@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ortboost.cli.command import option, verb
+from ortboost.cli.console import Output
 from ortboost.cli.options import (
     BatchAxis,
     Checkpoint,
-    Console,
     DataFile,
     DataOptions,
     Device,
@@ -103,7 +103,6 @@ class ProcessOptions:
 
 @verb(
     "train",
-    "Train a program.",
     examples="""\b
 Examples:
   ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
@@ -147,7 +146,7 @@ def train(
     reading: DataOptions,
     settings: RunOptions,
     sharing: ProcessOptions,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Train a program."""
     from ortboost import api
@@ -160,7 +159,6 @@ def train(
         os.execv(command[0], command)  # does not return: torchrun starts this command again
     alone = sharing.processes is None and not in_torchrun()
     refuse({"--max-restarts": alone and sharing.max_restarts}, "about --processes", "train")
-    printer = console.printer()
     summary = api.train(
         run,
         data,
@@ -171,7 +169,7 @@ def train(
         early_stop=early_stop,
         val_split=val_split,
         augment=augment,
-        progress=make_progress(progress, quiet=console.quiet),
+        progress=make_progress(progress, quiet=printer.quiet),
         tensorboard=tensorboard,
         batch_axes=parse_inputs(None, None, batch_axis).batch_axes,
         device=device,
@@ -247,13 +245,12 @@ def evaluate(
     threads: Threads = None,
     *,
     reading: DataOptions,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Evaluate a trained program or an ONNX file on data."""
     from ortboost import api
     from ortboost.cli.parse import parse_inputs
 
-    printer = console.printer()
     found = api.evaluate(
         target,
         data,

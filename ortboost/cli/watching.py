@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.options import Console
+from ortboost.cli.console import Output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,6 @@ _WARNINGS = 3  # number of warnings shown
 
 @verb(
     "watch",
-    "Watch a run in progress, or show how one ended.",
     file=False,
     examples="""\b
 Examples:
@@ -43,10 +42,9 @@ def watch(
     run: Annotated[Path, typer.Argument(help="Program folder; it need not exist yet.")],
     seconds: float = option("Seconds between reads of the log.", default=0.5, min=0.05),
     *,
-    console: Console,
+    printer: Output,
 ) -> None:
     """Watch a run in progress, or show how one ended."""
-    printer = console.printer()
     try:
         history = _follow(run, seconds, printer.people)
     except KeyboardInterrupt:  # stops watching, not the training

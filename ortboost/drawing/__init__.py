@@ -107,12 +107,7 @@ def draw_parts(
 ) -> tuple[Picture, list[Part]]:
     """A picture of the layers of a graph, and one of each layer.
 
-    See :mod:`ortboost.drawing.collapse`.
-
-    Args:
-        source: ONNX file or program folder.
-        before: The original model or program to compare with.
-        graph: Which graph of a program folder: ``eval``, ``step``, or another one that it has.
+    See :mod:`ortboost.drawing.collapse`; arguments as for :func:`draw`.
 
     Raises:
         FileError: A file cannot be read.

@@ -13,9 +13,6 @@ _COLORS = {"dense": "#2563a8", "norm": "#8250df", "activation": "#2f855a", "layo
 def to_dot(picture: Picture) -> str:
     """Write a picture in the DOT language.
 
-    Args:
-        picture: The picture.
-
     Returns:
         A complete file; ``dot -Tpdf graph.dot -o graph.pdf`` draws it.
     """

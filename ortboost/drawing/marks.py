@@ -71,10 +71,6 @@ def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], di
     with the same operator, attributes and weights; then among nodes with the same operator; and
     last by output or name alone. A node that only reads from another node is not different.
 
-    Args:
-        before: The graph before.
-        after: The graph after.
-
     Returns:
         Node of ``after`` to the description of its change; and removed nodes of ``before`` to their
         operator.

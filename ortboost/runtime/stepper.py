@@ -13,6 +13,7 @@ from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError, first_line
 from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
+from ortboost.core.step_result import StepResult
 from ortboost.graph.query import format_shape
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
@@ -29,7 +30,6 @@ from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep, count_samples
 from ortboost.runtime.state import DeviceState
-from ortboost.runtime.step_result import StepResult
 
 __all__ = ["Stepper"]
 

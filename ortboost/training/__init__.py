@@ -6,6 +6,7 @@ The trainer drives any object that implements the protocols in
 
 from __future__ import annotations
 
+from ortboost.core.step_result import StepResult
 from ortboost.training.callbacks import (
     Adaptable,
     BestModel,
@@ -32,7 +33,7 @@ from ortboost.training.logs import EventLog, read_log
 from ortboost.training.metrics import Metric, get_metric
 from ortboost.training.plot import plot_log
 from ortboost.training.progress import Reporter, make_progress
-from ortboost.training.protocols import Evaluator, InputSpec, Stepper, StepResult
+from ortboost.training.protocols import Evaluator, InputSpec, Stepper
 from ortboost.training.schedule_text import parse_schedule
 from ortboost.training.schedules import Schedule
 from ortboost.training.signals import Interrupted, Terminated

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 from ortboost.core.errors import ArgumentTypeError, UsageError, nearest
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.core.printable import count_of
-from ortboost.training.protocols import StepResult
+from ortboost.core.step_result import StepResult
 
 __all__ = [
     "Adaptable",
@@ -126,9 +126,6 @@ class Adaptable(Protocol):
 
 def as_callbacks(values: Sequence[Callback | Adaptable]) -> list[Callback]:
     """Convert callbacks of any API to callbacks of the trainer.
-
-    Args:
-        values: The callbacks.
 
     Raises:
         ArgumentTypeError: A value is not a callback.

@@ -164,12 +164,7 @@ class CheckpointStore:
     def latest(
         self, *, program: str | None = None, expect: Mapping[str, Array] | None = None
     ) -> Found:
-        """The newest valid checkpoint, and which newer ones were refused and why.
-
-        Args:
-            program: The required fingerprint; None accepts any.
-            expect: Tensors whose names, shapes and dtypes it must have.
-        """
+        """The newest valid checkpoint, and which newer ones were refused; see :meth:`load`."""
         found = self._newest(self.steps(), program, expect)
         good = -1 if found.checkpoint is None else found.checkpoint.step
         self._refused = {step for step in self.steps() if step > good}

@@ -142,9 +142,6 @@ class SkipHistory:
         The steps since the warm-up are split in the middle, or at the oldest recorded skip. Skips
         are growing if the newer part has more than 1 % of them, and at least twice the rate of the
         older part plus five skips.
-
-        Args:
-            step: Steps done.
         """
         forgotten = self.later - len(self.recent)  # skips whose steps are no longer known
         cut = self.recent[0] - 1 if forgotten else (self.warm_steps + step) // 2

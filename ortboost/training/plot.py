@@ -38,13 +38,8 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
         log: The JSONL file of a run, see :mod:`ortboost.training.logs`.
         path: The PNG to write; its folder must exist.
 
-    Returns:
-        The path of the PNG.
-
     Raises:
-        DependencyError: matplotlib is not installed.
-        UsageError: The log has no steps.
-        FileError: The log cannot be read, or the PNG cannot be written.
+        FileError: The log cannot be read; and the errors of :func:`plot_runs`.
     """
     return plot_runs([RunHistory.read(log)], path)
 
@@ -55,6 +50,9 @@ def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
     Args:
         runs: The runs.
         path: The PNG to write; its folder must exist.
+
+    Returns:
+        The path of the PNG.
 
     Raises:
         DependencyError: matplotlib is not installed.

@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.step_result import StepResult
+
 __all__ = ["Array", "Batch", "Evaluator", "InputLike", "InputSpec", "StepResult", "Stepper"]
 
 Array: TypeAlias = NDArray[Any]
@@ -53,42 +55,6 @@ class InputSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
-
-
-class StepResult(Protocol):
-    """The host-side outcome of one training step."""
-
-    @property
-    def loss(self) -> float:
-        """Unscaled loss of the batch, before the update."""
-
-    @property
-    def overflow(self) -> bool:
-        """Whether the update was skipped because a gradient was not finite."""
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale *after* the step's scale update; 1 when scaling is off."""
-
-    @property
-    def loss_scales(self) -> Sequence[float]:
-        """The scale of each group after the step, for a grouped scale; otherwise empty."""
-
-    @property
-    def applied_steps(self) -> int:
-        """Updates applied since the start of training, including this one."""
-
-    @property
-    def consecutive_skips(self) -> int:
-        """Consecutive skipped steps up to and including this one; 0 if this one was applied."""
-
-    @property
-    def total_skips(self) -> int:
-        """Skipped steps since the start of training."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Other scalar outputs of the step, by name."""
 
 
 class Stepper(Protocol):

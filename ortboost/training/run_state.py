@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ortboost.core.field_types import read_config, write_config
+from ortboost.core.step_result import StepResult
 from ortboost.training.metrics import Mean
 from ortboost.training.overflow import SkipHistory
-from ortboost.training.protocols import StepResult
 
 __all__ = ["RunState", "step_seed"]
 

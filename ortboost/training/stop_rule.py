@@ -12,8 +12,8 @@ from ortboost.core.loss_scale import (
     NoScaleConfig,
     scale_text,
 )
+from ortboost.core.step_result import StepResult
 from ortboost.training.config import TrainConfig
-from ortboost.training.protocols import StepResult
 
 __all__ = ["StopRule"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ortboost.core.errors import DependencyError, FileError
+from ortboost.core.step_result import StepResult
 from ortboost.training.callbacks import Callback, RunView
-from ortboost.training.protocols import StepResult
 
 __all__ = ["TensorBoard"]
 

@@ -7,27 +7,15 @@ It keeps the protocols of ``ortboost.training.protocols``, has dropout-like nois
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ortboost.core import loss_scale
+from ortboost.core.step_result import StepResult
 from ortboost.training.protocols import InputSpec
 
 FEATURES = 3
-
-
-@dataclass(frozen=True)
-class Result:
-    loss: float
-    overflow: bool
-    loss_scale: float
-    applied_steps: int
-    consecutive_skips: int
-    total_skips: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    loss_scales: tuple[float, ...] = ()
 
 
 class LinearStepper:
@@ -55,7 +43,9 @@ class LinearStepper:
         self.seen: list[float] = []
         self.seeds: list[int] = []
 
-    def step(self, feeds: Mapping[str, Any], hyper: Mapping[str, float], *, seed: int) -> Result:
+    def step(
+        self, feeds: Mapping[str, Any], hyper: Mapping[str, float], *, seed: int
+    ) -> StepResult:
         x, y = feeds["x"], feeds["labels"]
         noise = np.random.Generator(np.random.PCG64(seed)).normal(size=len(x)).astype(np.float32)
         error = x @ self.w + self.b - y + np.float32(1e-3) * noise
@@ -71,7 +61,7 @@ class LinearStepper:
                 np.float32
             )
             self.applied += 1
-        return Result(
+        return StepResult(
             loss=float((error**2).mean()),
             overflow=bad,
             loss_scale=float(self.scale.scale),

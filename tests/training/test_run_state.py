@@ -6,8 +6,8 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from linear_stepper import Result
 
+from ortboost.core.step_result import StepResult
 from ortboost.training.run_state import RunState, step_seed
 
 losses = st.lists(
@@ -19,7 +19,7 @@ losses = st.lists(
 def test_sums_go_on_to_the_same_bits_after_json(values, cut):
     def feed(state, some):
         for value in some:
-            state.add(Result(value, False, 2.0, 1, 0, 0, {"m": value / 3}), 7)
+            state.add(StepResult(value, False, 2.0, 1, 0, 0, {"m": value / 3}), 7)
 
     whole, first = RunState(), RunState()
     feed(whole, values)
@@ -32,8 +32,8 @@ def test_sums_go_on_to_the_same_bits_after_json(values, cut):
 
 def test_the_end_of_an_epoch_starts_new_sums():
     state = RunState()
-    state.add(Result(2.0, False, 1.0, 1, 0, 0), 3)
-    state.add(Result(5.0, False, 1.0, 2, 0, 0), 1)
+    state.add(StepResult(2.0, False, 1.0, 1, 0, 0), 3)
+    state.add(StepResult(5.0, False, 1.0, 2, 0, 0), 1)
     assert (state.batch, state.step) == (2, 2)
     assert state.end_epoch() == {"train_loss": 2.75}
     assert (state.epoch, state.batch, state.step) == (1, 0, 2)

@@ -6,7 +6,6 @@ import json
 import math
 
 import pytest
-from linear_stepper import Result
 
 from ortboost.core.loss_scale import (
     NO_SCALE,
@@ -14,6 +13,7 @@ from ortboost.core.loss_scale import (
     FixedScaleConfig,
     GroupedScaleConfig,
 )
+from ortboost.core.step_result import StepResult
 from ortboost.training.config import TrainConfig
 from ortboost.training.stop_rule import StopRule
 
@@ -21,7 +21,7 @@ DYNAMIC = DynamicScaleConfig(init_scale=8, min_scale=2)
 
 
 def result(overflow, scale=1.0, loss=1.0, applied=1):
-    return Result(loss, overflow, scale, applied, 0, 0)
+    return StepResult(loss, overflow, scale, applied, 0, 0)
 
 
 def rule(scale, **options):
@@ -90,5 +90,5 @@ def test_groups_are_given_up_when_any_scale_must_be_at_its_end():
     watch, steps = rule(law), 0
     while not watch.diverged:
         steps += 1
-        watch.observe(steps, Result(1.0, True, 16.0, 0, steps, steps))
+        watch.observe(steps, StepResult(1.0, True, 16.0, 0, steps, steps))
     assert steps == 6 + 3  # from 64 to 1, and three more

@@ -229,9 +229,6 @@ def warn_of_unused(cell: str) -> None:
 
     MindSpore's cells read the enabled boosts from a singleton. Here boosts come with network and
     optimizer, so that ported code might train without them.
-
-    Args:
-        cell: Class name of the cell.
     """
     if _UNUSED:
         gc.collect()  # drop those of failed calls

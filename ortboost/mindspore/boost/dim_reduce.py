@@ -23,7 +23,6 @@ from ortboost.mindspore.communication import get_group_size, get_rank, shared_gr
 from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     Count,
-    NotInThisVersionError,
     as_argument_error,
 )
 from ortboost.mindspore.core.cell import Cell
@@ -155,14 +154,6 @@ class DimReduce(OptimizerWrapper):
         """How a training step applies it."""
         return dataclasses.replace(
             super().updates(), line_search=self._boost, order=tuple(self._order)
-        )
-
-    def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: gradients are part of the step graphs."""
-        raise NotInThisVersionError(
-            "DimReduce cannot be called with gradients.",
-            where="DimReduce",
-            fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
         )
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     Count,
-    NotInThisVersionError,
 )
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
@@ -51,11 +49,3 @@ class GradientAccumulation(OptimizerWrapper):
     def updates(self) -> Updates:
         """How a training step applies it."""
         return dataclasses.replace(super().updates(), accumulate=self.max_accumulation_step)
-
-    def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: gradients are part of the step graph."""
-        raise NotInThisVersionError(
-            "GradientAccumulation cannot be called with gradients.",
-            where="GradientAccumulation",
-            fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
-        )

@@ -167,11 +167,6 @@ class GroupLossScaleManager(GroupedScaleCell):
     ) -> GroupedScaleConfig:
         """Get the policy for a network and its trained parameters.
 
-        Args:
-            owner: Name of the training cell, for errors.
-            network: The network.
-            parameters: The parameters of the optimizer.
-
         Raises:
             ArgumentTypeError: ``loss_scale_groups`` is not a list of lists.
             ArgumentValueError: A parameter is in no group or in two, a group is empty or contains

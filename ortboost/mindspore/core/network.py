@@ -30,11 +30,12 @@ from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
+from ortboost.training.data.shapes import matches
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import PrecisionConfig
 from ortboost.transforms.trainable_norm import to_training
 
-__all__ = ["Network", "Parameter", "as_input", "load"]
+__all__ = ["Network", "Parameter", "as_input", "check_count", "load"]
 
 EngineName: TypeAlias = Literal["auto", "portable", "native"]
 _OPSETS, _IR_VERSION = range(18, 22), 10
@@ -134,12 +135,7 @@ class Network(Shown, Cell):
             ArgumentTypeError: The number of inputs or a dtype does not fit.
             ArgumentValueError: A shape does not fit.
         """
-        if len(inputs) != len(self.inputs):
-            raise ArgumentTypeError(
-                f"The network needs {len(self.inputs)} inputs, but {len(inputs)} were given.",
-                where="network call",
-                fix=f"Give {', '.join(spec.name for spec in self.inputs)}.",
-            )
+        check_count("network call", self, inputs)
         feeds = {
             spec.name: as_input(value, spec)
             for spec, value in zip(self.inputs, inputs, strict=True)
@@ -223,6 +219,21 @@ def load(
     return Network(source, device=device, threads=threads, seed=seed, engine=engine)
 
 
+def check_count(where: str, network: Network, inputs: Sequence[Any], *more: str) -> None:
+    """Check the number of arguments: one for each input of a network, and ``more`` after them.
+
+    Raises:
+        ArgumentTypeError: It is another one.
+    """
+    wanted = [*(spec.name for spec in network.inputs), *more]
+    if len(inputs) != len(wanted):
+        raise ArgumentTypeError(
+            f"{len(wanted)} arguments are needed, but {len(inputs)} were given.",
+            where=where,
+            fix=f"Give {', '.join(wanted)}.",
+        )
+
+
 def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
     """Convert an array to the dtype of a graph input, after checking that it fits.
 
@@ -237,11 +248,7 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
             where=f"input '{spec.name}'",
             fix=f"Give an array of {spec.dtype}.",
         )
-    fits = len(array.shape) == len(spec.shape) and all(
-        not isinstance(want, int) or want == have
-        for have, want in zip(array.shape, spec.shape, strict=True)
-    )
-    if not fits:
+    if not matches(array.shape, spec.shape):
         raise ArgumentValueError(
             f"The input '{spec.name}' got the shape {list(array.shape)}.",
             where=f"input '{spec.name}'",

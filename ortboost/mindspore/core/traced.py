@@ -32,12 +32,7 @@ class Traced:
 
 
 def not_one_network_and_loss(owner: str, found: str) -> NotInThisVersionError:
-    """Make the error for a cell that does something else.
-
-    Args:
-        owner: Name of the cell.
-        found: What it does.
-    """
+    """Make the error for a cell that does something else."""
     return NotInThisVersionError(
         f"'{owner}' does more than calling one network and one loss: {found}.",
         where=f"{owner}.construct",

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
+from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
 from ortboost.mindspore.core.arguments import (
-    ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
 )
 from ortboost.mindspore.core.live_state import LiveState
-from ortboost.mindspore.core.network import Network, as_input
+from ortboost.mindspore.core.network import Network, as_input, check_count
 from ortboost.mindspore.nn.loss import LossBase
 from ortboost.mindspore.nn.optimizer import exact_patterns
 from ortboost.mindspore.nn.updates import Updates
@@ -33,9 +33,9 @@ from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.runtime.step_result import StepResult
 from ortboost.runtime.stepper import Stepper
 from ortboost.runtime.updater import Updater
+from ortboost.training.data.shapes import matches
 from ortboost.training.run_state import step_seed
 from ortboost.transforms.attach_loss import LossConfig
 
@@ -271,15 +271,9 @@ class CompiledSteps:
         return dataclasses.replace(self.freeze, groups=groups)
 
     def _arrays(self, inputs: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Any]:
+        more = [] if self.loss is None else ["labels"]
+        check_count("training step", self.network, inputs, *more)
         specs = self.network.inputs
-        wanted = len(specs) + (self.loss is not None)
-        if len(inputs) != wanted:
-            raise ArgumentTypeError(
-                f"{wanted} arguments are needed, but {len(inputs)} were given.",
-                where="training step",
-                fix=f"Give {', '.join(spec.name for spec in specs)}"
-                + (" and the labels." if self.loss is not None else "."),
-            )
         data = {
             spec.name: as_input(value, spec) for spec, value in zip(specs, inputs, strict=False)
         }
@@ -297,10 +291,7 @@ class CompiledSteps:
             return False
         sparse = labels.dtype == np.int64  # class indices [N, ...] for scores [N, C, ...]
         wanted = (prediction[0], *prediction[2:]) if sparse and len(prediction) > 1 else prediction
-        return len(wanted) == len(labels.shape) and all(
-            not isinstance(want, int) or want == have
-            for want, have in zip(wanted, labels.shape, strict=True)
-        )
+        return matches(labels.shape, tuple(wanted))
 
 
 def _owned(catalogue: Catalogue) -> dict[str, list[str]]:

@@ -39,12 +39,7 @@ __all__ = [
 
 
 class LossScaleUpdateCell(Cell):
-    """Base class of both cells: a policy for the loss scale.
-
-    Args:
-        config: The policy.
-        loss_scale_value: The initial scale.
-    """
+    """Base class of both cells: a policy for the loss scale."""
 
     def __init__(self, config: ScaleConfig, loss_scale_value: float) -> None:
         super().__init__()

@@ -50,10 +50,6 @@ class Group:
 def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter], bool]:
     """Parse the parameters of an optimizer.
 
-    Args:
-        owner: Name of the optimizer, for errors.
-        parameters: Parameters, or dicts; see :class:`ortboost.mindspore.nn.Optimizer`.
-
     Raises:
         ArgumentTypeError, ArgumentValueError: They are neither, or empty, or repeated in a list.
         ArgumentKeyError: A group lacks ``params`` or has an unknown key.

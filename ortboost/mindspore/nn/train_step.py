@@ -12,6 +12,7 @@ import numpy as np
 
 from ortboost.core.arguments import checked
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
+from ortboost.core.step_result import StepResult
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -27,7 +28,6 @@ from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
 from ortboost.mindspore.nn.wrap import network_of, parts_of
 from ortboost.program import catalogue as names
-from ortboost.runtime.step_result import StepResult
 
 __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 

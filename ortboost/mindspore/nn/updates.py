@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.roles import LineSearch
+from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.nn.optimizer import Optimizer
 
@@ -48,6 +49,15 @@ class OptimizerWrapper(Cell):
     def updates(self) -> Updates:
         """How a training step applies it."""
         return updates_of(self.optimizer)
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported: gradients are part of the step graph."""
+        name = type(self).__name__
+        raise NotInThisVersionError(
+            f"{name} cannot be called with gradients.",
+            where=name,
+            fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
+        )
 
     @property
     def parameters(self) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from ortboost.core.arguments import check_argument, checked
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.network import Network, check_count
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
@@ -31,13 +31,7 @@ class _WithLoss(Cell):
 
     def _split(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """Split arguments into the data of each input, and the label."""
-        inner = self._network.inputs
-        if len(inputs) != len(inner) + 1:
-            raise ArgumentTypeError(
-                f"{len(inner) + 1} arguments are needed, but {len(inputs)} were given.",
-                where=f"{type(self).__name__} call",
-                fix=f"Give {', '.join(spec.name for spec in inner)} and the label.",
-            )
+        check_count(f"{type(self).__name__} call", self._network, inputs, "labels")
         return inputs[:-1], inputs[-1]
 
 

@@ -51,9 +51,6 @@ class _Parameters(CallbackParam):
 class TrainerAdapter(training.Callback):
     """A callback for the trainer that calls one with MindSpore's interface.
 
-    Args:
-        callback: The callback to call.
-
     Raises:
         ArgumentValueError: It overrides a method that the trainer never calls.
     """

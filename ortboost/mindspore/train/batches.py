@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.training.data.iterables import Epochs
 from ortboost.training.data.keys import LABEL_KEYS
 
 __all__ = ["Batches"]
 
 
-class Batches:
+class Batches(Epochs):
     """Iterates over a data set as tuples: an array for each input, then the labels.
 
     Args:
@@ -33,39 +34,24 @@ class Batches:
                 where=where,
                 fix="Give an iterable of (data, label), or a function that returns one.",
             )
-        self._dataset, self._inputs, self._where = dataset, list(inputs), where
-        self._used = False
+        super().__init__(dataset, where)
+        self._inputs = list(inputs)
 
     @property
     def size(self) -> int:
         """Batches per epoch; 0 if unknown."""
-        dataset = self._dataset
-        if hasattr(dataset, "get_dataset_size"):
-            return int(dataset.get_dataset_size())
-        if hasattr(dataset, "steps_per_epoch"):
-            return int(dataset.steps_per_epoch or 0)
-        try:
-            return len(dataset)
-        except TypeError:
-            return 0
+        if hasattr(self._data, "get_dataset_size"):
+            return int(self._data.get_dataset_size())
+        return int(getattr(self._data, "steps_per_epoch", self.steps_per_epoch) or 0)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, ...]]:
         """Iterate over the batches of one epoch, counted from 0."""
-        dataset = self._dataset
-        if hasattr(dataset, "epoch"):
-            items = dataset.epoch(epoch)
-        elif hasattr(dataset, "create_tuple_iterator"):
-            items = dataset.create_tuple_iterator(num_epochs=1)
+        if hasattr(self._data, "epoch"):
+            items = self._data.epoch(epoch)
+        elif hasattr(self._data, "create_tuple_iterator"):
+            items = self._data.create_tuple_iterator(num_epochs=1)
         else:
-            items = dataset() if callable(dataset) else dataset
-            if items is iter(items) and not callable(dataset):
-                if self._used:
-                    raise ArgumentValueError(
-                        "The data can be iterated only once.",
-                        where=self._where,
-                        fix="Give a list, or a function that returns a fresh iterator.",
-                    )
-                self._used = True
+            items = self.items(epoch)
         for item in items:
             yield self._tuple(item)
 
@@ -75,7 +61,7 @@ class Batches:
         if not isinstance(item, Mapping):
             raise ArgumentTypeError(
                 f"A batch is a {type(item).__name__}.",
-                where=self._where,
+                where=self._what,
                 fix="Give tuples (data, label) or dicts of arrays.",
             )
         rest = [key for key in item if key not in self._inputs]
@@ -89,6 +75,6 @@ class Batches:
             return tuple(item[key] for key in [*data, *labels])
         raise ArgumentValueError(
             f"A batch has the keys {', '.join(map(str, item))}.",
-            where=self._where,
+            where=self._what,
             fix=f"Name them {', '.join(self._inputs)} and labels.",
         )

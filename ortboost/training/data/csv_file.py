@@ -6,10 +6,9 @@ cell that is not a number is an error that names its row.
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import itertools
 import os
-import re
 import warnings
 from pathlib import Path
 
@@ -24,9 +23,6 @@ __all__ = ["load_csv", "read_csv"]
 
 def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read a CSV file as arrays.
-
-    Args:
-        path: The file, in UTF-8.
 
     Returns:
         Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
@@ -66,7 +62,7 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
     except (ValueError, OSError, csv.Error) as error:
         raise FileError(
             f"'{source.name}' is not a table of numbers.",
-            where=f"{source}: {_cause(error, header, source)}",
+            where=f"{source}: {_cause(error, source, separator)}",
             fix="Fill or drop empty cells, write text as numbers, and give each row as many cells "
             "as the header.",
         ) from error
@@ -103,28 +99,23 @@ def _check_header(header: list[str], source: Path) -> None:
     )
 
 
-def _cause(error: Exception, header: list[str], source: Path) -> str:
-    """The message of numpy, with the line in the file."""
-    text = " ".join(str(error).split())
-    cell = re.search(r"string (.*) to float64 at row (\d+), column (\d+)", text)
-    if cell:
-        # This message counts rows from 0 and columns from 1 ...
-        line = _line_of(source, int(cell[2]) + 1)
-        name = header[min(int(cell[3]), len(header)) - 1]
-        return f"line {line}, column '{name}': {cell[1]} is not a number"
-    short = re.search(r"columns changed from (\d+) to (\d+) at row (\d+)", text)
-    if short:
-        # ... and this one rows from 1.
-        line = _line_of(source, int(short[3]))
-        return f"line {line} has {short[2]} cells, earlier ones have {short[1]}"
-    return text[:200]
-
-
-def _line_of(source: Path, row: int) -> int:
-    """The line of the ``row``-th row after the header; numpy skips empty lines."""
-    with open(source, encoding="utf-8-sig") as text:
-        filled = (number for number, line in enumerate(text, 1) if line.strip("\n"))
-        return next(itertools.islice(filled, row, None), row + 1)
+def _cause(error: Exception, source: Path, separator: str) -> str:
+    """The first cell or row that is wrong, and its line; otherwise the message of the error."""
+    with (
+        contextlib.suppress(OSError, UnicodeError, csv.Error),
+        open(source, encoding="utf-8-sig", newline="") as text,
+    ):
+        reader = csv.reader(text, delimiter=separator)
+        filled = filter(None, reader)  # numpy skips empty lines, too
+        header, width = next(filled, []), 0
+        for row in filled:
+            line, width = f"line {reader.line_num}", width or len(row)
+            if len(row) != width:
+                return f"{line} has {len(row)} cells, earlier ones have {width}"
+            for name, cell in zip(header, row, strict=False):
+                if not _is_number(cell):
+                    return f"{line}, column '{name.strip()}': {cell!r} is not a number"
+    return " ".join(str(error).split())[:200]
 
 
 def _is_number(text: str) -> bool:

@@ -20,7 +20,7 @@ from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import ItemImages
 from ortboost.training.data.keys import SPLIT_NAMES
-from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
+from ortboost.training.data.lazy import LazyArray, as_array_like
 from ortboost.training.data.tables import MemoryTable, Table
 from ortboost.training.protocols import Array, Batch, InputLike
 
@@ -58,13 +58,7 @@ def chosen_split(data: Any, split: str) -> Any:
 
 
 class DatasetTable(Table):
-    """The columns of a data set.
-
-    Args:
-        dataset: The data set.
-        images: Preprocessing of images.
-        augment: Random augmentation of training images.
-    """
+    """The columns of a data set."""
 
     kind = UsageError
 
@@ -82,19 +76,6 @@ class DatasetTable(Table):
             store = ItemImages(lambda row: plain[row][name], len(plain), f"column '{name}'")
             return as_array_like(ImageArray(store, self._named(), self._augment))
         return as_array_like(_DatasetArray(only, name, self._number(name)))
-
-    def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in their common type."""
-        columns = [self.column(name) for name in names]
-        wide = None
-        for name, column in zip(names, columns, strict=True):
-            if column.ndim > 1 or isinstance(lazy_of(column), ImageArray):
-                wide = name
-        if len(names) == 1 and wide is not None:
-            return columns[0]
-        if wide is not None:
-            raise self.not_alone(wide)
-        return np.stack([np.asarray(column) for column in columns], axis=1)
 
     def _number(self, name: str) -> np.dtype[Any]:
         """The dtype of the numbers of a column, including those in lists."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import UsageError, require_known
+from ortboost.core.errors import ArgumentValueError, UsageError, require_known
 from ortboost.training.data.batches import (
     Part,
     batch_axes,
@@ -20,10 +20,59 @@ from ortboost.training.data.batches import (
 from ortboost.training.data.values import convert, value_fault
 from ortboost.training.protocols import Batch, InputLike
 
-__all__ = ["IterableSource"]
+__all__ = ["Epochs", "IterableSource"]
 
 
-class IterableSource:
+class Epochs:
+    """Any iterable that can be iterated over in each epoch, or a function that returns one.
+
+    Its ``set_epoch(epoch)`` is called if it has one.
+
+    Args:
+        data: The iterable, or a function without arguments that returns a new one.
+        what: Description of the data, for error messages.
+    """
+
+    def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]], what: str) -> None:
+        self._data, self._what = data, what
+        self._used = False
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """``len(data)``, or None if it has no length."""
+        try:
+            return len(self._data)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def items(self, epoch: int) -> Iterable[Any]:
+        """The iterable of an epoch.
+
+        Raises:
+            UsageError: It is not iterable, or only once, and this is its second epoch.
+        """
+        if hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(epoch)
+        iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
+        if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+            raise ArgumentValueError(
+                "The data cannot be iterated.",
+                where=f"{self._what}: {type(iterable).__name__}",
+                fix="Pass an iterable of batches, or a function that returns one.",
+            )
+        # Not iter(iterable): that of a DataLoader would start its workers, and draw a seed.
+        if isinstance(iterable, Iterator) and not callable(self._data):
+            if self._used:
+                raise ArgumentValueError(
+                    "The data can be iterated only once.",
+                    where=f"{self._what}: {type(iterable).__name__}, epoch {epoch}",
+                    fix="Pass a list, or a function that returns a new iterator.",
+                )
+            self._used = True
+        return iterable
+
+
+class IterableSource(Epochs):
     """Batches from any iterable of dicts or tuples of arrays, or a torch ``DataLoader``.
 
     Tensors are recognised by their methods (``detach``, ``cpu``, ``numpy``); torch is not imported.
@@ -57,23 +106,15 @@ class IterableSource:
         mapping: Mapping[str, str] | None = None,
         what: str = "data",
     ) -> None:
-        self._part, self._what = part, what
+        super().__init__(data, what)
+        self._part = part
         for name in mapping or ():
             known = [spec.name for spec in inputs]
             require_known(name, known, f"The model has no input '{name}'.", "map")
         self._keys = [(mapping or {}).get(spec.name, spec.name) for spec in inputs]
         self._opened: Iterator[Any] | None = None
-        self._data, self._inputs = data, list(inputs)
+        self._inputs = list(inputs)
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
-        self._used = False
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """``len(data)``, or None if it has no length."""
-        try:
-            return len(self._data)  # type: ignore[arg-type]
-        except TypeError:
-            return None
 
     def look(self) -> None:
         """Check the first batch; the next epoch starts with it.
@@ -81,7 +122,7 @@ class IterableSource:
         Raises:
             UsageError: It does not fit the inputs, or has NaN or a label that is not a class.
         """
-        items = iter(self._items(0))
+        items = iter(self.items(0))
         first = list(itertools.islice(items, 1))
         self._opened = itertools.chain(first, items)
         for item in first:
@@ -90,31 +131,10 @@ class IterableSource:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; the first ``start`` are consumed and dropped."""
         items, self._opened = self._opened, None
-        for index, item in enumerate(self._items(epoch) if items is None else items):
+        for index, item in enumerate(self.items(epoch) if items is None else items):
             if index >= start:
                 where = f"{self._what}: epoch {epoch}, batch {index}"
                 yield self._own_part(self._batch(item, where))
-
-    def _items(self, epoch: int) -> Iterable[Any]:
-        """The iterable of an epoch."""
-        if hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(epoch)
-        iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
-        if not hasattr(iterable, "__iter__"):
-            raise UsageError(
-                "The data cannot be iterated.",
-                where=f"{self._what}: {type(iterable).__name__}",
-                fix="Pass an iterable of batches, or a function that returns one.",
-            )
-        if iterable is iter(iterable) and not callable(self._data):
-            if self._used:
-                raise UsageError(
-                    "The data can be iterated only once.",
-                    where=f"{self._what}: {type(iterable).__name__}, epoch {epoch}",
-                    fix="Pass a list, or a function that returns a new iterator.",
-                )
-            self._used = True
-        return iterable
 
     def fingerprint(self) -> dict[str, Any]:
         """The number of batches and the input names; the contents are not checked."""

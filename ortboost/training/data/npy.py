@@ -15,9 +15,6 @@ __all__ = ["load_npy"]
 def load_npy(path: str | os.PathLike[str]) -> Array:
     """Memory-map an ``.npy`` file, read-only; Python objects are never loaded.
 
-    Args:
-        path: The file.
-
     Raises:
         FileError: The file is damaged, of another kind, or has Python objects.
     """

@@ -40,9 +40,6 @@ _ENCRYPTED = 0x1
 def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read an ``.npz`` file; stored members are mapped, compressed ones are read.
 
-    Args:
-        path: The archive.
-
     Returns:
         Key to array, in the archive's order. Mapped arrays are read-only.
 

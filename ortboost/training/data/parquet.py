@@ -42,10 +42,6 @@ def find_parquet(folder: Path, split: str) -> list[Path]:
     """The Parquet files of a split in a folder, sorted by name.
 
     If any name starts with a split (``train-00000.parquet``), only the files of this split.
-
-    Args:
-        folder: The folder.
-        split: ``train``, ``test`` or ``val``.
     """
     files = sorted(folder.glob("*.parquet"))
     known = [[file for file in files if file.name.startswith(name)] for name in SPLIT_NAMES[split]]
@@ -119,15 +115,9 @@ class ParquetTable(Table):
         """A column, whose rows are read on access."""
         return as_array_like(_ParquetArray(self, (name,), self._numeric(name)))
 
-    def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in their common type."""
-        kinds = [self._numeric(name) for name in names]
-        for name, kind in zip(names, kinds, strict=True):
-            if kind.subdtype is not None and len(names) > 1:
-                raise self.not_alone(name)
-        if len(names) == 1 and kinds[0].subdtype is not None:
-            return self.column(names[0])
-        kind = np.dtype((np.result_type(*kinds), (len(names),)))
+    def side_by_side(self, names: Sequence[str], columns: Sequence[Array]) -> Array:
+        """Columns of numbers in their common type, whose rows are read on access."""
+        kind = np.dtype((np.result_type(*(column.dtype for column in columns)), (len(names),)))
         return as_array_like(_ParquetArray(self, tuple(names), kind))
 
     def rows(self, names: tuple[str, ...], rows: Array, kind: np.dtype[Any]) -> Array:

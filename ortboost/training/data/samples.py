@@ -34,14 +34,8 @@ class SampleSource(IterableSource):
     Args:
         data: The data set, with ``len`` and samples by index; with more than one of ``workers``,
             several threads access it concurrently.
-        inputs: The model's inputs.
-        batch_size: Samples in a batch.
-        shuffle: Shuffle each epoch, in the order of :class:`ArraySource`.
-        seed: Seed of the order.
-        drop_last: Drop the last batch if it is incomplete.
-        mapping: Input name to its key in the dicts, where they differ.
-        part: Rank and number of processes; each reads only its own samples.
-        what: Description of the data, for error messages.
+        inputs, mapping, what: As for :class:`IterableSource`.
+        batch_size, shuffle, seed, drop_last, part: As for :class:`ArraySource`, in the same order.
 
     Resuming reads only the remaining samples. It is bit-exact if a sample is the same each time
     it is read, that is, without random transforms in the data set.
@@ -97,7 +91,8 @@ class SampleSource(IterableSource):
         """Number and order of the samples; their contents are not checked."""
         return {**super().fingerprint(), "order": self._order.fingerprint()}
 
-    def _items(self, epoch: int) -> Iterator[Any]:
+    def items(self, epoch: int) -> Iterator[Any]:
+        """The samples of an epoch, collated to batches."""
         for batch in self._order.epoch(epoch):
             yield self._collated(batch["row"].tolist(), f"{self._what}: epoch {epoch}")
 

@@ -90,15 +90,9 @@ def window_order(
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The shuffled order of an epoch for rows that are read in blocks.
 
-    The blocks are shuffled; then the rows within each group of ``window`` consecutive blocks are
-    shuffled, so that only one group (two at a boundary) has to be in memory. The order depends only
-    on the arguments; draws as in :func:`epoch_order`.
-
-    Args:
-        blocks: The blocks; a block may be empty.
-        length: Number of rows.
-        seed: Seed of the run.
-        epoch: Number of the epoch.
+    The blocks, some of which may be empty, are shuffled; then the rows within each group of
+    ``window`` consecutive blocks are shuffled, so that only one group (two at a boundary) has to be
+    in memory. The order depends only on the arguments; draws as in :func:`epoch_order`.
 
     Returns:
         A permutation of ``0 .. length - 1``, int64.

@@ -16,6 +16,7 @@ import numpy as np
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import FileError, OrtBoostError, UsageError
 from ortboost.training.data.keys import LABEL_KEYS
+from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
 __all__ = ["FrameTable", "MemoryTable", "Table"]
@@ -50,17 +51,28 @@ class Table(abc.ABC):
     def column(self, name: str) -> Array:
         """A column: ``[N]``, or ``[N, ...]`` if its cells are arrays."""
 
-    @abc.abstractmethod
     def features(self, names: Sequence[str]) -> Array:
-        """Several columns side by side, ``[N, len(names)]``."""
+        """Several columns side by side, ``[N, len(names)]``; a single column as it is.
 
-    def not_alone(self, name: str) -> OrtBoostError:
-        """The error for a column of arrays that would have to be combined with others."""
-        return self.kind(
-            f"The column '{name}' has arrays, which cannot be combined with other columns.",
-            where=self.where,
-            fix=f"Assign it to an input with --map INPUT={name}, or drop the other columns.",
-        )
+        Raises:
+            OrtBoostError: One of several columns has arrays or images.
+        """
+        columns = [self.column(name) for name in names]
+        for name, column in zip(names, columns, strict=True):
+            lazy = lazy_of(column)
+            if column.ndim > 1 or (lazy is not None and lazy.decodes):
+                if len(names) == 1:
+                    return column
+                raise self.kind(
+                    f"The column '{name}' has arrays, which cannot be combined with other columns.",
+                    where=self.where,
+                    fix=f"Assign it to an input with --map INPUT={name}, or drop the others.",
+                )
+        return self.side_by_side(names, columns)
+
+    def side_by_side(self, names: Sequence[str], columns: Sequence[Array]) -> Array:
+        """Columns of numbers in their common type."""
+        return np.stack([np.asarray(column) for column in columns], axis=1)
 
     def arrays(
         self,
@@ -130,18 +142,11 @@ class MemoryTable(Table):
         """The numbers of a column."""
         return self._columns[name]
 
-    def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side; a single column of arrays is returned unchanged.
+    def side_by_side(self, names: Sequence[str], columns: Sequence[Array]) -> Array:
+        """Columns in float32, or in float64 if there are numbers above 2^24.
 
-        In float32, or in float64 if there are numbers above 2^24: float32 would round class indices
-        and tokens.
+        float32 would round class indices and tokens.
         """
-        wide = next((name for name in names if self._columns[name].ndim > 1), None)
-        if wide is not None and len(names) > 1:
-            raise self.not_alone(wide)
-        if wide is not None:
-            return self._columns[wide]
-        columns = [self._columns[name] for name in names]
         large = any((np.abs(column) > _EXACT).any() for column in columns)
         return np.stack(columns, axis=1, dtype=np.float64 if large else np.float32)
 
@@ -162,8 +167,3 @@ class FrameTable(Table):
     def column(self, name: str) -> Array:
         """The numbers of a column."""
         return as_array(self._frame[self._names[name]], f"column '{name}'")
-
-    def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in their common type."""
-        # One by one: an error names the column, and a table of mixed types may hold objects.
-        return np.stack([self.column(name) for name in names], axis=1)

@@ -104,8 +104,20 @@ def test_a_generator_serves_one_epoch():
         make()[0].train(2, iter(DATA))
 
 
+def test_data_is_told_the_epoch():
+    told = []
+
+    class Shuffled(list):
+        def set_epoch(self, epoch):
+            told.append(epoch)
+
+    make()[0].train(2, Shuffled(DATA))
+    assert told == [0, 1]
+
+
 @pytest.mark.parametrize(
-    "dataset", [None, 3, "data", {"x": 1}, [1], [{"a": 1, "b": 2, "c": 3}], [(1, 2, 3)]]
+    "dataset",
+    [None, 3, "data", {"x": 1}, [1], [{"a": 1, "b": 2, "c": 3}], [(1, 2, 3)], lambda: None],
 )
 def test_what_is_no_data(dataset):
     with pytest.raises((TypeError, ValueError)) as raised:

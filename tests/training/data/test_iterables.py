@@ -64,6 +64,22 @@ def test_a_generator_lasts_one_epoch():
         list(source.epoch(1))
 
 
+def test_an_epoch_opens_the_data_once():
+    # A DataLoader starts its workers and draws a seed each time.
+    class Loader:
+        opened = 0
+
+        def __iter__(self):
+            self.opened += 1
+            return iter(ROWS)
+
+    loader = Loader()
+    source = IterableSource(loader, SPECS)
+    for epoch in range(2):
+        assert len(list(source.epoch(epoch))) == 3
+        assert loader.opened == epoch + 1
+
+
 @pytest.mark.parametrize(
     ("item", "what"),
     [

@@ -55,14 +55,7 @@ class Draws:
 
 
 def crop_box(draws: Draws, width: int, height: int, least: float) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a random resized crop.
-
-    Args:
-        draws: The random numbers.
-        width: Width of the image.
-        height: Height of the image.
-        least: Minimum share of the area.
-    """
+    """Left, top, right and bottom of a random resized crop; ``least`` is a share of the area."""
     low, high = _RATIOS
     for _ in range(_TRIES):
         area = width * height * draws.uniform(least, 1.0)

@@ -32,12 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_images(folder: Path, split: str) -> Path | None:
-    """The folder with the class folders, or None if none of them has images.
-
-    Args:
-        folder: Where to look.
-        split: ``train``, ``test`` or ``val``.
-    """
+    """The folder with the class folders, or None if none of them has images."""
     names = {entry.name for entry in os.scandir(folder) if entry.is_dir()}
     if names and names <= {name for known in SPLIT_NAMES.values() for name in known}:
         chosen = next((name for name in SPLIT_NAMES[split] if name in names), None)

@@ -19,7 +19,8 @@ class StepResult:
     Args:
         loss: Unscaled loss before the update; the mean for the reduction ``none``.
         overflow: Whether a gradient was not finite, so that nothing was updated.
-        loss_scale: The loss scale after this step; with a grouped scale that of the first group.
+        loss_scale: The loss scale after this step, 1 without one; with a grouped scale that of the
+            first group.
         applied_steps: Total number of updates.
         consecutive_skips: Number of consecutive skipped steps, including this one.
         total_skips: Total number of skipped steps.
