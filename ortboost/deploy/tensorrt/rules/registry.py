@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,27 +69,23 @@ class Finding:
     fixable: bool = False
 
 
-def _finding(severity: str, about: About, reason: str, fix: str, fixable: bool) -> Finding:
+def _finding(
+    severity: str, about: About, reason: str, fix: str, *, fixable: bool = False, rule: str = ""
+) -> Finding:
+    """A finding; a registered rule fills in its id."""
     if isinstance(about, ir.Node):
         about = label(about), about.op_type
     elif isinstance(about, ir.Value):
         about = about.name or "?", "tensor"
-    return Finding("", severity, *about, reason, fix, fixable)  # the registry knows the rule
+    return Finding(rule, severity, *about, reason, fix, fixable)
 
 
-def error(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that rules out the target; the id is filled in by the rule that yields it."""
-    return _finding("error", about, reason, fix, fixable)
-
-
-def warn(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that may rule out the target or change results."""
-    return _finding("warn", about, reason, fix, fixable)
-
-
-def info(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that is worth knowing."""
-    return _finding("info", about, reason, fix, fixable)
+error = functools.partial(_finding, "error")
+"""A finding that rules out the target."""
+warn = functools.partial(_finding, "warn")
+"""A finding that may rule out the target or change results."""
+info = functools.partial(_finding, "info")
+"""A finding that is worth knowing."""
 
 
 @dataclass
