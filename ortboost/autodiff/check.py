@@ -78,11 +78,7 @@ class TrainabilityReport(Shown):
 
 
 def check_trainable(
-    model: ir.Model,
-    *,
-    wrt: Sequence[str],
-    engine: Engine,
-    loss: str | Sequence[str] | None = None,
+    model: ir.Model, *, wrt: Sequence[str], engine: Engine, loss: str | Sequence[str] | None = None
 ) -> TrainabilityReport:
     """Find everything that prevents a model from being trained.
 

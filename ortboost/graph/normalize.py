@@ -39,14 +39,7 @@ from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.graph.unpack_sequences import unpack_sequences
 
-__all__ = [
-    "convert_opset",
-    "free_weights",
-    "inline_functions",
-    "name_nodes",
-    "normalize",
-    "quiet",
-]
+__all__ = ["convert_opset", "free_weights", "inline_functions", "name_nodes", "normalize", "quiet"]
 
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)

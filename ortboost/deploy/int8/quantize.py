@@ -47,9 +47,7 @@ _SMALLEST: Final = float(np.finfo(np.float32).tiny)  # a smaller scale would be 
 
 
 def quantize_int8(
-    model: ir.Model,
-    feeds: Sequence[Mapping[str, NDArray[Any]]],
-    config: Int8Config | None = None,
+    model: ir.Model, feeds: Sequence[Mapping[str, NDArray[Any]]], config: Int8Config | None = None
 ) -> Report:
     """Quantize a model, in place.
 

@@ -223,10 +223,7 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
 
 
 _FORMS: dict[str, tuple[Rule, str]] = {
-    "AveragePool": (
-        pool,
-        "written as a convolution; float16: computed in float32",
-    ),
+    "AveragePool": (pool, "written as a convolution; float16: computed in float32"),
     "Cast": (_cast, "changes nothing: replaced by Identity"),
     "CastLike": (_cast_like, "written as Cast"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),
