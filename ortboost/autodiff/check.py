@@ -90,9 +90,6 @@ def check_trainable(
         loss: Name of the loss, or of the outputs that it is computed from; all outputs if not
             given.
 
-    Returns:
-        The blockers, rewrites and notes.
-
     Example:
         >>> from ortboost.autodiff.engine import get_engine
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

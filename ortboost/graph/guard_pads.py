@@ -28,9 +28,6 @@ def guard_pads(model: ir.Model) -> Report:
 
     Args:
         model: The model. Below opset 18, or if the rank is unknown, a Pad is kept as it is.
-
-    Returns:
-        The report.
     """
     return rewrite_nodes(model, "guard_pads", {"Pad": _with_axes})
 
