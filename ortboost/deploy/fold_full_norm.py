@@ -12,32 +12,21 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.full_norm_head import read_full_norm
-from ortboost.core.report import Report
 from ortboost.graph.build import detach
 from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.query import constant, is_read, producer_of
-from ortboost.graph.rewriting import Refusal, Site, remove_unused, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, remove_unused, rewrites
 
 __all__ = ["fold_full_norm"]
 
 
-def fold_full_norm(model: ir.Model) -> Report:
+@rewrites("Mul", bypass=True)
+def fold_full_norm(site: Site) -> list[ir.Value] | None:
     """Merge normalized weight and multiplier of full-normalization heads into one weight, in place.
 
-    The new weight has the name, shape and dtype of the old one, or a new name if another node uses
-    the old one too.
-
-    Args:
-        model: An inference graph whose weights are initializers.
-
-    Returns:
-        A report of the folded heads, and of the kept heads with reasons. A second call changes
-        nothing.
+    The weights have to be initializers. The new weight has the name, shape and dtype of the old
+    one, or a new name if another node uses the old one too. A second call changes nothing.
     """
-    return rewrite_nodes(model, "fold_full_norm", {"Mul": _fold}, bypass=True)
-
-
-def _fold(site: Site) -> list[ir.Value] | None:
     head = read_full_norm(site.node)
     if head is None:
         return None

@@ -22,12 +22,7 @@ __all__ = ["ordinary_forms"]
 
 def ordinary_forms(model: ir.Model) -> Report:
     """Rewrite rare forms in place; see the functions of this module for each operator."""
-    return rewrite_nodes(
-        model,
-        "ordinary_forms",
-        {op_type: rule for op_type, (rule, _) in _FORMS.items()},
-        {op_type: what for op_type, (_, what) in _FORMS.items()},
-    )
+    return rewrite_nodes(model, "ordinary_forms", _FORMS)
 
 
 def _matmul(site: Site) -> list[ir.Value | None] | None:
