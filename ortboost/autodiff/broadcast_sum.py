@@ -64,11 +64,7 @@ def sum_broadcast_axes(
 
 
 def _in_rank_of(
-    builder: Builder,
-    gradient: ir.Value,
-    want: ir.Value,
-    shape: ir.Shape | None,
-    have: ir.Value,
+    builder: Builder, gradient: ir.Value, want: ir.Value, shape: ir.Shape | None, have: ir.Value
 ) -> ir.Value:
     """`[1, 1, ..., want]`, padded to the rank of the gradient.
 

@@ -78,11 +78,7 @@ class TrainabilityReport(Shown):
 
 
 def check_trainable(
-    model: ir.Model,
-    *,
-    wrt: Sequence[str],
-    engine: Engine,
-    loss: str | Sequence[str] | None = None,
+    model: ir.Model, *, wrt: Sequence[str], engine: Engine, loss: str | Sequence[str] | None = None
 ) -> TrainabilityReport:
     """Find everything that prevents a model from being trained.
 
@@ -93,9 +89,6 @@ def check_trainable(
         engine: The engine that will differentiate the model.
         loss: Name of the loss, or of the outputs that it is computed from; all outputs if not
             given.
-
-    Returns:
-        The blockers, rewrites and notes.
 
     Example:
         >>> from ortboost.autodiff.engine import get_engine

@@ -282,11 +282,6 @@ def run_rewrites(model: ir.Model, rewrites: Sequence[Callable[[ir.Model], Report
 def refuse_nodes(engine: str, problems: Sequence[tuple[ir.Node, str]], fix: str) -> None:
     """Raise an error if nodes between the parameters and the loss have no correct gradient.
 
-    Args:
-        engine: Name of the engine.
-        problems: The nodes, each with the reason; may be empty.
-        fix: What the user can do.
-
     Raises:
         ModelError: There are problems; it lists the first of them.
     """

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["explicit_padding", "same_pads"]
 
@@ -24,10 +24,12 @@ def explicit_padding(model: ir.Model) -> Report:
 
     ``SAME_*`` with a stride above 1 requires fixed spatial dimensions.
     """
-    what = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), "auto_pad replaced by pads")
-    rules = {**dict.fromkeys(what, _rule), "Pad": _pad}
-    what["Pad"] = "pads extended to all axes"
-    return rewrite_nodes(model, "explicit_padding", rules, what)
+    explicit = (_rule, "auto_pad replaced by pads")
+    rules: dict[str, tuple[Rule, str]] = {
+        **dict.fromkeys(("Conv", "MaxPool", "AveragePool"), explicit),
+        "Pad": (_pad, "pads extended to all axes"),
+    }
+    return rewrite_nodes(model, "explicit_padding", rules)
 
 
 def _pad(site: Site) -> list[ir.Value | None] | None:

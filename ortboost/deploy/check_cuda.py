@@ -26,7 +26,7 @@ from ortboost.core.errors import UsageError
 from ortboost.core.printable import count_of
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
 from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.deploy.tensorrt.rules.registry import Finding
+from ortboost.deploy.tensorrt.rules.registry import Finding, error, info, warn
 from ortboost.graph.io import ModelSource
 from ortboost.graph.query import format_shape, has_subgraph, known_shape, label, static_shape
 from ortboost.graph.shape_inference import infer_shapes
@@ -85,14 +85,12 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
     """Check one graph, which is not modified."""
     opset = graph.opset_imports.get("", 18)
     if opset > kernels.newest_opset:
-        yield Finding(
-            "CUDA002",
-            "error",
-            "model",
-            "model",
+        yield error(
+            ("model", "model"),
             f"onnxruntime {kernels.release} supports opsets up to {kernels.newest_opset}; this is "
             f"{opset}.",
             "Use a newer onnxruntime-gpu, or an older opset.",
+            rule="CUDA002",
         )
         return
     model = graph.clone()
@@ -109,68 +107,35 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
 def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
     """At most one finding for each node."""
     for row in placed:
-        node, name = row.node, (label(row.node), row.node.op_type)
-        why = row.reason or "it reads only host values and inputs"
+        node, why = row.node, row.reason or "it reads only host values and inputs"
         if row.side == "none":
-            yield Finding(
-                "CUDA001",
-                "error",
-                *name,
-                f"It has no kernel. {row.reason}.",
-                "Keep it in float32 (--keep-fp32), or express it with other operators.",
-            )
+            fix = "Keep it in float32 (--keep-fp32), or express it with other operators."
+            yield error(node, f"It has no kernel. {row.reason}.", fix, rule="CUDA001")
         elif row.side == "cpu" and not row.shape_work and (_is_work(node) or _reads_much(node)):
-            yield Finding(
-                "CUDA003",
-                "warn",
-                *name,
-                f"It runs on the CPU: {row.reason}.",
-                "Use operators that CUDA implements, or a type that they support.",
-            )
+            fix = "Use operators that CUDA implements, or a type that they support."
+            yield warn(node, f"It runs on the CPU: {row.reason}.", fix, rule="CUDA003")
         elif row.side == "cpu" and _is_work(node):  # such as an Expand to a computed shape
-            yield Finding(
-                "CUDA003",
-                "warn",
-                *name,
-                f"It stays on the host: {why}.",
-                "Make it read a value that is computed on the device.",
-            )
+            fix = "Make it read a value that is computed on the device."
+            yield warn(node, f"It stays on the host: {why}.", fix, rule="CUDA003")
         elif row.side == "cpu":
-            yield Finding(
-                "CUDA006",
-                "info",
-                name[0],
-                "shapes",
-                f"It stays on the host: {why}.",
-                "Nothing: shapes are cheaper there.",
-            )
+            about, fix = (label(node), "shapes"), "Nothing: shapes are cheaper there."
+            yield info(about, f"It stays on the host: {why}.", fix, rule="CUDA006")
         elif node.op_type in _ARITHMETIC and node.outputs[0].dtype in _INTEGERS and _is_work(node):
-            yield Finding(
-                "CUDA006",
-                "info",
-                name[0],
-                "integers",
-                "It computes integers on the device.",
-                "Nothing.",
-            )
+            about = label(node), "integers"
+            yield info(about, "It computes integers on the device.", "Nothing.", rule="CUDA006")
 
 
 def _copies(copies: Sequence[Copy]) -> Iterator[Finding]:
     for copy in copies:
-        value, few = copy.value, _is_small(copy.value)
-        shape = known_shape(value)
+        value, shape = copy.value, known_shape(copy.value)
         what = f"{value.dtype} {'?' if shape is None else format_shape(shape)}"
         way = "to the host, which synchronizes" if copy.to_host else "to the device"
-        yield Finding(
-            "CUDA005" if few else "CUDA004",
-            "info" if few else "warn",
-            value.name or "?",
-            "copy",
-            f"{what} is copied {way}, in each run.",
-            "Nothing, unless there are many."
-            if few
-            else "Fix the node that needs it on the other side.",
-        )
+        about, text = (value.name or "?", "copy"), f"{what} is copied {way}, in each run."
+        if _is_small(value):
+            yield info(about, text, "Nothing, unless there are many.", rule="CUDA005")
+        else:
+            fix = "Fix the node that needs it on the other side."
+            yield warn(about, text, fix, rule="CUDA004")
 
 
 def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Finding:
@@ -196,11 +161,8 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
     if drawn:
         reasons.append(f"random numbers, which each replay would repeat ({label(drawn)})")
     form_of = " in the form without branches" if branches else ""
-    return Finding(
-        "CUDA007",
-        "info",
-        "graph",
-        "model",
+    return info(
+        ("graph", "model"),
         f"No CUDA graph{form_of and ', nor' + form_of}: {', '.join(reasons)}."
         if reasons
         else f"It can be captured as a CUDA graph{form_of}.",
@@ -209,6 +171,7 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
         else "Fixed lengths need no copies: convert with --dim batch=N."
         if copies
         else "Nothing: docs/cuda.md has more.",
+        rule="CUDA007",
     )
 
 

@@ -13,7 +13,7 @@ from ortboost.deploy.int8.saturation import saturating_weights
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules import RULES
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, warn
 from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import all_tensors
@@ -74,15 +74,9 @@ def check_onnxruntime(
 def _session(model: ir.Model, path: object, version: str) -> Iterator[Finding]:
     try:
         open_session(model if path is None else str(path), device="cpu")
-    except ModelError as error:
-        yield Finding(
-            "ORT001",
-            "error",
-            error.where or "model",
-            "model",
-            f"{version}: {error.what}",
-            error.fix,
-        )
+    except ModelError as refused:
+        about = refused.where or "model", "model"
+        yield error(about, f"{version}: {refused.what}", refused.fix, rule="ORT001")
 
 
 def _spec(model: ir.Model) -> Iterator[Finding]:
@@ -90,28 +84,21 @@ def _spec(model: ir.Model) -> Iterator[Finding]:
         return  # ONNX's checker needs a single protobuf
     try:
         onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    except Exception as error:  # the checker raises errors of several kinds
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        yield Finding(
-            "ORT002",
-            "warn",
-            "model",
-            "model",
-            f"ONNX's checker reports: {lines[0].strip() if lines else type(error).__name__}",
-            "Export the model again; other runtimes may reject it.",
-        )
+    except Exception as refused:  # the checker raises errors of several kinds
+        lines = [line for line in str(refused).splitlines() if line.strip()]
+        found = lines[0].strip() if lines else type(refused).__name__
+        fix = "Export the model again; other runtimes may reject it."
+        yield warn(("model", "model"), f"ONNX's checker reports: {found}", fix, rule="ORT002")
 
 
 def _saturation(model: ir.Model) -> Iterator[Finding]:
     for name, node in saturating_weights(model).items():
-        yield Finding(
-            "ORT006",
-            "warn",
-            node,
-            "int8",
+        yield warn(
+            (node, "int8"),
             f"products with '{name}' can saturate on x86 processors without VNNI: outputs are "
             "inaccurate there",
             "ortboost export --precision int8 of the float model writes 7-bit weights.",
+            rule="ORT006",
         )
 
 

@@ -34,7 +34,7 @@ from ortboost.graph.source import source_name
 from ortboost.program.program import Program
 from ortboost.transforms.inference_norm import to_inference
 
-__all__ = ["Exported", "export_model", "export_network", "reference_path"]
+__all__ = ["ExportSettings", "Exported", "export_model", "export_network", "reference_path"]
 
 _OLDEST = 13  # older opsets have attributes where the rewrites expect inputs
 
@@ -60,86 +60,80 @@ class Exported:
     precision: str = "fp32"
 
 
-def export_model(
-    program: Program,
-    state: Mapping[str, NDArray[Any]],
-    *,
-    optimize: bool = True,
-    opset: int | None = None,
-    target: Target = GENERIC,
-    low_precision: LowPrecision | None = None,
-    slim: bool = False,
-    inputs: InputConfig | None = None,
-    provenance: Mapping[str, str] | None = None,
-) -> Exported:
-    """Build the inference graph of a trained program.
+@dataclass(frozen=True)
+class ExportSettings:
+    """What an export does.
 
     Args:
-        program: The program.
-        state: The trained state.
         optimize: Run the pipeline; without it only the training parts are stripped.
-        opset: Convert to this opset; if not given, that of the program, or a newer one that the
+        opset: Convert to this opset; if not given, that of the model, or a newer one that the
             target prefers.
         target: The target of the graph.
         low_precision: The reduced precision, if not float32.
         slim: Run onnxslim too.
         inputs: Dimensions and inputs to fix.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
+    """
+
+    optimize: bool = True
+    opset: int | None = None
+    target: Target = GENERIC
+    low_precision: LowPrecision | None = None
+    slim: bool = False
+    inputs: InputConfig = field(default_factory=InputConfig)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+def export_model(program: Program, state: Mapping[str, NDArray[Any]], **settings: Any) -> Exported:
+    """Build the inference graph of a trained program.
+
+    Args:
+        program: The program.
+        state: The trained state.
+        **settings: See :class:`ExportSettings`.
 
     Raises:
         ModelError: The opset conversion is not possible.
         UsageError: Target, precision and opset are not compatible.
     """
+    chosen = ExportSettings(**settings)
     model, stripped = inference_model(program, state)
-    reports = [stripped, *_fixed(model, inputs)]
+    reports = [stripped, *_fixed(model, chosen.inputs)]
     config = json.dumps(program.config.to_dict(), sort_keys=True)
     stamp = {
         "source": Path(program.source).name,
         "program": program.fingerprint,
         "config": hashlib.sha256(config.encode()).hexdigest()[:16],
-        **(provenance or {}),
     }
-    return _finish(model, reports, optimize, opset, target, low_precision, slim, stamp)
+    return _finish(model, reports, stamp, chosen)
 
 
-def export_network(
-    source: ModelSource,
-    *,
-    optimize: bool = True,
-    opset: int | None = None,
-    target: Target = GENERIC,
-    low_precision: LowPrecision | None = None,
-    slim: bool = False,
-    inputs: InputConfig | None = None,
-    provenance: Mapping[str, str] | None = None,
-) -> Exported:
+def export_network(source: ModelSource, **settings: Any) -> Exported:
     """Build an optimized inference graph of an ONNX model that needs no training.
 
     Nodes in training mode are switched to inference mode first, also in the reference that the
-    result is compared with. ``source`` is what :func:`ortboost.graph.io.load_model` accepts; the
-    other arguments are those of :func:`export_model`.
+    result is compared with. ``source`` is what :func:`ortboost.graph.io.load_model` accepts,
+    ``settings`` are those of :class:`ExportSettings`.
 
     Raises:
         FileError: The file is not a model.
         ModelError: The opset conversion is not possible.
         UsageError: Target, precision and opset are not compatible.
     """
-    model = load_model(source)
-    fixed = _fixed(model, inputs)
+    chosen, model = ExportSettings(**settings), load_model(source)
+    fixed = _fixed(model, chosen.inputs)
     # The opset is kept here if the rewrites can work with it; `_finish` fits it to the target.
     version = model.opset_imports.get("", 0)
-    opsets = (
-        range(version, version + 1) if version >= _OLDEST or not optimize else range(_OLDEST, 22)
-    )
+    kept = version >= _OLDEST or not chosen.optimize
+    opsets = range(version, version + 1) if kept else range(_OLDEST, 22)
     reports = [*fixed, *normalize(model, opsets=opsets, ir_version=model.ir_version)]
     reports.append(to_inference(model))
-    stamp = {"source": Path(source_name(model)).name, **(provenance or {})}
-    return _finish(model, reports, optimize, opset, target, low_precision, slim, stamp)
+    return _finish(model, reports, {"source": Path(source_name(model)).name}, chosen)
 
 
-def _fixed(model: ir.Model, inputs: InputConfig | None) -> list[Report]:
+def _fixed(model: ir.Model, inputs: InputConfig) -> list[Report]:
     """Fix dimensions and inputs, and infer the resulting shapes."""
-    if inputs is None or not (inputs.dims or inputs.values):
+    if not (inputs.dims or inputs.values):
         return []
     report = fix_inputs(model, inputs)
     infer_shapes(model)
@@ -147,16 +141,10 @@ def _fixed(model: ir.Model, inputs: InputConfig | None) -> list[Report]:
 
 
 def _finish(
-    model: ir.Model,
-    reports: list[Report],
-    optimized: bool,
-    opset: int | None,
-    target: Target,
-    low_precision: LowPrecision | None,
-    slim: bool,
-    stamp: Mapping[str, str],
+    model: ir.Model, reports: list[Report], stamp: Mapping[str, str], settings: ExportSettings
 ) -> Exported:
     """The steps shared by programs and plain models."""
+    target, opset, low_precision = settings.target, settings.opset, settings.low_precision
     # The opset: the requested one, else the present one if the target supports that.
     precision = low_precision.precision if low_precision is not None else "fp32"
     target.require(precision, opset)
@@ -177,10 +165,10 @@ def _finish(
     # The rewrites, with the steps to replay on `base` if the comparison looks for a faulty one.
     base = model.clone()
     steps: list[Step] = []
-    if optimized:
+    if settings.optimize:
         found, steps = optimize(model, target, lift=opset is None)
         reports += found
-    if slim:  # for what our own rewrites left
+    if settings.slim:  # for what our own rewrites left
         from ortboost.deploy.slim import slim_step
 
         _add(slim_step(), model, steps, reports)
@@ -190,11 +178,12 @@ def _finish(
     if not target.name.startswith("tensorrt"):  # it guards against fusions of ONNX Runtime
         reports.append(guard_pads(model))
     _fit_ir_version(model, target)  # again: a step may have raised the opset
-    if optimized:
+    if settings.optimize:
         reports.append(drop_exporter_notes(model))
     entries = {
         "version": __version__,
         **stamp,
+        **settings.provenance,
         "target": target.name,
         "precision": precision,
         "rewrites": ", ".join(report.rewrite for report in reports if report.changed),

@@ -13,24 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.errors import ModelError
-from ortboost.core.report import Report
 from ortboost.deploy.rewrites.layer_weights import LAYERS, Array, fold_into, read_weights
 from ortboost.graph.query import constant, label, producer_of, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["fold_bn", "read_norm"]
-
-
-def fold_bn(model: ir.Model) -> Report:
-    """Fold inference-mode BatchNormalization nodes, in place.
-
-    Returns:
-        A report of the folded nodes and their layers, and of the kept nodes with reasons.
-
-    Raises:
-        ModelError: Parameters do not have the channels of the layer.
-    """
-    return rewrite_nodes(model, "fold_bn", {"BatchNormalization": _fold}, bypass=True)
 
 
 def read_norm(node: ir.Node) -> tuple[Array, Array]:
@@ -53,7 +40,13 @@ def read_norm(node: ir.Node) -> tuple[Array, Array]:
         return scale, beta - mean * scale
 
 
-def _fold(site: Site) -> list[ir.Value] | None:
+@rewrites("BatchNormalization", bypass=True)
+def fold_bn(site: Site) -> list[ir.Value] | None:
+    """Fold inference-mode BatchNormalization nodes, in place.
+
+    Raises:
+        ModelError: Parameters do not have the channels of the layer.
+    """
     scale, shift = read_norm(site.node)
     layer = producer_of(site.input(0))
     if layer is None or producer_of(site.input(0), *LAYERS) is None:

@@ -61,11 +61,7 @@ def intermediate_evaluator(
 
 
 def run_intermediates(
-    model: ir.Model,
-    names: Sequence[str],
-    feeds: Mapping[str, NDArray[Any]],
-    *,
-    device: str = "cpu",
+    model: ir.Model, names: Sequence[str], feeds: Mapping[str, NDArray[Any]], *, device: str = "cpu"
 ) -> dict[str, NDArray[np.float64]]:
     """Compute intermediate tensors on one batch, as float64; see :func:`intermediate_evaluator`."""
     with intermediate_evaluator(model, names, device=device) as evaluator:

@@ -52,66 +52,42 @@ __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 
 Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 
+_FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
+    *(fold_full_norm, fold_constants, static_shapes, merge_casts, drop_noops, drop_zero_states),
+    *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
+    *(fold_bn, fold_bn_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
+)
+
+
+def _for_any_target(rewrite: Callable[[ir.Model], Report]) -> Rewrite:
+    return lambda model, _: rewrite(model)
+
+
 REWRITES: dict[str, Rewrite] = {
-    "fold_full_norm": lambda model, _: fold_full_norm(model),
-    "fold_constants": lambda model, _: fold_constants(model),
-    "static_shapes": lambda model, _: static_shapes(model),
-    "merge_casts": lambda model, _: merge_casts(model),
-    "drop_noops": lambda model, _: drop_noops(model),
-    "drop_zero_states": lambda model, _: drop_zero_states(model),
-    "merge_neighbours": lambda model, _: merge_neighbours(model),
-    "merge_views": lambda model, _: merge_views(model),
-    "merge_transposes": lambda model, _: merge_transposes(model),
-    "common_subexpressions": lambda model, _: common_subexpressions(model),
-    "dead_code": lambda model, _: dead_code(model),
-    "fold_bn": lambda model, _: fold_bn(model),
-    "fold_bn_forward": lambda model, _: fold_bn_forward(model),
-    "fold_affine": lambda model, _: fold_affine(model),
-    "fuse_layer_norm": lambda model, _: fuse_layer_norm(model),
+    **{rewrite.__name__: _for_any_target(rewrite) for rewrite in _FOR_ANY_TARGET},
     "lift_opset": lambda model, target: lift_opset(model, limit=target.lifts_to),
     "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders_gelu),
-    "fuse_hardswish": lambda model, _: fuse_hardswish(model),
-    "fuse_pad": lambda model, _: fuse_pad(model),
-    "fuse_gemm": lambda model, _: fuse_gemm(model),
     "split_skip_norm": lambda model, target: (
         split_skip_norm(model) if target.cpu else Report("split_skip_norm")
     ),
 }
 """Name to rewrite."""
 
-STAGES: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (1, ("fold_full_norm",)),
-    (4, ("fold_constants", "static_shapes", "merge_casts", "drop_noops")),
+_FOLDING: Final = "fold_constants static_shapes merge_casts drop_noops"
+STAGES: tuple[tuple[int, list[str]], ...] = (
+    (1, ["fold_full_norm"]),
+    (4, _FOLDING.split()),
     (
         1,
-        (
-            "fold_bn",
-            "fold_bn_forward",
-            "fold_affine",
-            "fuse_layer_norm",
-            "lift_opset",
-            "fuse_gelu",
-            "fuse_hardswish",
-        ),
+        "fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
+        "fuse_hardswish".split(),
     ),
     (
         6,
-        (
-            "fold_constants",
-            "static_shapes",
-            "merge_casts",
-            "drop_noops",
-            "drop_zero_states",
-            "merge_neighbours",
-            "merge_views",
-            "merge_transposes",
-            "fuse_pad",
-            "fuse_gemm",
-            "common_subexpressions",
-            "dead_code",
-        ),
+        f"{_FOLDING} drop_zero_states merge_neighbours merge_views merge_transposes fuse_pad "
+        "fuse_gemm common_subexpressions dead_code".split(),
     ),
-    (1, ("split_skip_norm",)),
+    (1, ["split_skip_norm"]),
 )
 """Maximum number of rounds, and the rewrites: a stage repeats until nothing changes.
 

@@ -140,7 +140,7 @@ TARGETS: Final[dict[str, Target]] = {
             lifts_to=20,
             refused={
                 "bf16": f"it needs opset {BF16_OPSET} for convolutions, and TensorRT 10 supports "
-                "up to 20.",
+                "up to 20."
             },
             **_TENSORRT,
         ),
@@ -201,9 +201,7 @@ def get_checker(name: str) -> Callable[..., Any]:
     family = _SHORT.get(family, family)
     if family not in CHECKERS:
         raise UsageError(
-            f"The target '{name}' has no checker.",
-            where="target",
-            fix=nearest(family, CHECKERS),
+            f"The target '{name}' has no checker.", where="target", fix=nearest(family, CHECKERS)
         )
     module, _, function = CHECKERS[family].partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)

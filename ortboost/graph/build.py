@@ -243,11 +243,7 @@ def detach(node: ir.Node) -> None:
 
 
 def replace_node(
-    node: ir.Node,
-    outputs: Iterable[ir.Value | None],
-    builder: Builder,
-    *,
-    remove: bool = True,
+    node: ir.Node, outputs: Iterable[ir.Value | None], builder: Builder, *, remove: bool = True
 ) -> None:
     """Replace ``node`` by the collected nodes of ``builder``.
 

@@ -28,10 +28,6 @@ def check_rewritten(model: ir.Model, rewrite: str) -> None:
 
     Operators of domains unknown to ``onnx`` are not checked.
 
-    Args:
-        model: The graph as the rewrite left it.
-        rewrite: Its name, for the error.
-
     Raises:
         OrtBoostError: The graph is not valid ONNX.
 

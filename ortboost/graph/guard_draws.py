@@ -31,9 +31,6 @@ def guard_draws(model: ir.Model) -> Report:
 
     Args:
         model: The forward graph, its types inferred.
-
-    Returns:
-        The report.
     """
     report = Report("guard_draws")
     builder = Builder(model.graph, "ortboost/draw")

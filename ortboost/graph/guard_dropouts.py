@@ -24,9 +24,6 @@ def guard_dropouts(model: ir.Model) -> Report:
 
     Args:
         model: A step graph, its types inferred.
-
-    Returns:
-        The report.
     """
     report = Report("guard_dropouts")
     for node in list(all_nodes(model.graph)):

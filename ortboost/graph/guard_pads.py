@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.query import input_at, known_shape
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["guard_pads"]
 
@@ -23,19 +22,12 @@ _WITH_AXES = 18  # the opset that added axes to Pad
 _POOLS = frozenset({"AveragePool", "MaxPool"})
 
 
-def guard_pads(model: ir.Model) -> Report:
+@rewrites("Pad")
+def guard_pads(site: Site) -> list[ir.Value | None] | None:
     """List all axes explicitly in each constant Pad that a pool reads, in place.
 
-    Args:
-        model: The model. Below opset 18, or if the rank is unknown, a Pad is kept as it is.
-
-    Returns:
-        The report.
+    Below opset 18, or if the rank is unknown, a Pad is kept as it is.
     """
-    return rewrite_nodes(model, "guard_pads", {"Pad": _with_axes})
-
-
-def _with_axes(site: Site) -> list[ir.Value | None] | None:
     node = site.node
     rank = len(known_shape(site.input(0)) or ())
     readers = {use.node.op_type for use in node.outputs[0].uses()}

@@ -46,12 +46,7 @@ class Layer:
 
 
 def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
-    """The layers with trained parameters, in the order in which the graph computes them.
-
-    Args:
-        model: The forward graph.
-        trained: The trained parameters.
-    """
+    """The layers with trained parameters, in the order in which the graph computes them."""
     roles = {parameter.name: parameter.role for parameter in trained}
     costs = _costs(model)
     layers: list[Layer] = []

@@ -41,14 +41,7 @@ from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
-__all__ = [
-    "convert_opset",
-    "free_weights",
-    "inline_functions",
-    "name_nodes",
-    "normalize",
-    "quiet",
-]
+__all__ = ["convert_opset", "free_weights", "inline_functions", "name_nodes", "normalize", "quiet"]
 
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)

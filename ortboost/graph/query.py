@@ -40,12 +40,7 @@ __all__ = [
     "subgraphs",
 ]
 
-FLOAT_TYPES = (
-    ir.DataType.FLOAT,
-    ir.DataType.FLOAT16,
-    ir.DataType.BFLOAT16,
-    ir.DataType.DOUBLE,
-)
+FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 ROLE_MARK = "ortboost.role"
 """Metadata key for the role of a tensor added by a rewrite, which the graph does not show."""

@@ -7,6 +7,7 @@ It raises :class:`Refusal` with the reason if it does not apply to this form of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "remove_unused",
     "replace_value",
     "rewrite_nodes",
+    "rewrites",
 ]
 
 
@@ -174,8 +176,8 @@ Rule = Callable[[Site], "Sequence[ir.Value | None] | None"]
 def rewrite_nodes(
     model: ir.Model,
     name: str,
-    rules: Mapping[str, Rule],
-    what: str | Mapping[str, str] = "",
+    rules: Mapping[str, Rule | tuple[Rule, str]],
+    what: str = "",
     *,
     only: Callable[[ir.Node], bool] = lambda _: True,
     subgraphs: bool = False,
@@ -189,9 +191,9 @@ def rewrite_nodes(
     Args:
         model: The model.
         name: Name of the rewrite, for the report and for the names of new nodes.
-        rules: Operator to rule.
-        what: Description of the change for the report: one text, or one for each operator. A rule
-            can give its own with :attr:`Site.note`.
+        rules: Operator to rule, or to rule and description of its change.
+        what: Description of the changes of other rules, for the report. A rule can give its own
+            with :attr:`Site.note`.
         only: A filter: whether to apply a rule to a node.
         subgraphs: Include the nodes of subgraphs. Their rules must not create nodes.
         bypass: If a rule returns an existing value, let consumers read that value. Otherwise they
@@ -204,7 +206,8 @@ def rewrite_nodes(
     builder: Builder | None = None
     removed: dict[int, ir.Node] = {}
     for node in list(model.graph.all_nodes() if subgraphs else model.graph):
-        rule = rules.get(node.op_type)
+        entry = rules.get(node.op_type)
+        rule, done = entry if isinstance(entry, tuple) else (entry, what)
         if node.graph is None or id(node) in removed:  # an earlier rule made it unused
             continue
         if rule is None or not is_standard(node) or not only(node):
@@ -227,10 +230,44 @@ def rewrite_nodes(
             continue
         for unread in _unread([value.producer() for value in sources if value is not None]):
             removed[id(unread)] = unread  # detached now, removed from the graph all at once below
-        done = what if isinstance(what, str) else what[node.op_type]
         report.changed[node_label] = site.note or f"{node.op_type}: {done}"
     _remove(removed.values())
     return report
+
+
+def rewrites(
+    *op_types: str,
+    name: str = "",
+    what: str = "",
+    subgraphs: bool = False,
+    bypass: bool = False,
+) -> Callable[[Rule], Callable[[ir.Model], Report]]:
+    """Turn a rule into a rewrite of models that applies it to these operators, as a decorator.
+
+    The rewrite works in place and is called as the rule is, unless there is a ``name``; see
+    :func:`rewrite_nodes` for the other arguments.
+
+    Example:
+        >>> @rewrites("Neg", what="is its input")
+        ... def drop_signs(site: Site) -> list[ir.Value]:
+        ...     return [site.input(0)]
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[2] x) => (float[2] y) { [n] a = Neg(x)  y = Abs(a) }''')
+        >>> drop_signs(model).changed
+        {'n': 'Neg: is its input'}
+    """
+
+    def decorate(rule: Rule) -> Callable[[ir.Model], Report]:
+        rules = dict.fromkeys(op_types, rule)
+
+        @functools.wraps(rule)
+        def rewrite(model: ir.Model) -> Report:
+            known = name or rule.__name__
+            return rewrite_nodes(model, known, rules, what, subgraphs=subgraphs, bypass=bypass)
+
+        return rewrite
+
+    return decorate
 
 
 def _replace(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.graph.bodies import states_of
 from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of, source_before, subgraphs
 from ortboost.graph.reach import STOPS, ancestors
 
@@ -228,12 +229,9 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
     if node.op_type not in ("Loop", "Scan") or not is_standard(node):
         return None
     body = next(subgraphs(node), None)
-    counted = 2 if node.op_type == "Loop" else 0  # the number of iterations, the condition
-    carried = len(node.inputs) - counted
-    if node.op_type == "Scan":
-        carried -= node.attributes.get_int("num_scan_inputs", 0)
-    place = index - 1 if counted else index  # a Loop's first output is the condition
-    if body is None or not counted <= index < counted + carried:
+    before, first, count = states_of(node)
+    place = index - before + first  # of the state among the outputs of the body
+    if body is None or not before <= index < before + count:
         return None
     if len(body.inputs) <= index or len(body.outputs) <= place:  # a damaged file
         return None

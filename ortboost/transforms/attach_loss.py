@@ -38,13 +38,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
-from ortboost.graph.query import (
-    FLOAT_TYPES,
-    format_shape,
-    known_shape,
-    producer_of,
-    source_before,
-)
+from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape, producer_of, source_before
 from ortboost.graph.shape_inference import dimension_names, infer_missing
 from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis

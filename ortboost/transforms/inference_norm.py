@@ -27,9 +27,6 @@ def to_inference(model: ir.Model) -> Report:
 
     Args:
         model: Model whose main graph is changed.
-
-    Returns:
-        The report. The rewrite is idempotent.
     """
     report = Report("to_inference")
     graph = model.graph

@@ -12,12 +12,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import format_shape, known_shape
 from ortboost.transforms.loss_config import LossConfig
 
-__all__ = [
-    "dense_losses",
-    "reduce_losses",
-    "shifted_labels",
-    "sparse_cross_entropy",
-]
+__all__ = ["dense_losses", "reduce_losses", "shifted_labels", "sparse_cross_entropy"]
 
 
 def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:

@@ -29,9 +29,6 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
     Args:
         model: A model whose parameters are graph inputs, not differentiated yet.
         rows: Trained table to the row of its padding token.
-
-    Returns:
-        A report of the changed nodes.
     """
     report = Report("protect_padding_rows")
     detached: dict[str, ir.Value] = {}

@@ -89,7 +89,7 @@ def test_a_weight_that_serves_another_node_keeps_its_value():
     np.testing.assert_array_equal(graph.initializers["w"].const_value.numpy(), old)
 
 
-@pytest.mark.parametrize("case", ["computed", "read", "output"])
+@pytest.mark.parametrize("case", ["computed", "overridable", "read", "output"])
 def test_kept_with_the_reason(case):
     model = head("gemm_transposed")
     graph = model.graph
@@ -98,6 +98,8 @@ def test_kept_with_the_reason(case):
         value = graph.initializers.pop("w.multiplier")
         value.const_value = None
         graph.inputs.append(value)
+    elif case == "overridable":  # an input with a default, for which the caller may feed another
+        graph.inputs.append(graph.initializers["w.multiplier"])
     elif case == "read":
         extra = ir.Node("", "Relu", [product], name="extra")
         extra.outputs[0].name = "r"
@@ -109,7 +111,7 @@ def test_kept_with_the_reason(case):
     report = fold_full_norm(model)
     assert not report.changed
     (reason,) = report.kept.values()
-    assert ("computed" if case == "computed" else "elsewhere") in reason
+    assert ("elsewhere" if case in ("read", "output") else "not stored") in reason
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes, rewrites
 
 
 def net(shape: str) -> ir.Model:
@@ -49,3 +49,21 @@ def test_a_refusal_leaves_no_nodes_behind():
     model = net("[2,3]")
     assert rewrite_nodes(model, "softmax", {"Softmax": rule}).kept == {"y": "of a kind"}
     assert [node.op_type for node in model.graph] == ["Softmax"]
+
+
+def test_a_decorated_rule_is_a_rewrite_of_its_name():
+    softmax = rewrites("Softmax", what="written out")(written_out)
+    report = softmax(net("[2,3]"))
+    assert (report.rewrite, report.changed) == ("written_out", {"y": "Softmax: written out"})
+    assert rewrites("Softmax", name="other")(written_out)(net("[2,3]")).rewrite == "other"
+    assert not rewrites("Relu")(written_out)(net("[2,3]")).modified
+
+
+def test_each_operator_has_its_description():
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2] x) => (float[2] y) { [a] h = Softmax(x)  [b] y = Neg(h) }"""
+    )
+    rules = {"Softmax": (written_out, "sum"), "Neg": lambda site: [site.op("Abs", site.input(0))]}
+    report = rewrite_nodes(model, "two", rules, "any")
+    assert report.changed == {"a": "Softmax: sum", "b": "Neg: any"}

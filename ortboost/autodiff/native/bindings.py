@@ -133,14 +133,6 @@ def _bindings() -> _Bindings:
 def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
     """Run the optimizer and the gradient builder on a model.
 
-    Args:
-        model: The prepared forward graph.
-        loss: Name of the loss.
-        wrt: Names of the tensors to differentiate with respect to.
-
-    Returns:
-        The serialized gradient graph.
-
     Raises:
         ModelError: The graph is too large, or the builder rejects it.
     """

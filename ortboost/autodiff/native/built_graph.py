@@ -35,10 +35,7 @@ def drop_copies(model: ir.Model) -> None:
 
 
 def restore(
-    result: ir.Model,
-    source: ir.Model,
-    wrt: Sequence[str],
-    lifted: dict[str, ir.TensorProtocol],
+    result: ir.Model, source: ir.Model, wrt: Sequence[str], lifted: dict[str, ir.TensorProtocol]
 ) -> None:
     """Restore the order and form of inputs, outputs and metadata of the source model."""
     graph = result.graph

@@ -34,10 +34,7 @@ from ortboost.autodiff.native.graph import (
     put_back,
     set_aside,
 )
-from ortboost.autodiff.native.rewrites.broadcasting import (
-    hide_uncertain_shapes,
-    show_hidden_shapes,
-)
+from ortboost.autodiff.native.rewrites.broadcasting import hide_uncertain_shapes, show_hidden_shapes
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError
 from ortboost.core.report import Report

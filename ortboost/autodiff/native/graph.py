@@ -12,13 +12,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import has_subgraph, source_before
-from ortboost.graph.reach import (
-    ancestors,
-    find_value,
-    stops_gradient,
-    values_by_name,
-    values_read,
-)
+from ortboost.graph.reach import ancestors, find_value, stops_gradient, values_by_name, values_read
 
 __all__ = [
     "COPY_PREFIX",

@@ -90,10 +90,7 @@ def _axes(node: ir.Node) -> str | None:
 
 
 CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
-    "AveragePool": (
-        _average_pool,
-        "ceil_mode=1, and SAME with stride, require fixed sizes",
-    ),
+    "AveragePool": (_average_pool, "ceil_mode=1, and SAME with stride, require fixed sizes"),
     "BatchNormalization": (unknown_rank, "requires a known rank"),
     "Conv": (_conv, "SAME with stride requires fixed sizes; not 3-d in groups"),
     "Gemm": (_gemm, "alpha and beta must not be 0"),

@@ -11,20 +11,16 @@ import onnx_ir as ir
 from ortboost.autodiff.conditions import reduced_axes
 from ortboost.autodiff.portable.rules.losses import LOWERINGS
 from ortboost.core.report import Report
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrite_nodes, rewrites
 
 __all__ = ["empty_reductions", "lower_losses"]
 
 _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 
-def empty_reductions(model: ir.Model) -> Report:
+@rewrites(*_REDUCTIONS, what="reduces no axis: replaced by Identity")
+def empty_reductions(site: Site) -> list[ir.Value | None] | None:
     """Bypass reductions over no axes (``noop_with_empty_axes``), on which runtimes fail."""
-    rules = dict.fromkeys(_REDUCTIONS, _empty)
-    return rewrite_nodes(model, "empty_reductions", rules, "reduces no axis: replaced by Identity")
-
-
-def _empty(site: Site) -> list[ir.Value | None] | None:
     if reduced_axes(site) != ():
         return None
     return [site.op("Identity", site.input(0), shape=site.input(0).shape)]

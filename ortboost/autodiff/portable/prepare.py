@@ -14,10 +14,7 @@ from ortboost.autodiff.engine import get_engine, run_rewrites
 from ortboost.autodiff.padding import explicit_padding
 from ortboost.autodiff.portable.lower import empty_reductions
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
-from ortboost.autodiff.portable.rewrites.bodies import (
-    capture_unchanged_states,
-    prepare_bodies,
-)
+from ortboost.autodiff.portable.rewrites.bodies import capture_unchanged_states, prepare_bodies
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
 from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
 from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan

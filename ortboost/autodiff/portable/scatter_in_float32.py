@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["scatter_in_float32"]
 
@@ -18,13 +17,9 @@ _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOAT = ir.DataType.FLOAT
 
 
-def scatter_in_float32(model: ir.Model) -> Report:
+@rewrites("ScatterElements", "ScatterND", what="adds in float32")
+def scatter_in_float32(site: Site) -> list[ir.Value | None] | None:
     """Cast the operands to float32 and the sum back, in place; idempotent."""
-    rules = dict.fromkeys(("ScatterElements", "ScatterND"), _widened)
-    return rewrite_nodes(model, "scatter_in_float32", rules, "adds in float32")
-
-
-def _widened(site: Site) -> list[ir.Value | None] | None:
     if site.dtype not in _HALF or site.text("reduction", "none") == "none":
         return None
     data, updates = (site.cast(site.input(index), _FLOAT) for index in (0, 2))

@@ -35,6 +35,7 @@ from ortboost.deploy.int8.select import (
     wanted_activations,
 )
 from ortboost.graph.build import Builder
+from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.normalize import convert_opset
 from ortboost.graph.query import input_at, is_read, known_shape, producer_of
 from ortboost.graph.shape_inference import infer_shapes
@@ -46,9 +47,7 @@ _SMALLEST: Final = float(np.finfo(np.float32).tiny)  # a smaller scale would be 
 
 
 def quantize_int8(
-    model: ir.Model,
-    feeds: Sequence[Mapping[str, NDArray[Any]]],
-    config: Int8Config | None = None,
+    model: ir.Model, feeds: Sequence[Mapping[str, NDArray[Any]]], config: Int8Config | None = None
 ) -> Report:
     """Quantize a model, in place.
 
@@ -242,22 +241,12 @@ class _Writer:
         axis: int | None,
     ) -> ir.Value:
         """Store integers and dequantize them; the result has the shape of ``like``."""
-        tensor = ir.tensor(integers, name=self.builder.unique(name))
-        stored_value = ir.Value(
-            name=tensor.name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(integers.shape),
-            const_value=tensor,
-        )
-        self.graph.register_initializer(stored_value)
-        inputs = (
-            stored_value,
-            self.builder.const(scales),
-            self.builder.const(np.zeros(scales.shape), tensor.dtype),
-        )
+        kept = add_initializer(self.graph, self.builder.unique(name), integers)
+        scale = self.builder.const(scales)
+        zeros = self.builder.const(np.zeros(scales.shape), ir.DataType.from_numpy(integers.dtype))
         options: dict[str, Any] = {} if axis is None else {"axis": axis}
-        kind = ir.DataType.FLOAT
-        return self.builder.op("DequantizeLinear", *inputs, dtype=kind, shape=like.shape, **options)
+        options |= {"dtype": ir.DataType.FLOAT, "shape": like.shape}
+        return self.builder.op("DequantizeLinear", kept, scale, zeros, **options)
 
     def redirect(self, value: ir.Value, back: ir.Value) -> None:
         """Let consumers of an activation read the pair: all of them, or residual Adds only."""

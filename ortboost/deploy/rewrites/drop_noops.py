@@ -77,10 +77,6 @@ def _transpose(node: ir.Node) -> bool:
     return list(perm) == list(range(len(perm)))
 
 
-def _same(node: ir.Node) -> bool:
-    return same_shape(node.inputs[0], node.outputs[0])
-
-
 def _view(node: ir.Node) -> bool:
     return same_view(dimensions(node.inputs[0]), dimensions(node.outputs[0]))
 
@@ -114,10 +110,6 @@ def _tile(node: ir.Node) -> bool:
     return repeats is not None and bool((repeats == 1).all())
 
 
-def _single(node: ir.Node) -> bool:
-    return len(node.inputs) == 1
-
-
 def _neutral(element: float, *, commutative: bool) -> Finder:
     """Find the other operand of a neutral element, if that does not broadcast it."""
 
@@ -141,17 +133,12 @@ _PASSED_ON: dict[str, Finder] = {
     "Cast": _when(_cast),
     "CastLike": _when(_cast_like),
     "Transpose": _when(_transpose),
-    "Expand": _when(_same),
-    "Reshape": _when(_view),
-    "Flatten": _when(_view),
+    "Expand": _when(lambda node: same_shape(node.inputs[0], node.outputs[0])),
+    **dict.fromkeys(("Reshape", "Flatten"), _when(_view)),
     "Slice": _when(_slice),
     "Pad": _when(_pad),
     "Tile": _when(_tile),
-    "Concat": _when(_single),
-    "Sum": _when(_single),
-    "Max": _when(_single),
-    "Min": _when(_single),
-    "Mean": _when(_single),
+    **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean"), _when(lambda n: len(n.inputs) == 1)),
     "Add": _neutral(0, commutative=True),
     "Sub": _neutral(0, commutative=False),
     "Mul": _neutral(1, commutative=True),

@@ -13,21 +13,16 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.report import Report
 from ortboost.deploy.rewrites.layer_weights import LAYERS, Array, fold_into, read_weights
 from ortboost.graph.query import label, producer_of, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["fold_affine"]
 
 
-def fold_affine(model: ir.Model) -> Report:
+@rewrites("Add", "Sub", "Mul", "Div", bypass=True)
+def fold_affine(site: Site) -> list[ir.Value] | None:
     """Fold affine nodes into the layer before them, in place, in the main graph."""
-    rules = dict.fromkeys(("Add", "Sub", "Mul", "Div"), _fold)
-    return rewrite_nodes(model, "fold_affine", rules, bypass=True)
-
-
-def _fold(site: Site) -> list[ir.Value] | None:
     for index in (0, 1):
         layer, factors = producer_of(site.input(index), *LAYERS), site.array(1 - index)
         if layer is None or layer.graph is not site.node.graph or factors is None:

@@ -13,22 +13,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import read_norm
 from ortboost.deploy.rewrites.layer_weights import Array, read_weights, store_weights
 from ortboost.graph.query import is_standard, label, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["fold_bn_forward"]
 
 
-def fold_bn_forward(model: ir.Model) -> Report:
+@rewrites("BatchNormalization", bypass=True)
+def fold_bn_forward(site: Site) -> list[ir.Value] | None:
     """Fold each BatchNormalization whose only reader is a Conv or Gemm into that, in place."""
-    rules = {"BatchNormalization": _fold}
-    return rewrite_nodes(model, "fold_bn_forward", rules, bypass=True)
-
-
-def _fold(site: Site) -> list[ir.Value] | None:
     node, layer = site.node, sole_consumer(site.node.outputs[0])
     if layer is None or not is_standard(layer, "Conv", "Gemm"):
         return None

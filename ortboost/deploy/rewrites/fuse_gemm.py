@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, constant, label, producer_of, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["fuse_gemm"]
 
@@ -19,12 +18,9 @@ __all__ = ["fuse_gemm"]
 _MASK = 6e4
 
 
-def fuse_gemm(model: ir.Model) -> Report:
+@rewrites("Add")
+def fuse_gemm(site: Site) -> list[ir.Value | None] | None:
     """Fuse MatMul and Add, in place, in the main graph."""
-    return rewrite_nodes(model, "fuse_gemm", {"Add": _gemm})
-
-
-def _gemm(site: Site) -> list[ir.Value | None] | None:
     reason = None  # the other operand may be the product that can be fused
     for index in (0, 1):
         product, bias = producer_of(site.input(index), "MatMul"), site.input(1 - index)

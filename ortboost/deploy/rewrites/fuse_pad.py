@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.query import constant, input_at, label, producer_of, scalar
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["fuse_pad"]
 
 
-def fuse_pad(model: ir.Model) -> Report:
+@rewrites("Conv", subgraphs=True)
+def fuse_pad(site: Site) -> list[ir.Value | None] | None:
     """Fuse in place, including subgraphs; a Pad with other readers is kept."""
-    return rewrite_nodes(model, "fuse_pad", {"Conv": _fuse}, subgraphs=True)
-
-
-def _fuse(site: Site) -> list[ir.Value | None] | None:
     node, source = site.node, site.input(0)
     pad, mode = producer_of(source, "Pad"), site.text("auto_pad", "NOTSET")
     if pad is None or pad.graph is not node.graph or mode not in ("NOTSET", "VALID"):

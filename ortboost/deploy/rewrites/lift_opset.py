@@ -17,10 +17,6 @@ _GELU = 20
 def lift_opset(model: ir.Model, *, limit: int) -> Report:
     """Convert to opset 20, in place, if the model has an unfused Gelu and ``limit`` allows it.
 
-    Args:
-        model: The model.
-        limit: Newest opset to convert to.
-
     Returns:
         The report. A model that cannot be converted keeps its opset.
     """

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.query import label, producer_of
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["merge_casts"]
 
@@ -27,12 +26,9 @@ _HOLDS = {
 """Type to the types that represent all its values exactly."""
 
 
-def merge_casts(model: ir.Model) -> Report:
+@rewrites("Cast", subgraphs=True, bypass=True)
+def merge_casts(site: Site) -> list[ir.Value | None] | None:
     """Merge pairs of Cast nodes, in place, including subgraphs."""
-    return rewrite_nodes(model, "merge_casts", {"Cast": _merge}, subgraphs=True, bypass=True)
-
-
-def _merge(site: Site) -> list[ir.Value | None] | None:
     first = producer_of(site.input(0), "Cast")
     source = None if first is None else first.inputs[0]
     if first is None or source is None or source.dtype is None:

@@ -12,14 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import (
-    constant,
-    input_at,
-    is_standard,
-    label,
-    producer_of,
-    sole_consumer,
-)
+from ortboost.graph.query import constant, input_at, is_standard, label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["merge_neighbours"]

@@ -10,23 +10,18 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 from ortboost.graph.query import constant, is_standard, label, producer_of
-from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrites
 
 __all__ = ["merge_views"]
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 
-def merge_views(model: ir.Model) -> Report:
+@rewrites(*_VIEWS, "Transpose", bypass=True)
+def merge_views(site: Site) -> list[ir.Value | None] | None:
     """Merge chains of views, in place, in the main graph."""
-    rules = dict.fromkeys((*_VIEWS, "Transpose"), _merge)
-    return rewrite_nodes(model, "merge_views", rules, bypass=True)
-
-
-def _merge(site: Site) -> list[ir.Value | None] | None:
     node, middle, out = site.node, site.input(0), site.node.outputs[0]
     first = producer_of(middle)
     if first is None or first.graph is not node.graph or not (_is_view(node) and _is_view(first)):

@@ -15,19 +15,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.query import label, producer_of
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["separate_transposes"]
 
 
-def separate_transposes(model: ir.Model) -> Report:
+@rewrites("MatMul")
+def separate_transposes(site: Site) -> list[ir.Value | None] | None:
     """Separate float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
-    return rewrite_nodes(model, "separate_transposes", {"MatMul": _separate})
-
-
-def _separate(site: Site) -> list[ir.Value | None] | None:
     for place in (0, 1):
         transpose, stored = producer_of(site.input(place), "Transpose"), site.input(1 - place)
         perm = [] if transpose is None else list(transpose.attributes.get_ints("perm", ()))

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.dimensions import same_shape
 from ortboost.graph.query import is_standard, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["split_skip_norm"]
 
 
-def split_skip_norm(model: ir.Model) -> Report:
+@rewrites("Add")
+def split_skip_norm(site: Site) -> list[ir.Value | None] | None:
     """Replace each Add that only a LayerNormalization reads by Sum, in place, in the main graph."""
-    return rewrite_nodes(model, "split_skip_norm", {"Add": _as_sum})
-
-
-def _as_sum(site: Site) -> list[ir.Value | None] | None:
     out, operands = site.node.outputs[0], (site.input(0), site.input(1))
     consumer = sole_consumer(out)
     if consumer is None or not is_standard(consumer, "LayerNormalization"):

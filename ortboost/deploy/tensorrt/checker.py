@@ -90,9 +90,6 @@ def check_tensorrt(
         target: The version to check for.
         profiles: Shape profiles; if given, dynamic inputs without one are errors.
 
-    Returns:
-        The findings.
-
     Raises:
         FileError: The file is not a readable model.
 

@@ -45,12 +45,6 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def damaged(what: str, where: str, node: onnx.NodeProto | None = None) -> FileError:
-    """The error for a file that no exporter writes.
-
-    Args:
-        what: What is wrong, a sentence.
-        where: Name of the model.
-        node: The node at fault, if it is one.
-    """
+    """The error for a file that no exporter writes."""
     place = where if node is None else f"{where}: {label(node)}"
     return FileError(what, where=place, fix=EXPORT_AGAIN)

@@ -25,9 +25,7 @@ LEVELS: Final = ("O0", "O1", "O2", "O3", "auto")
 
 
 def precision_for_level(
-    level: str,
-    keep_batchnorm_fp32: bool | None = None,
-    compute: Literal["fp16", "bf16"] = "fp16",
+    level: str, keep_batchnorm_fp32: bool | None = None, compute: Literal["fp16", "bf16"] = "fp16"
 ) -> PrecisionConfig:
     """The policy of a level.
 

@@ -83,12 +83,7 @@ def place_precision(
         infer_shapes(model)
         complete_types(model)  # inference knows standard operators only
     plan = PrecisionPlan(
-        model,
-        config,
-        config.low,
-        stored=weights == "stored",
-        masters=masters,
-        ranges=ranges or {},
+        model, config, config.low, stored=weights == "stored", masters=masters, ranges=ranges or {}
     )
     plan.find(fixed or {}, unsupported or {})
     plan.decide()

@@ -18,12 +18,7 @@ from ortboost.graph.query import constant, is_standard, matches_name
 from ortboost.graph.source import source_name
 from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
-from ortboost.transforms.precision.policy import (
-    FP32_OPERATORS,
-    Choice,
-    PrecisionConfig,
-    classify,
-)
+from ortboost.transforms.precision.policy import FP32_OPERATORS, Choice, PrecisionConfig, classify
 
 __all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
 

@@ -10,24 +10,17 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["frozen_batch_norm", "guarded_statistics"]
 
 
-def frozen_batch_norm(model: ir.Model) -> Report:
-    """Write inference-mode BatchNormalization as ``x * a + c`` per channel."""
-    return rewrite_nodes(
-        model,
-        "frozen_batch_norm",
-        {"BatchNormalization": _affine},
-        "inference form, replaced by a multiplication and an addition",
-    )
+@rewrites("BatchNormalization", what="inference form, replaced by a multiplication and an addition")
+def frozen_batch_norm(site: Site) -> list[ir.Value | None] | None:
+    """Write inference-mode BatchNormalization as ``x * a + c`` per channel.
 
-
-def _affine(site: Site) -> list[ir.Value | None] | None:
-    """``y = x * a + (bias - mean * a)``, ``a = scale / sqrt(var + epsilon)``."""
+    ``y = x * a + (bias - mean * a)``, ``a = scale / sqrt(var + epsilon)``.
+    """
     if site.integer("training_mode", 0):
         return None
     data, scale, bias, mean, variance = (site.input(index) for index in range(5))
@@ -45,17 +38,9 @@ def _affine(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Add", site.op("Mul", data, factor), offset)]
 
 
-def guarded_statistics(model: ir.Model) -> Report:
+@rewrites("BatchNormalization", what="works on a copy of its running statistics")
+def guarded_statistics(site: Site) -> Sequence[ir.Value] | None:
     """Copy running statistics before a training-mode BatchNormalization overwrites them."""
-    return rewrite_nodes(
-        model,
-        "guarded_statistics",
-        {"BatchNormalization": _guard},
-        "works on a copy of its running statistics",
-    )
-
-
-def _guard(site: Site) -> Sequence[ir.Value] | None:
     if not site.integer("training_mode", 0):
         return None
     statistics = [site.input(3), site.input(4)]

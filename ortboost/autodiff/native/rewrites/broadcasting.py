@@ -18,7 +18,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, known_shape, producer_of
 from ortboost.graph.reach import Reach
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
 __all__ = ["expanded_branches", "hide_uncertain_shapes", "show_hidden_shapes"]
 
@@ -30,15 +30,12 @@ _Operands: TypeAlias = dict[int, tuple[Shape | None, list[Shape | None]]]
 
 def expanded_branches(model: ir.Model) -> Report:
     """Expand broadcast float branches of Where and bases of Pow; cast integer exponents."""
-    return rewrite_nodes(
-        model,
-        "expanded_branches",
-        {"Where": _where, "Pow": _pow},
-        {
-            "Where": "branch expanded to the shape of the output",
-            "Pow": "base expanded to the shape of the output, or exponent cast to its type",
-        },
-    )
+    pow_what = "base expanded to the shape of the output, or exponent cast to its type"
+    rules: dict[str, tuple[Rule, str]] = {
+        "Where": (_where, "branch expanded to the shape of the output"),
+        "Pow": (_pow, pow_what),
+    }
+    return rewrite_nodes(model, "expanded_branches", rules)
 
 
 def _where(site: Site) -> list[ir.Value | None] | None:

@@ -22,12 +22,7 @@ __all__ = ["ordinary_forms"]
 
 def ordinary_forms(model: ir.Model) -> Report:
     """Rewrite rare forms in place; see the functions of this module for each operator."""
-    return rewrite_nodes(
-        model,
-        "ordinary_forms",
-        {op_type: rule for op_type, (rule, _) in _FORMS.items()},
-        {op_type: what for op_type, (_, what) in _FORMS.items()},
-    )
+    return rewrite_nodes(model, "ordinary_forms", _FORMS)
 
 
 def _matmul(site: Site) -> list[ir.Value | None] | None:
@@ -223,10 +218,7 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
 
 
 _FORMS: dict[str, tuple[Rule, str]] = {
-    "AveragePool": (
-        pool,
-        "written as a convolution; float16: computed in float32",
-    ),
+    "AveragePool": (pool, "written as a convolution; float16: computed in float32"),
     "Cast": (_cast, "changes nothing: replaced by Identity"),
     "CastLike": (_cast_like, "written as Cast"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),

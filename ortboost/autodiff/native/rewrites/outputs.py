@@ -13,29 +13,21 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.query import is_read, known_shape, producer_of
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["complete_nodes"]
 
 
 def complete_nodes(model: ir.Model) -> Report:
     """Complete the inputs and outputs of these operators, in place."""
-    return rewrite_nodes(
-        model,
-        "complete_nodes",
-        {
-            "LayerNormalization": _layer_norm,
-            "SimplifiedLayerNormalization": _simplified,
-            "Dropout": _dropout,
-            "SoftmaxCrossEntropyLoss": _cross_entropy,
-        },
-        {
-            "LayerNormalization": "bias and outputs added that its gradient needs",
-            "SimplifiedLayerNormalization": "output added that its gradient needs",
-            "Dropout": "inference mode: replaced by Identity; training mode: mask added",
-            "SoftmaxCrossEntropyLoss": "log_prob output added",
-        },
-    )
+    dropout = "inference mode: replaced by Identity; training mode: mask added"
+    rules: dict[str, tuple[Rule, str]] = {
+        "LayerNormalization": (_layer_norm, "bias and outputs added that its gradient needs"),
+        "SimplifiedLayerNormalization": (_simplified, "output added that its gradient needs"),
+        "Dropout": (_dropout, dropout),
+        "SoftmaxCrossEntropyLoss": (_cross_entropy, "log_prob output added"),
+    }
+    return rewrite_nodes(model, "complete_nodes", rules)
 
 
 def _is_read(node: ir.Node, index: int) -> bool:

@@ -11,28 +11,19 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
-from ortboost.core.report import Report
 from ortboost.graph.query import is_read, producer_of
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["batch_centered", "batch_statistics"]
 
 
-def batch_statistics(model: ir.Model) -> Report:
-    """Split training-mode BatchNormalization into statistics and a normalization, in place."""
-    return rewrite_nodes(
-        model,
-        "batch_statistics",
-        {"BatchNormalization": _rule},
-        "batch statistics computed separately, in float32",
-    )
+@rewrites("BatchNormalization", what="batch statistics computed separately, in float32")
+def batch_statistics(site: Site) -> list[ir.Value | None] | None:
+    """Split training-mode BatchNormalization into statistics and a normalization, in place.
 
-
-def _rule(site: Site) -> list[ir.Value | None] | None:
-    """`mean = mean(x)`, `var = mean((x - mean)^2)` over all axes except the channels.
-
-    Two passes are used, since the mean of the squares minus the square of the mean loses all
-    accuracy if the mean is large. The running outputs are `old momentum + new (1 - momentum)`.
+    `mean = mean(x)`, `var = mean((x - mean)^2)` over all axes except the channels. Two passes are
+    used, since the mean of the squares minus the square of the mean loses all accuracy if the mean
+    is large. The running outputs are `old momentum + new (1 - momentum)`.
     """
     training = bool(site.integer("training_mode", 0))
     given = [site.input(index) for index in range(5)]

@@ -13,23 +13,19 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.bodies import as_model, own_outputs, states_of
 from ortboost.graph.query import is_standard, known_shape, label, source_before
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.rewriting import Site, rewrites
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["capture_unchanged_states", "prepare_bodies"]
 
 
-def capture_unchanged_states(model: ir.Model) -> Report:
+@rewrites("Loop", "Scan", name="unchanged_states", what="its unchanged states are captured")
+def capture_unchanged_states(site: Site) -> list[ir.Value | None] | None:
     """Let the body of a Loop or Scan capture the states that it passes on unchanged, in place.
 
     tf2onnx and jax2onnx pass weights through a loop as states. Of each state the backward pass
     needs the value in every iteration; of a captured weight it needs one.
     """
-    rules = {"Loop": _capture_states, "Scan": _capture_states}
-    return rewrite_nodes(model, "unchanged_states", rules, "its unchanged states are captured")
-
-
-def _capture_states(site: Site) -> list[ir.Value | None] | None:
     node = site.node
     body = node.attributes["body"].as_graph()
     own_outputs(body)  # so that none of them is an input

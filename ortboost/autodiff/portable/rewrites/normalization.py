@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["FLOAT", "HALF", "as_float", "as_given", "complete_normalizations"]
 
@@ -21,15 +21,11 @@ FLOAT = ir.DataType.FLOAT
 
 def complete_normalizations(model: ir.Model) -> Report:
     """Complete LayerNormalization and expand RMSNormalization, in place."""
-    return rewrite_nodes(
-        model,
-        "complete_normalizations",
-        {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm},
-        {
-            "LayerNormalization": "outputs added that its gradient needs",
-            "RMSNormalization": "expanded",
-        },
-    )
+    rules: dict[str, tuple[Rule, str]] = {
+        "LayerNormalization": (_layer_norm, "outputs added that its gradient needs"),
+        "RMSNormalization": (_rms_norm, "expanded"),
+    }
+    return rewrite_nodes(model, "complete_normalizations", rules)
 
 
 def as_float(site: Site, value: ir.Value) -> ir.Value:

@@ -10,22 +10,18 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rules.indexing import as_rows
 from ortboost.autodiff.sizes import joined
-from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["exact_scatter"]
 
 
-def exact_scatter(model: ir.Model) -> Report:
-    """Write ScatterND with reduction="add" as ScatterElements over rows, in place."""
-    return rewrite_nodes(
-        model, "exact_scatter", {"ScatterND": _rule}, "adds without a race between threads"
-    )
+@rewrites("ScatterND", what="adds without a race between threads")
+def exact_scatter(site: Site) -> list[ir.Value | None] | None:
+    """Write ScatterND with reduction="add" as ScatterElements over rows, in place.
 
-
-def _rule(site: Site) -> list[ir.Value | None] | None:
-    """View `x` as rows, and the indices as row indices."""
+    `x` is viewed as rows, and the indices as row indices.
+    """
     if site.text("reduction", "none") != "add":
         return None
     x, indices = site.input(0), site.input(1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -21,8 +22,8 @@ from ortboost.graph.query import (
     has_subgraph,
     input_at,
     is_standard,
-    known_shape,
     label,
+    static_shape,
 )
 
 __all__ = [
@@ -68,27 +69,23 @@ class Finding:
     fixable: bool = False
 
 
-def _finding(severity: str, about: About, reason: str, fix: str, fixable: bool) -> Finding:
+def _finding(
+    severity: str, about: About, reason: str, fix: str, *, fixable: bool = False, rule: str = ""
+) -> Finding:
+    """A finding; a registered rule fills in its id."""
     if isinstance(about, ir.Node):
         about = label(about), about.op_type
     elif isinstance(about, ir.Value):
         about = about.name or "?", "tensor"
-    return Finding("", severity, *about, reason, fix, fixable)  # the registry knows the rule
+    return Finding(rule, severity, *about, reason, fix, fixable)
 
 
-def error(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that rules out the target; the id is filled in by the rule that yields it."""
-    return _finding("error", about, reason, fix, fixable)
-
-
-def warn(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that may rule out the target or change results."""
-    return _finding("warn", about, reason, fix, fixable)
-
-
-def info(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that is worth knowing."""
-    return _finding("info", about, reason, fix, fixable)
+error = functools.partial(_finding, "error")
+"""A finding that rules out the target."""
+warn = functools.partial(_finding, "warn")
+"""A finding that may rule out the target or change results."""
+info = functools.partial(_finding, "info")
+"""A finding that is worth knowing."""
 
 
 @dataclass
@@ -109,7 +106,6 @@ class Context:
     profiles: dict[str, Profile] | None = None
     path: Path | None = None
     raw: ir.Model | None = None
-    _verdicts: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def original(self) -> ir.Model:
@@ -157,40 +153,21 @@ class Context:
 
         It folds if it depends only on stored values and fixed shapes.
         """
-        if value is None:
+        if value is None or value.is_initializer():
             return "stored"
-        pending = [(value, False)]  # depth first without recursion; True: its inputs are done
-        while pending:
-            current, visited = pending.pop()
-            if id(current) in self._verdicts:
-                continue
-            verdict = self._own_verdict(current)
-            node = current.producer()
-            if verdict is None and node is not None:
-                parents = [parent for parent in node.inputs if parent is not None]
-                unknown = [p for p in parents if id(p) not in self._verdicts]
-                if unknown and not visited:
-                    pending.append((current, True))
-                    pending += [(parent, False) for parent in unknown]
-                    continue
-                dynamic = any(self._verdicts.get(id(p), "computed") == "computed" for p in parents)
-                verdict = "computed" if dynamic else "folds"
-            self._verdicts[id(current)] = verdict or "computed"
-        return self._verdicts[id(value)]
+        return self._verdicts.get(value, "computed")
 
-    @staticmethod
-    def _own_verdict(value: ir.Value) -> str | None:
-        """The verdict if it does not depend on the inputs of the producer."""
-        if value.is_initializer():
-            return "stored"
-        node = value.producer()
-        if node is None or has_subgraph(node) or node.op_type in RANDOM_OPERATORS:
-            return "computed"
-        if node.op_type in ("Shape", "Size") and is_standard(node) and node.inputs[0] is not None:
-            shape = known_shape(node.inputs[0])
-            if shape is not None and all(isinstance(dim, int) for dim in shape):
-                return "folds"
-        return None
+    @functools.cached_property
+    def _verdicts(self) -> dict[ir.Value, str]:
+        """Whether the outputs of each node fold or are computed."""
+        found: dict[ir.Value, str] = {}
+        for node in self.nodes:  # in graph order, each after what it reads
+            sources = [v for v in node.inputs if v is not None and not v.is_initializer()]
+            folds = all(found.get(value) == "folds" for value in sources) or _measures(node)
+            drawn = has_subgraph(node) or node.op_type in RANDOM_OPERATORS
+            verdict = "folds" if folds and not drawn else "computed"
+            found.update(dict.fromkeys(node.outputs, verdict))
+        return found
 
     @staticmethod
     def array(value: ir.Value | None) -> NDArray[Any] | None:
@@ -214,6 +191,12 @@ class Context:
         if found is None or value.dtype != ir.DataType.BFLOAT16:
             return found
         return found.astype(np.float32)
+
+
+def _measures(node: ir.Node) -> bool:
+    """Whether a node gives the shape or size of a value whose lengths are fixed."""
+    value = node.inputs[0] if is_standard(node, "Shape", "Size") else None
+    return value is not None and static_shape(value) is not None
 
 
 Check: TypeAlias = Callable[[Context], Iterator[Finding]]
