@@ -80,8 +80,6 @@ def append_update(
     gradients: Mapping[str, ir.Value],
     buffers_next: Mapping[str, ir.Value],
     scale: ir.Value | None,
-    *,
-    group: int | None = None,
 ) -> StepParts:
     """Append finite check, gate, unscaling, boosts, optimizer and scale update to a gradient graph.
 
@@ -92,10 +90,8 @@ def append_update(
         gradients: Parameter name to its scaled gradient.
         buffers_next: Buffer name to the raw next value that the forward pass computed.
         scale: The loss-scale input; ``None`` for no scaling.
-        group: Number of the freeze group with a separate optimizer state; ``None`` if there is a
-            single state.
     """
-    writer = _Writer(graph, config, group)
+    writer = _Writer(graph, config)
     writer.declare_step()
     scaler = writer.scaler
     scaled = ScaledGradients(
@@ -117,30 +113,29 @@ def append_update(
     return writer.ungated(scaled, buffers_next, scale)
 
 
-def append_flush(
-    graph: GraphContext, config: ProgramConfig, *, group: int | None = None
-) -> StepParts:
+def append_flush(graph: GraphContext, config: ProgramConfig) -> StepParts:
     """Append the update with an incomplete window of gradients, see :func:`append_update`.
 
     Args:
         graph: The context of a graph whose inputs are the parameters. Changed in place.
         config: The configuration.
-        group: See :func:`append_update`.
     """
-    return _Writer(graph, config, group).flush()
+    return _Writer(graph, config).flush()
 
 
 class _Writer:
     """Appends the update to one graph."""
 
-    def __init__(self, graph: GraphContext, config: ProgramConfig, group: int | None) -> None:
+    def __init__(self, graph: GraphContext, config: ProgramConfig) -> None:
         self.graph = graph.model.graph
         self.config = config
         self.slots = config.optimizer.slots if config.line_search is None else ()
         self.trained = graph.trained
-        self.group = group
+        # With separate states, each freeze group has its own slots and count of updates.
+        separate = config.splitter is not None and config.splitter.separate_state
+        self.group = graph.number if separate else 0
         # The last one is the count that the optimizer sees, see `_update_context`.
-        self.counters = [names.STEP] + ([] if group is None else [names.group_step(group)])
+        self.counters = [names.STEP] + ([names.group_step(graph.number)] if separate else [])
         self.b = Builder(self.graph, "ortboost/update")
         self.inputs = {value.name or "": value for value in self.graph.inputs}
         self.context = StepContext(
@@ -233,7 +228,7 @@ class _Writer:
         )
 
     def _slot(self, slot: str, parameter: Parameter) -> str:
-        return names.slot_name(slot, parameter.name, self.group or 0)
+        return names.slot_name(slot, parameter.name, self.group)
 
     def take_means(self) -> None:
         """Compute the batch means of boosts outside all branches, where the step is split."""
