@@ -2,17 +2,17 @@
 
 Each stage is a function that can be read and tested alone, and takes what the one before returns:
 
-    ====================  =============================  ===========================================
-    ``load_model``        :mod:`ortboost.graph.io`       the file, checked
-    ``read_network``      :mod:`~.network`               the network: normal form, network boosts
-    ``prepare_forward``   :mod:`~.forward`               loss, training mode, trained parameters
-    ``find_blockers``     :mod:`ortboost.autodiff.check` what the engine cannot differentiate
-    ``evaluation_graph``  here                           ``eval.onnx``
-    ``lower_forward``     :mod:`~.lowered`               forward boosts, decomposition, scaled loss
-    ``build_graphs``      :mod:`~.training_graphs`       gradients, gradient boosts, update
-    ====================  =============================  ===========================================
+    ====================  =======================  =================================================
+    ``load_model``        ``graph/io.py``          the file, checked
+    ``read_network``      ``network.py``           its normal form; boosts that rewrite the network
+    ``prepare_forward``   ``forward.py``           loss, training mode, trained parameters
+    ``find_blockers``     ``autodiff/check.py``    what the engine cannot differentiate
+    ``evaluation_graph``  ``build.py``             ``eval.onnx``
+    ``lower_forward``     ``lowered.py``           forward boosts, decomposition, the scaled loss
+    ``build_graphs``      ``training_graphs.py``   gradients, gradient boosts, update
+    ====================  =======================  =================================================
 
-The first four run for each engine until one has no blockers (:mod:`~.choose_engine`).
+The first four run for each engine until one has no blockers (``choose_engine.py``).
 """
 
 from __future__ import annotations

@@ -59,19 +59,16 @@ class StepParts:
         state: States added by the update: slots, scale, counters.
         initial: Their initial values.
         next_of: State to its next value, for every state that a step changes.
-        overflow: bool scalar.
-        loss_scale: float32 scalar, the scale after this step; with a grouped scale that of the
-            first group.
-        loss_scales: float32 ``[groups]``, with a grouped scale.
+        outputs: Whether the step overflowed, or whether a flush had something to apply: bool
+            scalar. Of a step also the scale after it, float32 scalar (that of the first group, with
+            a grouped scale, followed by all of them, float32 ``[groups]``).
     """
 
     hyper: tuple[ir.Value, ...]
     state: tuple[StateEntry, ...]
     initial: Mapping[str, NDArray[np.generic]]
     next_of: Mapping[str, ir.Value]
-    overflow: ir.Value
-    loss_scale: ir.Value
-    loss_scales: ir.Value | None = None
+    outputs: tuple[ir.Value, ...]
 
 
 def append_update(
@@ -397,9 +394,9 @@ class _Writer:
         """Append the reported outputs and collect the results."""
         # A fixed scale has no next value.
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
-        scales = None
+        scales: tuple[ir.Value, ...] = ()
         if self.scaler is not None and self.scaler.number and scale is not None:
-            scales = self.b.op("Identity", last, name=names.LOSS_SCALES, shape=scale.shape)
+            scales = (self.b.op("Identity", last, name=names.LOSS_SCALES, shape=scale.shape),)
             last = self.b.op("Gather", last, self.b.const(0, _INT64), shape=())
         loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
         self.b.flush()
@@ -408,9 +405,7 @@ class _Writer:
             tuple(self.state),
             self.initial,
             next_of,
-            overflow,
-            loss_scale,
-            scales,
+            (overflow, loss_scale, *scales),
         )
 
     # ---- state changes ------------------------------------------------------------------------

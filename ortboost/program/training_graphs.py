@@ -104,13 +104,7 @@ def _build_step(lowered: Lowered, number: int) -> TrainingGraph:
         {buffer: values[raw] for buffer, raw in lowered.buffers_next.items()},
         values.get(names.SCALE),
     )
-    shown = [
-        values[loss.loss],
-        parts.overflow,
-        parts.loss_scale,
-        *(() if parts.loss_scales is None else (parts.loss_scales,)),
-        *_metrics(step, config, values, loss),
-    ]
+    shown = [values[loss.loss], *parts.outputs, *_metrics(step, config, values, loss)]
     axes = lowered.forward.batch_axes
     specs = tuple(
         dataclasses.replace(
@@ -151,7 +145,7 @@ def _build_flush(lowered: Lowered, number: int, like: ir.Model) -> TrainingGraph
     graph = ir.Graph(inputs, [], nodes=[], opset_imports=like.opset_imports, name="flush")
     model = ir.Model(graph, ir_version=like.ir_version)
     parts = append_flush(lowered.context(model, number), lowered.config)
-    catalogue = _close(model, parts, entries, (), [parts.overflow])
+    catalogue = _close(model, parts, entries, (), parts.outputs[:1])
     return TrainingGraph(names.graph_name(FLUSH_GRAPH, number), model, catalogue)
 
 
