@@ -83,6 +83,7 @@ def count_samples(
     The arrays may have any shape; :func:`~ortboost.runtime.feeds.check_batch` refuses wrong ones.
 
     Example:
+        >>> import numpy as np
         >>> labels = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
         >>> count_samples([labels], {"labels": np.array([0, -1, 2])})
         (3, 2)
