@@ -102,7 +102,6 @@ def _build_step(lowered: Lowered, number: int) -> TrainingGraph:
         config,
         {p.name: values[gradient_name(p.name)] for p in graph.trained},
         {buffer: values[raw] for buffer, raw in lowered.buffers_next.items()},
-        values.get(names.SCALE),
     )
     shown = [values[loss.loss], *parts.outputs, *_metrics(step, config, values, loss)]
     axes = lowered.forward.batch_axes
