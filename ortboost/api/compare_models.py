@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
 from ortboost.api.run_folder import refuse_checkpoint
-from ortboost.api.stored_batches import map_batches
+from ortboost.api.stored_batches import Feeds, map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -28,6 +28,7 @@ from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
 from ortboost.graph.query import format_shape
+from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator, takes
 from ortboost.training.data.images import ImageConfig
 
@@ -90,6 +91,30 @@ class Comparison(Shown):
             f"by {found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it "
             f"reads {', '.join(found.inputs)}; tensor {found.compared} of those in both models."
         )
+
+
+def _check_inputs(
+    inputs: Sequence[TensorSpec],
+    batch: Feeds,
+    one: str | os.PathLike[str],
+    other: str | os.PathLike[str],
+) -> None:
+    """Refuse a second model that does not take a batch of the first."""
+    missing = [spec.name for spec in inputs if spec.name not in batch]
+    if missing:
+        raise UsageError(
+            f"The second model has the input '{missing[0]}', but the first does not.",
+            where=str(other),
+            fix="Compare models with the same inputs.",
+        )
+    for spec in inputs:
+        shape = np.shape(batch[spec.name])
+        if not takes(spec, shape):
+            raise UsageError(
+                f"The models need '{spec.name}' in different shapes.",
+                where=f"{one}: {list(shape)}; {other}: {format_shape(spec.shape)}",
+                fix="Compare models with the same inputs, or fix an open dimension with --dim.",
+            )
 
 
 @checked
@@ -171,21 +196,8 @@ def compare(
         # Both get the same inputs: also those that are fixed for the first.
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
-        missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
-        if missing:
-            raise UsageError(
-                f"The second model has the input '{missing[0]}', but the first does not.",
-                where=str(other),
-                fix="Compare models with the same inputs.",
-            )
-        for spec in challenger.inputs if feeds else ():
-            shape = np.shape(feeds[0][spec.name])
-            if not takes(spec, shape):
-                raise UsageError(
-                    f"The models need '{spec.name}' in different shapes.",
-                    where=f"{one}: {list(shape)}; {other}: {format_shape(spec.shape)}",
-                    fix="Compare models with the same inputs, or fix an open dimension with --dim.",
-                )
+        if feeds:
+            _check_inputs(challenger.inputs, feeds[0], one, other)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         outputs = [name for name in challenger.outputs if expected and name in expected[0]]
         if not outputs:

@@ -7,19 +7,26 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.api.data import Data
-from ortboost.api.export_subject import collect, plain_subject, trained_subject
+from ortboost.api.export_subject import (
+    Accuracies,
+    Collected,
+    Subject,
+    collect,
+    plain_subject,
+    trained_subject,
+)
 from ortboost.api.image_settings import as_images
 from ortboost.api.run_folder import check_output, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
+from ortboost.api.stored_batches import Feeds
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -29,7 +36,7 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.tolerance import Tolerance, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
@@ -191,42 +198,16 @@ def export(
         >>> result.parity.ok
         True
     """
-    # Refuse what does not go together, before anything is loaded.
     wanted = get_target(target)
     wanted.require(precision, opset)
-    if min_sqnr is not None and precision != "int8":
-        raise UsageError(
-            "The signal-to-quantization-noise ratio is only for int8.",
-            where="--min-sqnr",
-            fix="Give --precision int8 too, or --rtol and --atol instead.",
-        )
-    if int8 is not None and precision != "int8":
-        raise UsageError(
-            f"Settings of int8 are given, but the precision is {precision}.",
-            where="int8",
-            fix="Give --precision int8 too, or leave them out.",
-        )
+    _check_settings(run, out, precision, min_sqnr, int8, calibration)
     tolerance = tolerance_for(
         precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
     )
-    if calibration is not None and precision == "fp32":
-        raise UsageError(
-            "Calibration data are only for a lower precision.",
-            where="calibration",
-            fix="Give --precision fp16 too, or leave --calib out.",
-        )
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
-    trained = Path(run).is_dir()
-    check_output(out, ".onnx")
-    if Path(out).resolve() == Path(run).resolve():
-        raise UsageError(
-            "The export would overwrite the model it is compared with.",
-            where=str(out),
-            fix="Give the inference graph another name.",
-        )
-    refresh, pixels = None, as_images(images)
+    trained, refresh, pixels = Path(run).is_dir(), None, as_images(images)
     if not trained:
         refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, run)
@@ -242,70 +223,42 @@ def export(
             else plain_subject(run, Path(folder), device, inputs, images=pixels)
         )
         collected = collect(subject, verify, split, batch_size, mapping)
-        feeds, lengths, unused = collected
-        expected = [subject.evaluator.evaluate(batch) for batch in feeds]
+        expected = [subject.evaluator.evaluate(batch) for batch in collected.feeds]
         low_precision = None
         if precision != "fp32":
-            batches: Sequence[Mapping[str, NDArray[Any]]] = ()
-            ranges: dict[str, float] = {}
+            batches: Sequence[Feeds] = ()
             if calibration is not None:
                 batches = collect(subject, calibration, "train", batch_size, mapping).feeds
-                ranges = subject.ranges(batches) if precision != "int8" else {}
+            ranges = subject.ranges(batches) if batches and precision != "int8" else {}
             low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
         # The reference session is no longer needed; for a large model it takes gigabytes.
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
             optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
         )
-        scores = subject.accuracies(verify, feeds, expected, lengths)
-        drawn = _random_outputs(exported.model)
-
-        def judge(parity: Parity) -> Parity:
-            """Let the accuracy decide about the output that it is measured on."""
-            parity = collected.counted(parity)
-            if precision == "int8":
-                scores.require(max_drop, str(out), parity)
-                parity = parity.without([o for o in scores.judged if tolerance.by_noise(o)])
-            found = {d.output for d in parity.differences if np.isfinite(d.max_abs)}
-            return parity.without(found & drawn)  # infinite: of another shape
-
+        scores = subject.accuracies(verify, collected.feeds, expected, collected.lengths)
+        compared = _Comparison(subject, collected, expected, exported, scores, tolerance)
         parity = write_verified(
             exported,
             out,
             expected=expected,
-            feeds=feeds,
+            feeds=collected.feeds,
             device=subject.device,
             tolerance=tolerance,
             watch=scores.add,
-            judge=judge,
+            judge=partial(compared.judge, max_drop=max_drop, where=str(out)),
         )
-    # Say what the comparison does not prove.
-    path = Path(out)
-    if update_bn is not None:
-        unused += ("The running statistics were re-estimated from the data of --update-bn.",)
-    notes = [*wanted.notes, *_worthless(expected), *unused, *scores.notes]
-    if drawn:
-        notes.append(
-            f"{', '.join(repr(name) for name in sorted(drawn))}: computed from random numbers, so "
-            "only the shape was compared."
-        )
-    notes += _notes_on(exported, subject.device, plain=not trained)
+    notes = compared.notes(plain=not trained, refreshed=update_bn is not None)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if min_sqnr is not None and scores.judged:
         notes.append(f"The accuracy decided about '{scores.judged[0]}', not --min-sqnr.")
-    if precision == "int8" and not scores.found():
-        notes.append(
-            f"No accuracy was measured: the criterion was {tolerance}."
-            + (" Give --verify data with labels." if subject.scored else "")
-        )
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
-        notes.append(
-            f"Synthetic inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH sets other sizes."
-        )
+        sizes = sizes_text(collected.feeds[0])
+        notes.append(f"Synthetic inputs: {sizes}; --dim NAME=LENGTH sets other sizes.")
     return ExportResult(
-        path,
-        _size(path),
+        Path(out),
+        _size(Path(out)),
         parity,
         verify is None,
         exported,
@@ -315,6 +268,92 @@ def export(
         tuple(notes),
         subject.rule,
     )
+
+
+def _check_settings(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    precision: str,
+    min_sqnr: float | None,
+    int8: Int8Config | None,
+    calibration: Data | None,
+) -> None:
+    """Refuse what does not go together, before anything is loaded."""
+    if min_sqnr is not None and precision != "int8":
+        raise UsageError(
+            "The signal-to-quantization-noise ratio is only for int8.",
+            where="--min-sqnr",
+            fix="Give --precision int8 too, or --rtol and --atol instead.",
+        )
+    if int8 is not None and precision != "int8":
+        raise UsageError(
+            f"Settings of int8 are given, but the precision is {precision}.",
+            where="int8",
+            fix="Give --precision int8 too, or leave them out.",
+        )
+    if calibration is not None and precision == "fp32":
+        raise UsageError(
+            "Calibration data are only for a lower precision.",
+            where="calibration",
+            fix="Give --precision fp16 too, or leave --calib out.",
+        )
+    check_output(out, ".onnx")
+    if Path(out).resolve() == Path(run).resolve():
+        raise UsageError(
+            "The export would overwrite the model it is compared with.",
+            where=str(out),
+            fix="Give the inference graph another name.",
+        )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """An exported graph, and what its outputs are compared with."""
+
+    subject: Subject
+    collected: Collected
+    expected: Sequence[Feeds]
+    exported: Exported
+    scores: Accuracies
+    tolerance: Tolerance
+
+    @cached_property
+    def drawn(self) -> set[str]:
+        """The outputs whose values differ in every run."""
+        return {
+            value.name or ""
+            for value in self.exported.model.graph.outputs
+            if any(node.op_type in RANDOM_OPERATORS for node in ancestors([value]))
+        }
+
+    def judge(self, parity: Parity, *, max_drop: float, where: str) -> Parity:
+        """Let the accuracy decide about the output that it is measured on."""
+        parity = self.collected.counted(parity)
+        if self.exported.precision == "int8":
+            self.scores.require(max_drop, where, parity)
+            judged = [o for o in self.scores.judged if self.tolerance.by_noise(o)]
+            parity = parity.without(judged)
+        found = {d.output for d in parity.differences if np.isfinite(d.max_abs)}
+        return parity.without(found & self.drawn)  # infinite: of another shape
+
+    def notes(self, *, plain: bool, refreshed: bool) -> list[str]:
+        """What the comparison does not prove."""
+        found = [*self.exported.target.notes, *_worthless(self.expected), *self.collected.notes]
+        if refreshed:
+            found.append("The running statistics were re-estimated from the data of --update-bn.")
+        found += self.scores.notes
+        if self.drawn:
+            found.append(
+                f"{', '.join(repr(name) for name in sorted(self.drawn))}: computed from random "
+                "numbers, so only the shape was compared."
+            )
+        found += _notes_on(self.exported, self.subject.device, plain=plain)
+        if self.exported.precision == "int8" and not self.scores.found():
+            found.append(
+                f"No accuracy was measured: the criterion was {self.tolerance}."
+                + (" Give --verify data with labels." if self.subject.scored else "")
+            )
+        return found
 
 
 def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
@@ -342,16 +381,7 @@ def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
     return notes
 
 
-def _random_outputs(model: ir.Model) -> set[str]:
-    """The outputs whose values differ in every run."""
-    return {
-        value.name or ""
-        for value in model.graph.outputs
-        if any(node.op_type in RANDOM_OPERATORS for node in ancestors([value]))
-    }
-
-
-def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
+def _worthless(expected: Sequence[Feeds]) -> list[str]:
     """A note on each output that is never finite: NaN equals NaN, which proves nothing."""
     return [
         f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison "

@@ -152,11 +152,10 @@ def train(
     if resume:
         pixels, varied = former_images(folder, pixels, varied)
     with processes(timeout) as group:
-        first = group is None or group.rank == 0
-        part = (0, 1) if group is None else (group.rank, group.size)
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        first = rank == 0
         given = {"exchange_dtype": exchange_dtype, "check_sync": check_sync, "segments": segments}
         _check_shared(group, given, batch_axes)
-        # The step, and the part of the data that this process reads.
         stepper = Stepper(
             program,
             device=device,
@@ -167,17 +166,15 @@ def train(
             segments=segments,
         )
         inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
-        source = open_source(
+        read = partial(open_source, inputs=inputs, batch_size=batch_size, mapping=mapping)
+        source = read(
             data,
-            inputs,
-            "train",
-            batch_size,
-            mapping,
-            shuffle=True,
+            split="train",
             seed=base.seed,
-            drop_last=static_batch(inputs) is not None,
-            part=part,
+            part=(rank, size),
             what="training data",
+            shuffle=True,
+            drop_last=static_batch(inputs) is not None,
             images=pixels,
             augment=varied,
         )
@@ -185,22 +182,10 @@ def train(
         if val_split is not None:
             source, held_out = _split(source, val_split)
         if validation is not None:
-            held_out = open_source(
-                validation,
-                inputs,
-                "test",
-                batch_size,
-                mapping,
-                what="validation data",
-                images=source.images if isinstance(source, ArraySource) else pixels,
-            )
+            pixels = source.images if isinstance(source, ArraySource) else pixels
+            held_out = read(validation, split="test", what="validation data", images=pixels)
         # What program and data determine: schedules, metrics, the goal of the best model.
-        asked = tuple(settings.get("metrics") or ())
-        settled = _settled(base, program, source.steps_per_epoch, learning_rate, asked)
-        goal = Goal(f"val_{settled.metrics[0]}" if settled.metrics else "val_loss")
-        best: list[Callback] = [BestModel(goal)] if held_out is not None else []
-        if early_stop is not None:
-            best.append(EarlyStopping(goal, patience=early_stop))
+        settled = _settled(base, program, source.steps_per_epoch, learning_rate, settings)
         if tensorboard is not None and first:
             listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         # Only from here on is the folder locked, by the process that writes.
@@ -208,36 +193,22 @@ def train(
             if first:
                 require_same(folder, program)
             store = CheckpointStore(folder / CHECKPOINTS, keep=keep, writes=first)
-            if group is not None:  # different processes would not end: each would wait for another
-                facts = {
-                    "the training data": source.fingerprint(),
-                    "the validation data": None if held_out is None else held_out.fingerprint(),
-                    "the run": settled.describe(stepper.groups),
-                    "where it begins": store.steps()[-1:] if resume else "from scratch",
-                }
-                group.agree(facts, fix="Give all processes the same command, files and folder.")
-            if group is None and shown is not None and "adasum" in _names(program):
+            if group is not None:
+                begins = store.steps()[-1:] if resume else "from scratch"
+                _agree(group, source, held_out, settled.describe(stepper.groups), begins)
+            elif shown is not None and "adasum" in _names(program):
                 shown.message("adasum has no effect: it combines the updates of several processes")
             trainer = Trainer(
                 stepper,
                 stepper.evaluator(),
                 settled,
                 store=store,
-                callbacks=[*best, *listeners],
+                callbacks=[*_best(settled, held_out, early_stop), *listeners],
                 log=EventLog(folder / LOG) if first else None,
                 progress=shown if first else None,
                 program=program.fingerprint,
                 plot=folder / PLOT if first else None,
-                about={
-                    "run": folder.resolve().name,
-                    **_about(program),
-                    "batch_size": batch_size,
-                    "epochs": settled.epochs,
-                    "seed": settled.seed,
-                    **({} if learning_rate is None else {"learning_rate": learning_rate}),
-                    "device": stepper.device,
-                    "processes": part[1],
-                },
+                about=_about(folder, stepper, settled, batch_size, size, learning_rate),
                 launch=launch(),
                 signals=SignalGuard
                 if stepper.shared is None
@@ -287,7 +258,7 @@ def _settled(
     program: Program,
     steps: int | None,
     learning_rate: str | float | None,
-    asked: tuple[str, ...],
+    settings: Mapping[str, Any],
 ) -> TrainConfig:
     """The configuration with what the program determines.
 
@@ -296,9 +267,9 @@ def _settled(
         program: The program.
         steps: Steps per epoch, if known.
         learning_rate: As for :func:`train`.
-        asked: The metrics that the user asked for.
+        settings: The fields that the user gave.
     """
-    loss = program.config.loss.name
+    loss, asked = program.config.loss.name, tuple(settings.get("metrics") or ())
     if asked and loss not in ("softmax-cross-entropy", "bce-with-logits"):
         raise UsageError(
             f"The metric '{asked[0]}' needs classes, but the loss of this program has none.",
@@ -316,19 +287,52 @@ def _settled(
     )
 
 
-def _about(program: Program) -> dict[str, Any]:
-    """What a program is, in words for logs."""
-    config = program.config
+def _agree(
+    group: ProcessGroup, source: Source, held_out: Source | None, run: Any, begins: Any
+) -> None:
+    """Refuse processes that differ: they would not end, as each would wait for another."""
+    facts = {
+        "the training data": source.fingerprint(),
+        "the validation data": None if held_out is None else held_out.fingerprint(),
+        "the run": run,
+        "where it begins": begins,
+    }
+    group.agree(facts, fix="Give all processes the same command, files and folder.")
+
+
+def _best(config: TrainConfig, held_out: Source | None, early_stop: int | None) -> list[Callback]:
+    """The callbacks that judge the model by the validation data."""
+    goal = Goal(f"val_{config.metrics[0]}" if config.metrics else "val_loss")
+    found: list[Callback] = [BestModel(goal)] if held_out is not None else []
+    return found if early_stop is None else [*found, EarlyStopping(goal, patience=early_stop)]
+
+
+def _about(
+    folder: Path,
+    stepper: Stepper,
+    settled: TrainConfig,
+    batch_size: int,
+    processes: int,
+    learning_rate: str | float | None,
+) -> dict[str, Any]:
+    """What a run is, in words for logs."""
+    program, config = stepper.program, stepper.program.config
     boosts = [boost.name for boost in config.enabled_boosts if boost is not config.scaler]
     return {
+        "run": folder.resolve().name,
         "source": program.source,
         "engine": program.engine,
         "loss": config.loss.name,
         "optimizer": config.optimizer.name,
-        "learning_rate": str(config.learning_rate),
+        "learning_rate": str(config.learning_rate) if learning_rate is None else learning_rate,
         "boosts": ", ".join(boosts),
         "loss_scale": config.scaler.name if config.scaler else "off",
         "fingerprint": program.fingerprint,
+        "batch_size": batch_size,
+        "epochs": settled.epochs,
+        "seed": settled.seed,
+        "device": stepper.device,
+        "processes": processes,
     }
 
 

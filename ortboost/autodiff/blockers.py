@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
 from ortboost.graph.reach import ancestors, uses_inside, values_by_name
 
-__all__ = ["Blocker", "standing_blockers"]
+__all__ = ["Blocker", "quantizers_between", "standing_blockers"]
 
 _ORT = "com.microsoft"
 _QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
@@ -53,7 +53,7 @@ def standing_blockers(model: ir.Model, wrt: Sequence[str], targets: Sequence[str
         *_about_tensors(model, wrt),
         *_about_functions(model),
         *_about_quantization(model),
-        *_about_quantizers(model, wrt, targets),
+        *quantizers_between(model, wrt, targets),
         *_about_losses(model),
     ]
 
@@ -122,7 +122,7 @@ def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
             break  # one blocker for each node
 
 
-def _about_quantizers(
+def quantizers_between(
     model: ir.Model, wrt: Sequence[str], targets: Sequence[str]
 ) -> Iterator[Blocker]:
     """QuantizeLinear between parameters and loss, as of quantization-aware training.

@@ -8,7 +8,7 @@ Example:
 """
 
 from ortboost.boosts.adasum import AdaSum
-from ortboost.boosts.base import Boost, GraphContext, State, UpdateContext
+from ortboost.boosts.base import Boost, GraphContext, Key, State, UpdateContext
 from ortboost.boosts.clip import Clip
 from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.full_norm_head import FullNormHead
@@ -36,6 +36,7 @@ __all__ = [
     "GradFreeze",
     "GraphContext",
     "GroupLossScale",
+    "Key",
     "LessBN",
     "LossScale",
     "MixedPrecision",

@@ -34,7 +34,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -48,7 +48,18 @@ from ortboost.graph.parameters import Parameter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
+__all__ = [
+    "Boost",
+    "GraphContext",
+    "Key",
+    "Memory",
+    "Stage",
+    "State",
+    "StepContext",
+    "UpdateContext",
+]
+
+_T = TypeVar("_T")
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
 """Where a boost mainly acts; informative only. The order is that of the table."""
@@ -78,6 +89,45 @@ class State:
     sharded: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Key(Generic[_T]):
+    """A key of :class:`Memory`, with the type of its value; a constant of the boost's module.
+
+    Args:
+        name: For error messages and the debugger.
+    """
+
+    name: str
+
+
+class Memory:
+    """What boosts pass from one stage of a conversion to a later one.
+
+    Example:
+        >>> AXES = Key[dict[str, int]]("axes")
+        >>> memory = Memory()
+        >>> memory[AXES] = {"fc.weight": 1}
+        >>> memory[AXES]["fc.weight"]
+        1
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Key[Any], Any] = {}
+
+    def __getitem__(self, key: Key[_T]) -> _T:
+        value: _T = self._values[key]
+        return value
+
+    def __setitem__(self, key: Key[_T], value: _T) -> None:
+        self._values[key] = value
+
+    def copy(self) -> Memory:
+        """A memory with the same values, for one of several graphs."""
+        other = Memory()
+        other._values.update(self._values)
+        return other
+
+
 @dataclass
 class GraphContext:
     """A graph to rewrite, and the information available at this stage.
@@ -93,8 +143,7 @@ class GraphContext:
         parameters: All float tensors by name.
         trained: The trained parameters; in ``rewrite_gradients`` those that this graph trains.
         fp32_operators: Operators that the engine supports only in float32, with the reason.
-        memory: By boost name, data that a boost passes from one stage to a later one. Only the
-            boost knows the type.
+        memory: What boosts pass from one stage to a later one.
         number: Index of the step graph, as numbered by the boost that splits the update.
         window: Steps per update: 1 without accumulation.
         rows: Table whose gradient is sparse, to the name of the numbers of its rows: int64
@@ -109,7 +158,7 @@ class GraphContext:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     trained: Sequence[Parameter] = ()
     fp32_operators: Mapping[str, str] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     number: int = 0
     window: int = 1
     rows: dict[str, str] = field(default_factory=dict)
@@ -136,7 +185,7 @@ class StepContext:
     b: Builder
     trained: Sequence[Parameter]
     states: Mapping[str, ir.Value]
-    memory: Mapping[str, Any]
+    memory: Memory
     number: int = 0
     window: int = 1
     unscale: ir.Value | None = None

@@ -43,7 +43,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.boosts.base import GraphContext, Stage, State, UpdateContext
+from ortboost.boosts.base import GraphContext, Key, Stage, State, UpdateContext
 from ortboost.boosts.roles import EXCHANGED, SCALE, LineSearch
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
@@ -63,6 +63,7 @@ _B, _B_NEXT = f"{_OWN}/B", f"{_OWN}/B_next"
 _GK, _GK_LAST, _DK, _SK = (f"{_OWN}/{name}" for name in ("gk", "gk_last", "dk", "sk"))
 _STARTED: Final = f"{_OWN}/started"
 _EXCHANGED: Final = f"{EXCHANGED}value/dim_reduce"
+_MADE = Key[tuple[ir.Value, ...]]("gk, dk, B_next, and gk and dk in the space of the weights")
 _FLAT_CURVE: Final = 1e-20  # smaller y.sk carries no information on the curvature; as in MindSpore
 
 
@@ -206,7 +207,7 @@ class DimReduce(LineSearch):
         back = b.op("MatMul", rows, old[_BASIS], shape=(len(both), length))
         if self.shard:
             back = b.op("Identity", back, name=f"{_EXCHANGED}/back", shape=(len(both), length))
-        graph.memory[self.name] = (gk, dk, b_next, back)
+        graph.memory[_MADE] = (gk, dk, b_next, back)
         b.flush()
 
     def transform_gradients(
@@ -214,7 +215,7 @@ class DimReduce(LineSearch):
     ) -> Mapping[str, ir.Value]:
         """Keep direction, BFGS and momentum in the boost's states; gradients are unchanged."""
         b, old = update.b, update.states
-        gk, dk, b_next, back = update.memory[self.name]
+        gk, dk, b_next, back = update.memory[_MADE]
         for name, value in ((_GK, gk), (_DK, dk), (_B_NEXT, b_next)):
             update.next_of[name] = b.op("Identity", value)
         # The rows of `back` are P^T gk, with a residual, and P^T dk.

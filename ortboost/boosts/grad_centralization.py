@@ -34,7 +34,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.boosts.base import Boost, GraphContext, Stage, UpdateContext
+from ortboost.boosts.base import Boost, GraphContext, Key, Stage, UpdateContext
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
@@ -45,6 +45,7 @@ __all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", 
 
 HEAD_MARK = "ortboost.full_norm"
 """Metadata key that marks the weight of a full-normalization head, which is not centralized."""
+_AXES = Key[dict[str, tuple[int, ...]]]("axes of the mean, by parameter")
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,14 @@ class GradCentralization(Boost):
 
     def rewrite_forward(self, graph: GraphContext) -> Report:
         """Select the parameters, while layers are not yet decomposed."""
-        graph.memory[self.name], report = centralize(graph.model, graph.trained, self)
+        graph.memory[_AXES], report = centralize(graph.model, graph.trained, self)
         return report
 
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
     ) -> ir.Value:
         """Subtract the mean."""
-        axes: tuple[int, ...] = update.memory[self.name].get(parameter.name, ())
+        axes = update.memory[_AXES].get(parameter.name, ())
         if not axes:
             return gradient
         b = update.b

@@ -37,7 +37,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.boosts.base import GraphContext
+from ortboost.boosts.base import GraphContext, Key
 from ortboost.boosts.loss_scale import multiply_loss, scale_from_dict
 from ortboost.boosts.roles import BOUNDARY, SCALE, LossScaler
 from ortboost.core.errors import ConfigError
@@ -91,6 +91,11 @@ class ScaleGroups:
     loss: int
 
 
+_GROUPS = Key[ScaleGroups]("groups")
+# By name, because emulated precision replaces these values by rounded ones.
+_INCOMING = Key[dict[tuple[int, int], list[str]]]("gradients that cross a boundary downward")
+
+
 @dataclass(frozen=True)
 class GroupLossScale(LossScaler):
     """One loss scale per group of layers.
@@ -135,33 +140,31 @@ class GroupLossScale(LossScaler):
     def rewrite_decomposed(self, graph: GraphContext) -> Report:
         """Insert the boundaries; at this stage, because an engine may later split nodes."""
         found, report = insert_boundaries(graph.model, graph.trained, graph.objective, self.policy)
-        graph.memory[self.name] = found
+        graph.memory[_GROUPS] = found
         return report
 
     def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
         """Multiply the loss by the scale of its group, unless a mark introduces the scale."""
-        found: ScaleGroups = graph.memory[self.name]
+        found = graph.memory[_GROUPS]
         if found.loss <= found.number:
             multiply_loss(graph, scale, found.loss - 1)
 
     def groups(self, graph: GraphContext) -> Mapping[str, int]:
         """The groups found by :func:`insert_boundaries`."""
-        found: ScaleGroups = graph.memory[self.name]
-        return found.of
+        return graph.memory[_GROUPS].of
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Replace the placeholders of the boundaries by ratios."""
         scale = next(value for value in graph.model.graph.inputs if value.name == SCALE)
-        crossing = resolve_boundaries(graph.model, graph.memory[self.name], scale)
-        # By name, because emulated precision replaces these values by rounded ones.
-        graph.memory[f"{self.name}/incoming"] = {
+        crossing = resolve_boundaries(graph.model, graph.memory[_GROUPS], scale)
+        graph.memory[_INCOMING] = {
             ends: [value.name or "" for value in values] for ends, values in crossing.items()
         }
 
     def incoming(self, graph: GraphContext) -> Mapping[tuple[int, int], Sequence[ir.Value]]:
         """The gradients that cross the boundaries downward."""
         made = values_by_name(graph.model.graph)
-        crossing = graph.memory[f"{self.name}/incoming"]
+        crossing = graph.memory[_INCOMING]
         return {ends: [made[name] for name in names] for ends, names in crossing.items()}
 
     def after_finite_step(

@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
-from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.boosts.base import Boost, GraphContext, Key, Stage
 from ortboost.boosts.roles import BOUNDARY, EXCHANGE_POINT
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
@@ -52,6 +52,7 @@ __all__ = ["Recompute"]
 _UNKNOWN = 32  # assumed for unknown lengths when sizes are compared
 _WORTH = 4  # a block stores at least this multiple of its checkpoint
 _BUDGETS = 40
+_CHECKPOINTS = Key[tuple[str, ...]]("checkpoints")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Recompute(Boost):
         places = _places(graph)
         total = sum(place.stored + place.size for place in places)
         chosen = _blocks(places) if self.every == "block" else _best(places)
-        graph.memory[self.name] = tuple(place.name for place in chosen)
+        graph.memory[_CHECKPOINTS] = tuple(place.name for place in chosen)
         for place in chosen:
             report.changed[place.name] = "kept; the segment before it is computed again"
         if chosen:
@@ -98,7 +99,7 @@ class Recompute(Boost):
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Make the backward pass read copies of the segments."""
         values = values_by_name(graph.model.graph)
-        checkpoints = [values[name] for name in graph.memory[self.name] if name in values]
+        checkpoints = [values[name] for name in graph.memory[_CHECKPOINTS] if name in values]
         if checkpoints:
             _Rewrite(graph, checkpoints).run()
 

@@ -31,7 +31,7 @@ from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
-from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.boosts.base import Boost, GraphContext, Key, Stage
 from ortboost.boosts.roles import GradientAccumulator, LineSearch
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
@@ -45,6 +45,7 @@ from ortboost.graph.reach import reach, values_by_name
 __all__ = ["SparseEmbedding"]
 
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+_LOOKUPS = Key[dict[str, list[tuple[str, str]]]]("indices and result of lookups, by table")
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class SparseEmbedding(Boost):
         tables = [p for p in graph.trained if p.name in asked]
         active = reach(graph.model, [p.name for p in tables], graph.objective).active
         values = {value.name: value for value in graph.model.graph.inputs}
-        chosen = graph.memory[self.name] = {}
+        graph.memory[_LOOKUPS] = chosen = {}
         for parameter in tables:
             lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)
             # An ordinary weight, which nobody called a table.
@@ -148,7 +149,7 @@ class SparseEmbedding(Boost):
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
         """The indices of the lookups, and the gradients of their results."""
-        found = [pair for p in graph.trained for pair in graph.memory[self.name].get(p.name, ())]
+        found = [pair for p in graph.trained for pair in graph.memory[_LOOKUPS].get(p.name, ())]
         return [indices for indices, _ in found], [result for _, result in found]
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
@@ -156,7 +157,7 @@ class SparseEmbedding(Boost):
         values = values_by_name(graph.model.graph)
         b = Builder(graph.model.graph, f"ortboost/{self.name}")
         for parameter in graph.trained:
-            lookups = graph.memory[self.name].get(parameter.name)
+            lookups = graph.memory[_LOOKUPS].get(parameter.name)
             if lookups is None:
                 continue
             ids = [values[indices] for indices, _ in lookups]

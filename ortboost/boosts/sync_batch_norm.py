@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.boosts.base import Boost, GraphContext, Key, Stage
 from ortboost.boosts.roles import EXCHANGE_POINT, EXCHANGED, EXCHANGED_GRADIENT
 from ortboost.core.errors import ConfigError
 from ortboost.core.report import Report
@@ -47,6 +47,7 @@ from ortboost.transforms.trainable_norm import MOMENTUM_KEY, VARIANCE_KEY
 __all__ = ["SyncBatchNorm"]
 
 _DOUBLE, _FLOAT, _INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
+_POINTS = Key[tuple[str, ...]]("exchange points")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class SyncBatchNorm(Boost):
         if not ones:
             report.notes.append("no BatchNormalization is in training mode")
         graph.model.graph.inputs.extend(ones.values())
-        graph.memory[self.name] = tuple(ones)
+        graph.memory[_POINTS] = tuple(ones)
         return report
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
@@ -110,7 +111,7 @@ class SyncBatchNorm(Boost):
         inputs = {value.name: value for value in inner.inputs}
         made = values_by_name(inner)
         b = Builder(inner, EXCHANGED)
-        for name in graph.memory[self.name]:
+        for name in graph.memory[_POINTS]:
             one, shape = inputs[_one(name)], made[name].shape
             for product in [usage.node for usage in one.uses()]:
                 value = next(v for v in product.inputs if v is not None and v is not one)

@@ -34,12 +34,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.boosts.base import GraphContext, Stage, State, StepContext, UpdateContext
+from ortboost.boosts.base import GraphContext, Key, Stage, State, StepContext, UpdateContext
 from ortboost.boosts.roles import MICRO_STEPS, PART, UpdateSplitter
 from ortboost.boosts.thor_cost import cost_words, layer_cost
 from ortboost.boosts.thor_factors import FactorMaker, precondition
-from ortboost.boosts.thor_layers import Layer, NormLayer, find_layers
-from ortboost.boosts.thor_refresh import KEPT, NAME, Refresh
+from ortboost.boosts.thor_layers import Layer, find_layers
+from ortboost.boosts.thor_refresh import KEPT, LAYERS, Refresh
 from ortboost.boosts.thor_sides import Sides, mean_name, state_name
 from ortboost.boosts.thor_terms import TERMS, count_terms, loss_terms
 from ortboost.core.errors import ConfigError
@@ -55,6 +55,8 @@ _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _Damping = Annotated[float, Range(above=0, below=1e30)]
 LEARNING_RATE: Final = "learning_rate"
 """Name of the input with the learning rate."""
+_IS_MEAN = Key[bool]("whether the loss is a mean")
+_VALUES = Key[dict[str, ir.Value]]("watched values of the gradient graph")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Thor(UpdateSplitter):
     clip: bool = False
     distribute_inverses: bool = False
 
-    name: ClassVar[str] = NAME
+    name: ClassVar[str] = "thor"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "thor"
     separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
@@ -164,7 +166,7 @@ class Thor(UpdateSplitter):
             if isinstance(layer, Layer) and layer.kind == "conv" and not _known_to_mindspore(layer):
                 layers.remove(layer)
                 plain[layer.weight] = "MindSpore has factors only for plain 2-d convolutions"
-        graph.memory[self.name] = layers
+        graph.memory[LAYERS] = layers
         report = Report("thor", kept=plain)
         values = values_by_name(graph.model.graph)
         for layer in layers:
@@ -176,7 +178,7 @@ class Thor(UpdateSplitter):
         objective = values.get(graph.objective)
         if objective is not None and layers:
             found = loss_terms(objective)
-            graph.memory["thor.mean"] = found.mean
+            graph.memory[_IS_MEAN] = found.mean
             data = values.get(graph.prediction)
             # A scalar, or a tensor of unknown rank, has no axis that counts the samples.
             if data is None or not known_shape(data):
@@ -186,7 +188,7 @@ class Thor(UpdateSplitter):
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
         """The inputs and output gradients of all layers, in the second-order graph."""
-        layers: list[Layer | NormLayer] = graph.memory[self.name]
+        layers = graph.memory[LAYERS]
         # Graph 0 is of second order, see `split`; the other one only applies stored inverses.
         if graph.number or not layers:
             return (), ()
@@ -202,13 +204,13 @@ class Thor(UpdateSplitter):
             for value in (*graph.model.graph.inputs, *graph.model.graph.outputs)
         }
         names = [*seen, *(f"{name}_grad" for name in outputs)]
-        graph.memory["thor.values"] = {name: values[name] for name in names}
+        graph.memory[_VALUES] = {name: values[name] for name in names}
 
     # ---- states -------------------------------------------------------------------------------
 
     def states_of(self, graph: GraphContext) -> list[State]:
         """The inverses, and the factors of a running average or an accumulation window."""
-        layers: list[Layer | NormLayer] = graph.memory[self.name]
+        layers = graph.memory[LAYERS]
         if graph.window > 1 and self.mode == "mindspore":
             raise ConfigError(
                 "MindSpore's factors are computed from a single batch.",
@@ -260,7 +262,7 @@ class Thor(UpdateSplitter):
 
     def partial_sums(self, update: UpdateContext, applies: ir.Value | None) -> dict[str, ir.Value]:
         """The inverses of this process, in the second-order graph, with ``distribute_inverses``."""
-        if update.number or not (self.distribute_inverses and update.memory[self.name]):
+        if update.number or not (self.distribute_inverses and update.memory[LAYERS]):
             return {}
         return self._refresh.parts(update, applies)
 
@@ -268,7 +270,7 @@ class Thor(UpdateSplitter):
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
         """Refresh the inverses in the second-order graph, and precondition the gradients."""
-        layers: list[Layer | NormLayer] = update.memory[self.name]
+        layers = update.memory[LAYERS]
         states = {
             (layer.weight, side): update.states[state_name("inverse", side, layer.weight)]
             for layer, side in self._sides.all(layers)
@@ -337,13 +339,13 @@ class Thor(UpdateSplitter):
 
     def batch_means(self, step: StepContext) -> dict[str, ir.Value]:
         """The batch means that the factors are computed from, in the second-order graph."""
-        if step.number or not step.memory[self.name]:
+        if step.number or not step.memory[LAYERS]:
             return {}
         b = step.b
-        values: dict[str, ir.Value] = step.memory["thor.values"]
+        values = step.memory[_VALUES]
         number = b.op("Cast", values[TERMS], dtype=_FLOAT, to=_FLOAT)
         mindspore = self.mode == "mindspore"
-        terms = number if mindspore or step.memory["thor.mean"] else b.const(1.0)
+        terms = number if mindspore or step.memory[_IS_MEAN] else b.const(1.0)
         maker = FactorMaker(
             b,
             values,
@@ -353,9 +355,8 @@ class Thor(UpdateSplitter):
             self.block,
             self.batch_size if mindspore else None,
         )
-        layers: list[Layer | NormLayer] = step.memory[self.name]
         found = {}
-        for layer in layers:
+        for layer in step.memory[LAYERS]:
             for side, value in maker.of(layer).items() if self._sides.of(layer) else ():
                 # `gain` and `share` are scalars.
                 shape = self._sides.shape(layer, side) if side in "agf" else ()

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.boosts.base import StepContext, UpdateContext
+from ortboost.boosts.base import Key, StepContext, UpdateContext
 from ortboost.boosts.roles import PART
 from ortboost.boosts.thor_inverse import (
     Factor,
@@ -25,9 +25,9 @@ from ortboost.boosts.thor_sides import Sides, mean_name, state_name
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 
-__all__ = ["KEPT", "NAME", "Refresh"]
+__all__ = ["KEPT", "LAYERS", "Refresh"]
 
-NAME: Final = "thor"
+LAYERS = Key[list[Layer | NormLayer]]("layers")
 """Key of the layers in the memory of a conversion."""
 KEPT: Final = "ortboost/thor/kept_blocks"
 """Name of the state that counts blocks whose new inverse was not accurate."""
@@ -49,7 +49,7 @@ class Refresh:
     def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
         """The factors of this batch by weight and side, and the ``gain`` of a weight if any."""
         b, found = step.b, {}
-        for layer in step.memory[NAME]:
+        for layer in step.memory[LAYERS]:
             parts = {
                 side: step.batch_means[mean_name(side, layer.weight)]
                 for side in (*self.sides.of(layer), "gain", "share")
@@ -120,7 +120,7 @@ class Refresh:
     ) -> tuple[dict[int, list[Factor]], dict[tuple[str, str], ir.Value]]:
         """Those with blocks by padded size, the largest first; and the diagonal ones."""
         b = update.b
-        layers: list[Layer | NormLayer] = update.memory[NAME]
+        layers = update.memory[LAYERS]
         keys = [(layer.weight, side) for layer, side in self.sides.all(layers)]
         if update.window > 1:
             factors = {key: update.states[state_name("window", key[1], key[0])] for key in keys}
@@ -219,12 +219,12 @@ class Refresh:
 
 def _sum_name(weight: str, side: str) -> str:
     """Name of the inverses of a factor among the sums over processes."""
-    return f"{NAME}/inverse_{side}/{weight}"
+    return f"thor/inverse_{side}/{weight}"
 
 
 def _flags_name(size: int) -> str:
     """Name of the flags of all blocks padded to ``size``, 1 where an inverse is accurate."""
-    return f"{NAME}/accurate_{size}"
+    return f"thor/accurate_{size}"
 
 
 def _own_inverses(

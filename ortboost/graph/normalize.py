@@ -34,7 +34,6 @@ from ortboost.graph.query import (
     known_shape,
     label,
 )
-from ortboost.graph.reach import stops_gradient
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.graph.static_shapes import static_shapes
@@ -173,7 +172,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Keep opset {version}."
     )
-    detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
+    # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
+    known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     try:
@@ -195,8 +195,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
             fix=fix,
         )
     for node in model.graph.all_nodes():
-        if node.outputs[0].name in detached:
-            node.metadata_props.update(detached[node.outputs[0].name].metadata_props)
+        if node.outputs:
+            node.metadata_props.update(known.get(node.outputs[0].name, {}))
     keep_positions(model, version)
     report.changed["model"] = f"opset {version} -> {target}"
     return report

@@ -18,6 +18,7 @@ from ortboost.core.report import Report
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, prepare_forward
+from ortboost.program.network import read_network
 
 __all__ = ["Chosen", "choose_engine", "refuse_blockers"]
 
@@ -93,7 +94,8 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
 
 
 def _prepared(source: ModelSource, config: ProgramConfig, engine: Engine) -> Chosen:
-    forward = prepare_forward(load_model(source), config, engine)
+    network = read_network(load_model(source), config, engine)
+    forward = prepare_forward(network, config)
     wrt = [parameter.name for parameter in forward.trained]
     objective = forward.loss.objective
     blockers = find_blockers(forward.model, wrt=wrt, loss=objective, engine=engine)

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.autodiff.blockers import standing_blockers
+from ortboost.autodiff.blockers import quantizers_between, standing_blockers
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.origins import missing_parameters, origin_of
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names
+from ortboost.graph.query import is_standard, match_names
 from ortboost.graph.reach import reach
 from ortboost.graph.source import source_name
 from ortboost.graph.weight_uses import weight_uses
@@ -56,12 +56,12 @@ def choose_trainable(
     selected, _ = match_names(parameters, config.trainable)
     frozen, _ = match_names(parameters, config.freeze)
     report = Report(CHOOSE_TRAINABLE)
+    rounded = _quantized_in_training(model)
     trained = []
     for name, parameter in parameters.items():
         # A wildcard selects only parameters; a constant must be requested by its full name.
-        possible = parameter.trainable or (
-            name in config.trainable and not parameter.role.startswith("running_")
-        )
+        possible = parameter.trainable or name in rounded
+        possible |= name in config.trainable and not parameter.role.startswith("running_")
         if config.parameters is not None:
             possible = config.parameters.get(name, False)
         if name in frozen:
@@ -93,6 +93,13 @@ def choose_trainable(
     report.notes += _idle_groups(kept_parameters, config)
     report.notes += _tied(model, kept_parameters)
     return kept_parameters, report
+
+
+def _quantized_in_training(model: ir.Model) -> set[str]:
+    """Float weights of quantization-aware training, which only a quantizer reads."""
+    quantizers = (node for node in model.graph if is_standard(node, "QuantizeLinear"))
+    read = [node.inputs[0] for node in quantizers]
+    return {v.name or "" for v in read if v and v.const_value and v.const_value.size > 1}
 
 
 def _refuse_unmatched(
@@ -177,8 +184,8 @@ def _reached(
     """
     named = match_names([p.name for p in trained], config.trainable)[0]
     unreached = set(reach(model, [p.name for p in trained], loss).unreachable) - named
-    # Nothing is reached: the check names what blocks the gradient.
-    if len(unreached) == len(trained):
+    # Nothing is reached, or a quantizer is in between: the check names what blocks the gradient.
+    if len(unreached) == len(trained) or any(quantizers_between(model, [*unreached], [loss])):
         return trained
     for name in (p.name for p in trained if p.name in unreached):
         choice.changed.pop(name, None)

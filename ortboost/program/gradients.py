@@ -27,6 +27,7 @@ from collections.abc import Container, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.boosts.base import GraphContext
 from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
@@ -50,39 +51,34 @@ class ScaledGradients:
 
     Args:
         b: Receives the nodes.
-        scaler: The boost that scales the loss; ``None`` for no scaling.
-        divisor: `d`.
-        trained: The parameters, in order.
+        graph: The context of the gradient graph; its trained parameters are unscaled.
         gradients: Parameter name to its scaled gradient.
+        scaler: The boost that scales the loss; ``None`` for no scaling.
         scale: `S`, float32 scalar, or ``[groups]`` with groups; ``None`` for no scaling.
-        groups: Parameter to its scale group, from 1; ``None`` if there is a single scale.
-        incoming: Pair of a group and the group above it, to the gradients that enter the former
-            from the latter.
-        sparse: Parameters whose gradient has only some of their rows.
+        divisor: `d`.
     """
 
     def __init__(
         self,
         b: Builder,
-        scaler: LossScaler | None,
-        divisor: float,
-        trained: Sequence[Parameter],
+        graph: GraphContext,
         gradients: Mapping[str, ir.Value],
+        scaler: LossScaler | None,
         scale: ir.Value | None,
-        groups: Mapping[str, int] | None = None,
-        incoming: Mapping[tuple[int, int], Sequence[ir.Value]] | None = None,
-        sparse: Container[str] = (),
+        divisor: float,
     ) -> None:
         self.b, self.gradients = b, gradients
         self.scaler, self.divisor = scaler, divisor
-        self.incoming = incoming or {}
+        groups = None if scaler is None else scaler.groups(graph)
+        # A group and the one above it, to the gradients that enter the former from the latter.
+        self.incoming = {} if scaler is None else scaler.incoming(graph)
         members: dict[int, list[Parameter]] = {}
-        for parameter in trained:
+        for parameter in graph.trained:
             number = 0 if groups is None else groups[parameter.name]
             members.setdefault(number, []).append(parameter)
         # The reciprocals are computed here, in the main graph: before a branch writes the scale.
         self.bundles = {
-            number: _Bundle(b, found, gradients, self._factor(scale, number), sparse)
+            number: _Bundle(b, found, gradients, self._factor(scale, number), graph.rows)
             for number, found in sorted(members.items())
         }
 

@@ -31,9 +31,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -48,7 +49,7 @@ from ortboost.graph.io import save_model
 from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import ancestors
 from ortboost.program import catalogue as names
-from ortboost.program.catalogue import TensorSpec, read_catalogue, stamp
+from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue, stamp
 from ortboost.program.gradients import INCOMING, ZEROS
 from ortboost.program.program import Program
 
@@ -191,34 +192,16 @@ def split_step(
     """
     catalogue = read_catalogue(step)
     made = {o.name: o for node in step.graph for o in node.outputs if o.name}
-    # Which values to cut: gradients, means, checks, raw statistics.
-    gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
+    values = _values_to_cut(made, catalogue, accumulates=accumulates, joins=joins, search=search)
+    cut = [*values.gradients, *values.means, *values.zeros, *values.raw]
     # With accumulation, what the second `If` writes is left to the flush graph.
+    gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
     entries = tuple(
         dataclasses.replace(entry, next=None)
         if entry.next and gate is not None and made[entry.next].producer() is gate
         else entry
         for entry in catalogue.state
     )
-    gradients = [
-        gradient_name(e.name) for e in catalogue.entries("parameter") if e.next is not None
-    ]
-    if search is not None:  # the step does not change the parameters
-        found = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
-        gradients = (
-            [search.exchanged] if search.exchanged else [name for name in found if name in made]
-        )
-        joins = joins or search.exchanged is not None
-    missing = next((name for name in gradients if name not in made), None)
-    # Here not all processes see the same summed gradients: they sum those of the check.
-    checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
-    zeros = [name for name in made if name.startswith(checks)]
-    means = [name for name in made if name.startswith(names.BATCH_MEAN)]
-    raw = [name for name in made if name.startswith(names.RAW)]
-    checked = any(entry.name == names.TOTAL_SKIPS for entry in catalogue.state)
-    if missing is not None or (checked and (accumulates or joins) and not zeros):
-        raise _not_split(missing or ZEROS)
-    cut = [*gradients, *means, *zeros, *raw]
     # The first graph: all that the cut values and the reported outputs need.
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
     early = ancestors([made[name] for name in (*cut, *(spec.name for spec in shown))])
@@ -253,16 +236,52 @@ def split_step(
     )
     stamp(first, GRADIENTS_GRAPH, first_catalogue)
     stamp(second, UPDATE_GRAPH, second_catalogue)
-    kept = [*gradients, *raw] if accumulates else raw
+    kept = [*values.gradients, *values.raw] if accumulates else values.raw
     return SplitStep(
         first,
         second,
-        summed=tuple(specs[name] for name in gradients if name not in kept),
-        averaged=tuple(specs[name] for name in means),
-        checks=tuple(specs[name] for name in zeros),
+        summed=tuple(specs[name] for name in values.gradients if name not in kept),
+        averaged=tuple(specs[name] for name in values.means),
+        checks=tuple(specs[name] for name in values.zeros),
         kept=tuple(specs[name] for name in kept),
         exchanged=tuple(received[name] for name in exchanged),
     )
+
+
+class _Cut(NamedTuple):
+    """Names of the values between the two graphs: gradients, means, checks, raw statistics."""
+
+    gradients: list[str]
+    means: list[str]
+    zeros: list[str]
+    raw: list[str]
+
+
+def _values_to_cut(
+    made: Mapping[str, ir.Value],
+    catalogue: Catalogue,
+    *,
+    accumulates: bool,
+    joins: bool,
+    search: LineSearch | None,
+) -> _Cut:
+    """See :func:`split_step`; raises :class:`ModelError` if the step lacks one of the names."""
+    entries = catalogue.entries("parameter")
+    gradients = [gradient_name(entry.name) for entry in entries if entry.next is not None]
+    if search is not None:  # the step does not change the parameters
+        found = [name for name in (gradient_name(e.name) for e in entries) if name in made]
+        gradients = [search.exchanged] if search.exchanged else found
+        joins = joins or search.exchanged is not None
+    # Here not all processes see the same summed gradients: they sum those of the check.
+    checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
+    zeros = [name for name in made if name.startswith(checks)]
+    means = [name for name in made if name.startswith(names.BATCH_MEAN)]
+    raw = [name for name in made if name.startswith(names.RAW)]
+    missing = next((name for name in gradients if name not in made), None)
+    checked = any(entry.name == names.TOTAL_SKIPS for entry in catalogue.state)
+    if missing is not None or (checked and (accumulates or joins) and not zeros):
+        raise _not_split(missing or ZEROS)
+    return _Cut(gradients, means, zeros, raw)
 
 
 def cut_exchanges(model: ir.Model) -> tuple[ir.Model, tuple[TensorSpec, ...]]:

@@ -59,19 +59,16 @@ class StepParts:
         state: States added by the update: slots, scale, counters.
         initial: Their initial values.
         next_of: State to its next value, for every state that a step changes.
-        overflow: bool scalar.
-        loss_scale: float32 scalar, the scale after this step; with a grouped scale that of the
-            first group.
-        loss_scales: float32 ``[groups]``, with a grouped scale.
+        outputs: Whether the step overflowed, or whether a flush had something to apply: bool
+            scalar. Of a step also the scale after it, float32 scalar (that of the first group, with
+            a grouped scale, followed by all of them, float32 ``[groups]``).
     """
 
     hyper: tuple[ir.Value, ...]
     state: tuple[StateEntry, ...]
     initial: Mapping[str, NDArray[np.generic]]
     next_of: Mapping[str, ir.Value]
-    overflow: ir.Value
-    loss_scale: ir.Value
-    loss_scales: ir.Value | None = None
+    outputs: tuple[ir.Value, ...]
 
 
 def append_update(
@@ -79,68 +76,50 @@ def append_update(
     config: ProgramConfig,
     gradients: Mapping[str, ir.Value],
     buffers_next: Mapping[str, ir.Value],
-    scale: ir.Value | None,
-    *,
-    group: int | None = None,
 ) -> StepParts:
     """Append finite check, gate, unscaling, boosts, optimizer and scale update to a gradient graph.
 
     Args:
-        graph: The context of a gradient graph, whose inputs are the parameters; it is changed in
-            place. The trained parameters of the context are updated.
+        graph: The context of a gradient graph, whose inputs are the parameters, and the loss scale
+            if any; it is changed in place. The trained parameters of the context are updated.
         config: The configuration.
         gradients: Parameter name to its scaled gradient.
         buffers_next: Buffer name to the raw next value that the forward pass computed.
-        scale: The loss-scale input; ``None`` for no scaling.
-        group: Number of the freeze group with a separate optimizer state; ``None`` if there is a
-            single state.
     """
-    writer = _Writer(graph, config, group)
+    writer = _Writer(graph, config)
     writer.declare_step()
-    scaler = writer.scaler
     scaled = ScaledGradients(
-        writer.b,
-        scaler,
-        config.gradient_divisor,
-        graph.trained,
-        gradients,
-        scale if scaler else None,
-        scaler.groups(graph) if scaler else None,
-        scaler.incoming(graph) if scaler else None,
-        graph.rows,
+        writer.b, graph, gradients, writer.scaler, writer.scale, config.gradient_divisor
     )
-    if scaler is None or scaler.number < 2:  # one scale for all layers
+    if writer.scaler is None or writer.scaler.number < 2:  # one scale for all layers
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
     writer.take_means()
-    if config.check_finite:
-        return writer.gated(scaled, buffers_next, scale)
-    return writer.ungated(scaled, buffers_next, scale)
+    return (writer.gated if config.check_finite else writer.ungated)(scaled, buffers_next)
 
 
-def append_flush(
-    graph: GraphContext, config: ProgramConfig, *, group: int | None = None
-) -> StepParts:
+def append_flush(graph: GraphContext, config: ProgramConfig) -> StepParts:
     """Append the update with an incomplete window of gradients, see :func:`append_update`.
 
     Args:
         graph: The context of a graph whose inputs are the parameters. Changed in place.
         config: The configuration.
-        group: See :func:`append_update`.
     """
-    return _Writer(graph, config, group).flush()
+    return _Writer(graph, config).flush()
 
 
 class _Writer:
     """Appends the update to one graph."""
 
-    def __init__(self, graph: GraphContext, config: ProgramConfig, group: int | None) -> None:
+    def __init__(self, graph: GraphContext, config: ProgramConfig) -> None:
         self.graph = graph.model.graph
         self.config = config
         self.slots = config.optimizer.slots if config.line_search is None else ()
         self.trained = graph.trained
-        self.group = group
+        # With separate states, each freeze group has its own slots and count of updates.
+        separate = config.splitter is not None and config.splitter.separate_state
+        self.group = graph.number if separate else 0
         # The last one is the count that the optimizer sees, see `_update_context`.
-        self.counters = [names.STEP] + ([] if group is None else [names.group_step(group)])
+        self.counters = [names.STEP] + ([names.group_step(graph.number)] if separate else [])
         self.b = Builder(self.graph, "ortboost/update")
         self.inputs = {value.name or "": value for value in self.graph.inputs}
         self.context = StepContext(
@@ -153,7 +132,8 @@ class _Writer:
         }
         self.boosts = config.enabled_boosts
         self.accumulator = config.accumulator
-        self.scaler = config.scaler
+        self.scale = self.inputs.get(names.SCALE)  # a flush has none
+        self.scaler = None if self.scale is None else config.scaler
         self.own: list[str] = []  # states of boosts that change with the update
         self.each_step: list[str] = []  # states that change in every step
         self._early: dict[str, ir.Value] = {}  # next states that are computed before the branches
@@ -233,7 +213,7 @@ class _Writer:
         )
 
     def _slot(self, slot: str, parameter: Parameter) -> str:
-        return names.slot_name(slot, parameter.name, self.group or 0)
+        return names.slot_name(slot, parameter.name, self.group)
 
     def take_means(self) -> None:
         """Compute the batch means of boosts outside all branches, where the step is split."""
@@ -260,12 +240,7 @@ class _Writer:
 
     # ---- the forms ----------------------------------------------------------------------------
 
-    def gated(
-        self,
-        scaled: ScaledGradients,
-        buffers_next: Mapping[str, ir.Value],
-        scale: ir.Value | None,
-    ) -> StepParts:
+    def gated(self, scaled: ScaledGradients, buffers_next: Mapping[str, ir.Value]) -> StepParts:
         """If a gradient is not finite, change only scale and counters."""
         scaled.pack()  # before the check, which then reads one vector
         finite = scaled.finite()
@@ -275,7 +250,7 @@ class _Writer:
 
         def good() -> dict[str, ir.Value]:
             moved = self._moved(scaled)
-            return {**moved, **buffers_next, **self._passed(scaled, scale)}
+            return {**moved, **buffers_next, **self._passed(scaled)}
 
         def bad() -> dict[str, ir.Value]:
             # With accumulation, the second `If` decides on parameters, and this one on the window.
@@ -284,29 +259,24 @@ class _Writer:
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            return {**kept, **buffers, **self._skipped(scale, caused)}
+            return {**kept, **buffers, **self._skipped(caused)}
 
         if self.accumulator is None:
             self._take_sums(finite)
         results = self._choose("ortboost/gate", finite, good, bad)
         results |= self._update_if_full(results)
-        return self._parts(results, scale, overflow)
+        return self._parts(results, overflow)
 
-    def ungated(
-        self,
-        scaled: ScaledGradients,
-        buffers_next: Mapping[str, ir.Value],
-        scale: ir.Value | None,
-    ) -> StepParts:
+    def ungated(self, scaled: ScaledGradients, buffers_next: Mapping[str, ir.Value]) -> StepParts:
         """Update without a finite check."""
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
         if self.accumulator is None:
             self._take_sums(None)
         moved = self._moved(scaled)
-        results = self._named({**moved, **buffers_next, **self._passed(scaled, scale)})
+        results = self._named({**moved, **buffers_next, **self._passed(scaled)})
         self.b.flush()
         results |= self._update_if_full(results)
-        return self._parts(results, scale, overflow)
+        return self._parts(results, overflow)
 
     def flush(self) -> StepParts:
         """Update with an incomplete window, if it is not empty."""
@@ -324,7 +294,7 @@ class _Writer:
 
         self._take_sums(some)
         results = self._choose("ortboost/flush", some, applied, kept)
-        return self._parts(results, None, some)
+        return self._parts(results, some)
 
     def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
         """The states that a step with finite gradients changes: all, or the window."""
@@ -355,11 +325,12 @@ class _Writer:
         updated = partial(self._updated, gradients)
         return self._choose("ortboost/apply", full, updated, self._unchanged)
 
-    def _passed(self, scaled: ScaledGradients, scale: ir.Value | None) -> dict[str, ir.Value]:
+    def _passed(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
         """Scale and counters after a step with finite or unchecked gradients."""
         found: dict[str, ir.Value] = {}
-        if self.scaler is not None and scale is not None:
-            found = self.scaler.after_finite_step(self.b, self.inputs, scale, tuple(scaled.bundles))
+        if self.scaler is not None and self.scale is not None:
+            groups = tuple(scaled.bundles)
+            found = self.scaler.after_finite_step(self.b, self.inputs, self.scale, groups)
         if self.config.check_finite:
             zero = self.b.const(0, _INT64)
             # A finite step ends the row of skips; their total remains.
@@ -367,14 +338,12 @@ class _Writer:
             found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
         return found
 
-    def _skipped(
-        self, scale: ir.Value | None, caused: Mapping[int, ir.Value]
-    ) -> dict[str, ir.Value]:
+    def _skipped(self, caused: Mapping[int, ir.Value]) -> dict[str, ir.Value]:
         """Scale and counters after a step with overflow."""
         b, one = self.b, self.b.const(1, _INT64)
         found: dict[str, ir.Value] = {}
-        if self.scaler is not None and scale is not None:
-            found = self.scaler.after_overflow(b, self.inputs, scale, caused)
+        if self.scaler is not None and self.scale is not None:
+            found = self.scaler.after_overflow(b, self.inputs, self.scale, caused)
         found[names.LAST_SKIPPED] = one
         for name in (names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS):
             found[name] = b.op("Add", self.inputs[name], one)
@@ -396,15 +365,14 @@ class _Writer:
             found[key] = value
         return found
 
-    def _parts(
-        self, next_of: Mapping[str, ir.Value], scale: ir.Value | None, overflow: ir.Value
-    ) -> StepParts:
+    def _parts(self, next_of: Mapping[str, ir.Value], overflow: ir.Value) -> StepParts:
         """Append the reported outputs and collect the results."""
+        scale = self.scale
         # A fixed scale has no next value.
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
-        scales = None
+        scales: tuple[ir.Value, ...] = ()
         if self.scaler is not None and self.scaler.number and scale is not None:
-            scales = self.b.op("Identity", last, name=names.LOSS_SCALES, shape=scale.shape)
+            scales = (self.b.op("Identity", last, name=names.LOSS_SCALES, shape=scale.shape),)
             last = self.b.op("Gather", last, self.b.const(0, _INT64), shape=())
         loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
         self.b.flush()
@@ -413,9 +381,7 @@ class _Writer:
             tuple(self.state),
             self.initial,
             next_of,
-            overflow,
-            loss_scale,
-            scales,
+            (overflow, loss_scale, *scales),
         )
 
     # ---- state changes ------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ortboost.program import catalogue as names
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of
-from ortboost.runtime.shared_step import SharedStep, count_samples
+from ortboost.runtime.part_weights import count_samples
+from ortboost.runtime.shared_step import SharedStep
 
 __all__ = ["SharedEvaluator"]
 
@@ -40,7 +41,7 @@ class SharedEvaluator:
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The prediction and ``loss`` of one whole batch; see :class:`Evaluator`."""
         group = self._shared.group
-        self._shared.average(self._alone.state)
+        self._shared.state.average(self._alone.state)
         feeds = arrays_of(feeds, self.inputs)
         number, total = count_samples(self.inputs, feeds)
         if self._fixed or self._axis is None or number < group.size:

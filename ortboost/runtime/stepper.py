@@ -25,10 +25,11 @@ from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
 from ortboost.runtime.findings import Diagnosis
+from ortboost.runtime.part_weights import count_samples
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
-from ortboost.runtime.shared_step import SharedStep, count_samples
+from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Stepper"]
@@ -219,7 +220,7 @@ class Stepper(Shown):
                 self._apply(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
-                self.shared.check(self._state, self._steps)
+                self.shared.state.check(self._state, self._steps)
         # What is left of the outputs after this are metrics.
         losses = values.pop(names.LOSS)
         if self.program.config.line_search is not None and not overflow:
@@ -340,7 +341,7 @@ class Stepper(Shown):
                 that moment: read them before the next step.
         """
         if self.shared is not None:
-            self.shared.settle(self._state)
+            self.shared.state.settle(self._state)
         return self._state.read_all(copy=copy)
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -351,7 +352,7 @@ class Stepper(Shown):
         """
         self._state.write_all(state)
         if self.shared is not None:
-            self.shared.take(self._state)
+            self.shared.state.take(self._state)
         self._read_counters()
 
     def get(self, name: str) -> NDArray[Any]:

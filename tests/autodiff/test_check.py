@@ -8,6 +8,7 @@ import pytest
 from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.native.support import gradient_support
+from ortboost.graph.normalize import normalize
 from tests.autodiff.oracle import graph
 from tests.support import native_only
 from tools.support_table import support_table
@@ -180,3 +181,17 @@ def test_cross_entropies_that_torch_exports_wrongly(labels, arguments, reason):
     model.graph[-1].metadata_props["pkg.torch.onnx.fx_node"] = call
     report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
     assert [reason in b.reason for b in report.blockers] == ([True] if reason else [])
+
+
+@pytest.mark.parametrize("opset", [13, 17, 22])
+def test_a_loss_written_wrongly_is_known_after_a_conversion_of_the_opset(opset):
+    """The converter of onnx drops the metadata of nodes, and with it what the exporter dropped."""
+    model = graph("""g (float[N,3] x, float[3] w, int64[N] y) => (float loss) {
+        h = Mul(x, w) loss = SoftmaxCrossEntropyLoss(h, y) }""")
+    model.opset_imports[""] = opset
+    call = "call_function[target=torch.ops.aten.cross_entropy_loss.default](args = (%x, %y, None, "
+    model.graph[-1].metadata_props["pkg.torch.onnx.fx_node"] = f"{call}1, -100, 0.1))"
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert model.opset_imports[""] in (18, 21)
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
+    assert ["label_smoothing" in b.reason for b in report.blockers] == [True]

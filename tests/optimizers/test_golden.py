@@ -250,7 +250,7 @@ def clipped(clip: ClipConfig, gradients=GRADIENTS, divisor=1.0):
     model = ir.Model(graph, ir_version=10)
     config = ProgramConfig(optimizer=Momentum(), clip=clip, gradient_divisor=divisor)
     gradient_of = {p.name: values[f"g{p.name[1:]}"] for p in trained}
-    parts = append_update(GraphContext(model, trained=trained), config, gradient_of, {}, None)
+    parts = append_update(GraphContext(model, trained=trained), config, gradient_of, {})
     names = list(parts.next_of)
     graph.outputs[:] = parts.next_of.values()
     opened = session(model)

@@ -203,3 +203,27 @@ def test_groups_without_a_parameter_of_their_own_are_told():
         "frozen",
         "late",
     ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "q = QuantizeLinear(w, s, z) d = DequantizeLinear(q, s, z) h = MatMul(x, d)",
+        "m = MatMul(x, w) q = QuantizeLinear(m, s, z) h = DequantizeLinear(q, s, z)",
+    ],
+)
+def test_weights_before_a_quantizer_are_refused_unless_they_are_frozen(body):
+    """Otherwise only the bias after it would be trained."""
+
+    def quantized():
+        text = """<ir_version: 8, opset_import: ["" : 18]> net (float[N,4] x, float[4,3] w,
+          float[3] b) => (float[N,3] y) <float s = {0.1}, int8 z = {0}> { BODY y = Add(h, b) }"""
+        return text_model(text.replace("BODY", body), w=weights(4, 3), b=weights(3))
+
+    with pytest.raises(ModelError, match="cannot be trained as it is: 1 reason") as refused:
+        build_program(quantized())
+    assert "no gradient passes quantized values" in str(refused.value)
+    assert_three_lines(refused.value)
+    for fields in ({"freeze": ("w",)}, {"trainable": ("b",)}):
+        program = build_program(quantized(), ProgramConfig(engine="portable", **fields))
+        assert [e.name for e in program.catalogue.entries("parameter") if e.next] == ["b"]

@@ -9,6 +9,7 @@ from ortboost.autodiff.engine import get_engine
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
+from ortboost.program.network import read_network
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import small_mlp, text_model, weights
 
@@ -16,7 +17,8 @@ HEAD = '<ir_version: 10, opset_import: ["" : 18]> net '
 
 
 def prepared(model, **fields):
-    return prepare_forward(model, ProgramConfig(**fields), get_engine("portable"))
+    config = ProgramConfig(**fields)
+    return prepare_forward(read_network(model, config, get_engine("portable")), config)
 
 
 def report(forward, rewrite: str):

@@ -8,7 +8,7 @@ import pytest
 from ortboost.core.errors import UsageError
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.feeds import arrays_of, check_batch, refused_batch
-from ortboost.runtime.shared_step import count_samples
+from ortboost.runtime.part_weights import count_samples
 from tests.support import assert_three_lines
 
 X = TensorSpec("x", np.dtype("float32"), ("N", 2))

@@ -48,7 +48,7 @@ __all__ = ["SUBJECTS", "chain", "main", "measure", "resnet50"]
 # inside another one counts for its own stage only.
 _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
     "load": (("ortboost.program.choose_engine", "load_model"),),
-    "normalize": (("ortboost.program.forward", "normalize"),),
+    "normalize": (("ortboost.program.network", "normalize"),),
     "attach loss": (("ortboost.program.forward", "attach_loss"),),
     "to training": (
         ("ortboost.program.forward", "to_training"),
@@ -58,7 +58,7 @@ _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "check": (("ortboost.program.choose_engine", "find_blockers"),),
     "evaluation": (("ortboost.program.build", "to_inference"),),
-    "decompose": (("ortboost.program.build", "decompose"),),
+    "decompose": (("ortboost.program.lowered", "decompose"),),
     "prepare": (
         ("ortboost.autodiff.portable.engine", "PortableEngine.prepare"),
         ("ortboost.autodiff.native.engine", "NativeEngine.prepare"),
@@ -68,7 +68,7 @@ _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ortboost.autodiff.native.engine", "NativeEngine.differentiate"),
     ),
     "gradient builder (C++)": (("ortboost.autodiff.native.engine", "build_gradients"),),
-    "append update": (("ortboost.program.build", "append_update"),),
+    "append update": (("ortboost.program.training_graphs", "append_update"),),
     "save": (("ortboost.program.program", "Program.save"),),
 }
 OTHER = "other"

@@ -1,0 +1,144 @@
+"""The network of a model file: standard operators, lengths as numbers, weights as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.autodiff.engine import Engine
+from ortboost.boosts.base import GraphContext
+from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.printable import count_of
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.ceil_pools import write_out_counted_padding
+from ortboost.graph.classic_ml import cut_maps, require_network
+from ortboost.graph.fix_inputs import fix_inputs
+from ortboost.graph.normalize import normalize
+from ortboost.graph.query import match_names
+from ortboost.graph.reach import dropped_detaches, stops_gradient
+from ortboost.graph.separate_equals import separate_equals
+from ortboost.graph.source import source_name
+from ortboost.graph.store_weights import store_weights
+from ortboost.graph.tie_copies import tie_copies
+from ortboost.program.config import ProgramConfig
+from ortboost.program.rewrite_log import RewriteLog
+from ortboost.transforms.batch_statistics import write_out_batch_statistics
+from ortboost.transforms.new_head import new_head
+from ortboost.transforms.trainable_norm import batch_norms
+
+__all__ = ["Network", "read_network"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as its author would read it, without a loss.
+
+    Args:
+        model: The graph; weights are initializers.
+        frozen_norm: Whether a BatchNormalization stays in inference mode.
+        reports: Reports of all rewrites.
+    """
+
+    model: ir.Model
+    frozen_norm: Callable[[ir.Node], bool]
+    reports: tuple[Report, ...]
+
+
+def read_network(model: ir.Model, config: ProgramConfig, engine: Engine) -> Network:
+    """Normalize a model, replace its head, and let boosts rewrite the network.
+
+    Args:
+        model: The model as loaded; changed in place.
+        config: The configuration.
+        engine: The engine that will differentiate; it decides the opset.
+
+    Raises:
+        ModelError: A rewrite rejects the model.
+        UsageError: A name or pattern matches nothing.
+    """
+    opsets = engine.opsets
+    for boost in config.enabled_boosts:
+        opsets = boost.opsets(opsets)
+    log = RewriteLog(model)
+    log.add(_detached(model))
+    log.add(fix_inputs(model, config.inputs))  # early: known lengths fold into constants
+    log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version))
+    require_network(model)
+    log.add(cut_maps(model))
+    log.add(separate_equals(model))
+    log.add(store_weights(model))
+    named = {*(config.parameters or ()), *config.trainable, *config.freeze}
+    log.add(tie_copies(model, apart=named))
+    _leave_prefix(model)
+    log.add(write_out_batch_statistics(model))
+    log.add(write_out_counted_padding(model))
+    if config.new_head is not None:
+        output = config.loss.output
+        log.add(new_head(model, config.new_head, seed=config.seed, output=output))
+    # Changes of the network, which exports keep.
+    frozen = _frozen(model, config)
+    graph = GraphContext(model, output=config.loss.output, frozen_norm=frozen)
+    for boost in config.enabled_boosts:
+        log.add(boost.rewrite_network(graph), by=f"{boost.name}, rewrite_network")
+    return Network(model, frozen, tuple(log.reports))
+
+
+def _detached(model: ir.Model) -> Report:
+    """What becomes of values that the torch module detaches."""
+    report = Report("detached_values")
+    for node in model.graph.all_nodes():
+        if stops_gradient(node):
+            report.changed[node.outputs[0].name or ""] = "detached in torch: gets no gradient"
+    dropped = sorted(dropped_detaches(model.graph))
+    if dropped:
+        report.notes.append(
+            f"the torch module detaches {count_of(len(dropped), 'value')} "
+            f"({', '.join(dropped[:3])}), but the exporter dropped this: gradients flow through; "
+            "export again with optimize=False to stop them as torch does"
+        )
+    return report
+
+
+def _leave_prefix(model: ir.Model) -> None:
+    """Rename tensors called ``ortboost/...``, which files written by ortboost contain."""
+    prefix, graph = "ortboost/", model.graph
+    visible = [v.name or "" for v in (*graph.inputs, *graph.outputs)]
+    for name in visible:
+        if name.startswith(prefix):
+            raise ModelError(
+                f"The model has an input or output '{name}'; such names are reserved.",
+                where=source_name(model),
+                fix="Convert the model that this file was made from.",
+            )
+    # Inner names are nobody's interface.
+    b = Builder(graph, "model")
+    for value in list(graph.initializers.values()):
+        if (value.name or "").startswith(prefix):
+            graph.initializers.pop(value.name or "")
+            value.name = b.unique(f"model/{value.name}")
+            graph.register_initializer(value)
+    for node in graph.all_nodes():
+        for output in node.outputs:
+            if (output.name or "").startswith(prefix):
+                output.name = b.unique(f"model/{output.name}")
+
+
+def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]:
+    """A test for BatchNormalization nodes that stay in inference mode, by name or parameter."""
+    named: dict[str, set[str]] = {}
+    for node in batch_norms(model):
+        labels = {node.name, *(value.name for value in node.inputs[1:] if value is not None)}
+        named[node.name or ""] = {label for label in labels if label}
+    unmatched = match_names(set().union(*named.values()), config.frozen_norm)[1] if named else []
+    if unmatched or (config.frozen_norm and not named):
+        raise UsageError(
+            f"The pattern '{(unmatched or config.frozen_norm)[0]}' matches no BatchNormalization.",
+            where=source_name(model),
+            fix=f"Examples of nodes: {', '.join(list(named)[:3])}."
+            if named
+            else "The model has none.",
+        )
+    return lambda node: bool(match_names(named[node.name or ""], config.frozen_norm)[0])

@@ -1,0 +1,47 @@
+"""The graphs that a program is made of, by its boosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortboost.autodiff.engine import get_engine
+from ortboost.boosts import GradAccumulation, GradFreeze, LossScale
+from ortboost.core.loss_scale import NO_SCALE
+from ortboost.program.catalogue import merged, read_catalogue
+from ortboost.program.config import ProgramConfig
+from ortboost.program.forward import prepare_forward
+from ortboost.program.lowered import lower_forward
+from ortboost.program.network import read_network
+from ortboost.program.training_graphs import build_graphs
+from tests.support import small_convnet
+
+
+def graphs(*boosts):
+    config = ProgramConfig(boosts=(LossScale(NO_SCALE), *boosts))
+    engine = get_engine("portable")
+    forward = prepare_forward(read_network(small_convnet(), config, engine), config)
+    return build_graphs(lower_forward(forward, config, engine))
+
+
+@pytest.mark.parametrize(
+    ("boosts", "expected"),
+    [
+        ((), ["step"]),
+        ((GradAccumulation(2),), ["step", "flush"]),
+        ((GradFreeze(groups=2), GradAccumulation(2)), ["step", "flush", "step.1", "flush.1"]),
+    ],
+)
+def test_names_and_order(boosts, expected):
+    found = graphs(*boosts)
+    assert [graph.name for graph in found][: len(expected)] == expected
+    for graph in found:
+        assert read_catalogue(graph.model) == graph.catalogue
+        kind = graph.name.partition(".")[0]
+        assert graph.model.metadata_props["ortboost.kind"] == kind
+
+
+def test_steps_give_every_state_an_initial_value():
+    found = graphs(GradFreeze(groups=2), GradAccumulation(2))
+    initial = {name for graph in found for name in graph.initial}
+    assert initial == {entry.name for entry in merged([g.catalogue for g in found]).state}
+    assert not any(graph.initial for graph in found if graph.name.startswith("flush"))

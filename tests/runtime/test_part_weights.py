@@ -1,0 +1,60 @@
+"""The weights of the parts of a batch in sums over processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.part_weights import PartWeights
+
+PARTS = [(3, 4), (0, 2), (0, 0)]  # terms and samples: labels are ignored, no samples at all
+
+
+def weights(*, is_mean=True, exchanges=False):
+    terms, samples = (sum(part[i] for part in PARTS) for i in (0, 1))
+    ran = [bool(t or (n and exchanges)) for t, n in PARTS]
+    return [
+        PartWeights(t, n, r, terms, samples, sum(ran), terms, is_mean, exchanges)
+        for (t, n), r in zip(PARTS, ran, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1, 0, 0]),
+        ({"is_mean": False}, [1, 0, 0]),
+        ({"exchanges": True}, [1, 1 / 3, 0]),  # the second has gradients of the first one's loss
+        ({"is_mean": False, "exchanges": True}, [1, 1, 0]),
+    ],
+)
+def test_gradients(settings, expected):
+    assert [part.gradients for part in weights(**settings)] == pytest.approx(expected)
+
+
+def test_means_and_statistics_are_of_those_that_ran():
+    parts = weights(exchanges=True)
+    assert [part.means for part in parts] == pytest.approx([1, 1 / 3, 0])
+    assert [part.statistics for part in parts] == [0.5, 0.5, 0]
+
+
+def test_a_server_weighs_its_own_parts():
+    part = PartWeights(1, 1, True, 8, 8, 8, 2, is_mean=True, exchanges=False)
+    assert part.gradients == part.in_server == 0.5
+    assert part.means == 0.125
+
+
+@pytest.mark.parametrize(
+    ("name", "is_mean", "value", "expected"),
+    [
+        ("loss", True, 6.0, [6, 0, 0]),  # a mean over the labels that count
+        ("loss", False, 6.0, [6, 6, 6]),  # a sum
+        ("loss", False, np.full(2, 6.0), [4, 2, 0]),  # one value per sample: their mean is shown
+        ("accuracy", False, 6.0, [6, 0, 0]),
+    ],
+)
+def test_what_is_shown(name, is_mean, value, expected):
+    spec = TensorSpec(name, np.dtype("float32"), ())
+    found = [part.shown(spec, np.asarray(value)) for part in weights(is_mean=is_mean)]
+    assert found == pytest.approx(expected)
