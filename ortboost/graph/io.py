@@ -18,7 +18,7 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
-from ortboost.core.errors import FileError, ModelError, OrtBoostError
+from ortboost.core.errors import FileError, ModelError, OrtBoostError, first_line
 from ortboost.core.files import put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind
 from ortboost.graph.input_config import dimension_name
@@ -105,7 +105,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         kind = other_kind(path)
         raise FileError(
             "The file is not a readable ONNX model.",
-            where=f"{path}: {kind or _first_line(error)}",
+            where=f"{path}: {kind or first_line(error)}",
             fix="Give the model as ONNX (torch.onnx.export, tf2onnx)." if kind else EXPORT_AGAIN,
         ) from error
     # An empty file is a valid message of protobuf, and so are some files of other kinds.
@@ -329,7 +329,3 @@ def _check_external_data(model: ir.Model, where: str, folder: Path | None = None
                 where=f"{where}: tensor '{value.name}', external data '{tensor.location}'",
                 fix=fix,
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.core.errors import ModelError
+from ortboost.core.errors import ModelError, first_line
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs
 from ortboost.graph.branch_names import separate_branch_names
@@ -180,7 +180,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     except Exception as error:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}.",
-            where=f"{source_name(model)}: {next(iter(str(error).strip().splitlines()), '')}",
+            where=f"{source_name(model)}: {first_line(error)}",
             fix=fix,
         ) from error
     reached = model.opset_imports.get("")
