@@ -745,7 +745,8 @@ def test_a_network_may_be_deep():
 def test_a_pattern_that_matches_no_trained_parameter_is_refused():
     trained = [p for p in find_parameters(load_model(model_path("mlp"))).values() if p.trainable]
     weights = named_parameters(trained, ["*.weight"], "boost 'x', patterns")
-    assert weights and all(name.endswith(".weight") for name in weights)
+    assert weights
+    assert all(name.endswith(".weight") for name in weights)
     with pytest.raises(ConfigError, match=r"'fc9\.\*' matches no trained parameter") as caught:
         named_parameters(trained, ["*.weight", "fc9.*"], "boost 'x', patterns")
     assert caught.value.where == "boost 'x', patterns"
