@@ -72,10 +72,8 @@ def evaluate(
             # The loss, which the graph itself computes.
             if metric.function is None:
                 continue
-            scores, known = (
-                np.asarray(_scores(outputs, output)),
-                _labels(batch, labels, metric.name),
-            )
+            scores = np.asarray(_scores(outputs, output))
+            known = _labels(batch, labels, metric.name)
             real = slice(length) if padding > 0 else slice(None)
             scores, known = by_sample(scores, known, rule, axis, real)
             values = metric.function(scores, known) if len(scores) else np.zeros(0)
