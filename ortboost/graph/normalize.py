@@ -19,6 +19,7 @@ from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs
 from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
+from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
@@ -107,6 +108,9 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     stamp_origins(model, origins)
     stamp_padding_rows(model, padding)
     report = bypass_identity_transposes(model)
+    if report.modified:
+        reports.append(report)
+    report = empty_reductions(model)
     if report.modified:
         reports.append(report)
     _state_channels(model)
