@@ -150,7 +150,7 @@ _OPTIONAL: Final = int | None
 _SPEC: Final[Mapping[str, Any]] = {
     "name": str,
     "dtype": str,
-    "shape": list[int | str | None],
+    "shape": tuple[int | str | None, ...],
     "classes": _OPTIONAL,
     "ignored": _OPTIONAL,
     "class_axis": _OPTIONAL,
@@ -162,7 +162,7 @@ _ENTRY: Final[Mapping[str, Any]] = {
     "name": str,
     "kind": str,
     "dtype": str,
-    "shape": list[int],
+    "shape": tuple[int, ...],
     "next": str | None,
     "role": str,
     "sharded": bool | None,
@@ -371,6 +371,7 @@ class Catalogue:
                     where=where,
                     fix="Convert the model again with this version of ortboost.",
                 )
+            _check(data, dict.fromkeys(("batch", "hyper", "state", "outputs"), tuple[object, ...]))
             return cls(
                 tuple(TensorSpec.from_dict(spec) for spec in data["batch"]),
                 tuple(TensorSpec.from_dict(spec) for spec in data["hyper"]),
