@@ -100,12 +100,15 @@ class Subject:
         data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
         labels = [spec for spec in self.evaluator.inputs if spec.name == self.labels]
         named = {dim for spec in data for dim in spec.shape if isinstance(dim, str)}
-        for spec in labels:
+        for spec in self.evaluator.inputs:
             if spec.classes is not None:
                 ranges[spec.name] = spec.classes
-            # The data then fix the size of the labels, which are drawn with them.
-            if all(isinstance(dim, int) or dim in named for dim in spec.shape):
-                data.append(spec)
+        # If the data fix the size of the labels, they are drawn with them.
+        data += [
+            spec
+            for spec in labels
+            if all(isinstance(dim, int) or dim in named for dim in spec.shape)
+        ]
         if len(data) == len(self.evaluator.inputs):
             return accepted_feeds(data, self.evaluator.evaluate, ranges=ranges, seed=self.seed)[0]
         # The labels have the size of the predictions, which only a run of the network shows.
