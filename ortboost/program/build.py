@@ -400,8 +400,8 @@ def _close(
 
 def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:
     spec = TensorSpec.of(value)
-    if value.name in loss.inputs:
-        classes, ignored = loss.inputs[value.name]
+    if (indices := loss.inputs.get(value.name or "")) is not None:
+        classes, ignored = indices
         return dataclasses.replace(spec, classes=classes, ignored=ignored, class_axis=1)
     if value.name != loss.labels or not loss.class_axis:
         return spec
