@@ -110,7 +110,7 @@ def test_an_input_that_chooses_a_branch_is_named():
         q = Squeeze(cached) y = If (q) <
             then_branch = a () => (float[3,3] p) { p = Mul(x, w) },
             else_branch = b () => (float[3,3] r) { r = Add(x, w) }> }""")
-    (blocker,) = check(model, ["w"], engine="native").blockers
+    (blocker,) = check(model, ["w"]).blockers
     assert blocker.reason == "the input 'cached' chooses its branch"
     assert "--input cached=0 or 1" in blocker.fix
 
