@@ -162,9 +162,10 @@ class FrameTable(Table):
     def column(self, name: str) -> Array:
         """The numbers of a column."""
         column = as_array(self._frame[self._names[name]], f"column '{name}'")
+        # As bytes they would be pixels.
         return column.astype(np.int16) if column.dtype == np.uint8 else column
 
     def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in their common type; bytes become int16, as they are no pixels."""
+        """Columns side by side in their common type."""
         # One by one: an error names the column, and a table of mixed types may hold objects.
         return np.stack([self.column(name) for name in names], axis=1)
