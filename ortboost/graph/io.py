@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.core.errors import FileError, ModelError, OrtBoostError, first_line
-from ortboost.core.files import put_in_place, temporary_folder, writable_path
+from ortboost.core.files import check_name, put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind, program_around
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_graphs, all_tensors, known_shape
@@ -87,6 +87,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     path = Path(source)
     if not path.exists():
         raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
+    check_name(path)
     if path.is_dir():
         raise FileError(
             "A folder was given where an ONNX file is needed.",

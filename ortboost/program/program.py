@@ -33,6 +33,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import (
+    check_name,
     finish_replacement,
     read_json,
     replace_files,
@@ -185,6 +186,7 @@ class Program(Shown):
         if not os.fspath(folder):
             raise FileError("The program folder has no name.", where="''", fix="Name a folder.")
         target = Path(folder)
+        check_name(target)
         try:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
