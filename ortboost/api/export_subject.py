@@ -100,12 +100,15 @@ class Subject:
         data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
         labels = [spec for spec in self.evaluator.inputs if spec.name == self.labels]
         named = {dim for spec in data for dim in spec.shape if isinstance(dim, str)}
-        for spec in labels:
+        for spec in self.evaluator.inputs:
             if spec.classes is not None:
                 ranges[spec.name] = spec.classes
-            # The data then fix the size of the labels, which are drawn with them.
-            if all(isinstance(dim, int) or dim in named for dim in spec.shape):
-                data.append(spec)
+        # If the data fix the size of the labels, they are drawn with them.
+        data += [
+            spec
+            for spec in labels
+            if all(isinstance(dim, int) or dim in named for dim in spec.shape)
+        ]
         if len(data) == len(self.evaluator.inputs):
             return accepted_feeds(data, self.evaluator.evaluate, ranges=ranges, seed=self.seed)[0]
         # The labels have the size of the predictions, which only a run of the network shows.
@@ -113,7 +116,7 @@ class Subject:
         feeds, answers = accepted_feeds(data, network.evaluate, ranges=ranges, seed=self.seed)
         shape = list(np.shape(answers[self.prediction or next(iter(answers))]))
         for spec in labels:
-            if spec.class_axis is not None:
+            if spec.class_axis is not None and spec.classes is not None:
                 del shape[spec.class_axis]
             sized = dataclasses.replace(spec, shape=tuple(shape))
             feeds |= synthetic_feeds([sized], ranges=ranges, seed=self.seed)
@@ -412,7 +415,7 @@ class Accuracies:
         expected: The outputs before.
         lengths: Number of real samples per batch; the rest is padding.
         rule: How labels are compared with scores.
-        axis: Batch axis of labels and scores.
+        axis: Batch axis of the labels.
     """
 
     def __init__(
@@ -450,8 +453,8 @@ class Accuracies:
                 # The predicted class of a classifier, or a map from class to score.
                 if np.asarray(found[output]).dtype.kind in "iubO":
                     raise UsageError(f"The output '{output}' does not contain scores.")
-                scores = rows_of(np.asarray(found[output], np.float32), real, self._axis)
-                rows = by_sample(scores, labels, self._rule, self._axis)
+                scores = np.asarray(found[output], np.float32)
+                rows = by_sample(scores, labels, self._rule, self._axis, real)
                 self._right[side].append(accuracy(*rows))
             self.judged = (output,)
         except (OrtBoostError, ValueError, IndexError, KeyError) as error:

@@ -35,11 +35,9 @@ from typing import Annotated, ClassVar, TypeAlias
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Key, Stage, UpdateContext
-from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
-from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names
+from ortboost.graph.parameters import Parameter, named_parameters
 
 __all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 
@@ -115,13 +113,7 @@ def centralize(
     values = {value.name: value for value in _tensors(model)}
     asked = None
     if config.patterns is not None:
-        asked, idle = match_names([p.name for p in trained], config.patterns)
-        if idle:
-            raise ConfigError(
-                f"The pattern '{idle[0]}' matches no trained parameter.",
-                where="centralize, patterns",
-                fix=f"Names are like {', '.join(p.name for p in trained[:3])}.",
-            )
+        asked = named_parameters(trained, config.patterns, "centralize, patterns")
     chosen: dict[str, tuple[int, ...]] = {}
     for parameter in trained:
         found = _suited(parameter, values[parameter.name], config.multiple_of)

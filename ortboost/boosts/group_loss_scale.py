@@ -47,8 +47,8 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.layers import find_layers
-from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names, subgraphs
+from ortboost.graph.parameters import Parameter, named_parameters
+from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
 if TYPE_CHECKING:
@@ -255,14 +255,7 @@ def _parameter_groups(
                 found[name] = 1 + index * config.number // len(layers)
     else:
         for number, patterns in enumerate(config.groups, 1):
-            matched, idle = match_names(names, patterns)
-            if idle:
-                raise ConfigError(
-                    f"The pattern '{idle[0]}' matches no trained parameter.",
-                    where=f"loss scale, group {number}",
-                    fix=f"Names are like {', '.join(names[:3])}.",
-                )
-            for name in matched:
+            for name in named_parameters(trained, patterns, f"loss scale, group {number}"):
                 # The first group that matches wins, so a last '*' takes the rest.
                 found.setdefault(name, number)
         left = [name for name in names if name not in found]

@@ -33,13 +33,12 @@ import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Key, Stage
 from ortboost.boosts.roles import GradientAccumulator, LineSearch
-from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
-from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import constant, input_at, is_standard, known_shape, label, match_names
+from ortboost.graph.parameters import Parameter, named_parameters
+from ortboost.graph.query import constant, input_at, is_standard, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
 
 __all__ = ["SparseEmbedding"]
@@ -134,14 +133,8 @@ class SparseEmbedding(Boost):
         names = [parameter.name for parameter in trained]
         if self.tables is None:
             return dict.fromkeys(names, False)
-        matched, idle = match_names(names, self.tables)
-        if idle:
-            raise ConfigError(
-                f"The pattern '{idle[0]}' matches no trained parameter.",
-                where=f"boost '{self.name}', tables",
-                fix=f"Names are like {', '.join(names[:3])}.",
-            )
-        return dict.fromkeys(matched, True)
+        where = f"boost '{self.name}', tables"
+        return dict.fromkeys(named_parameters(trained, self.tables, where), True)
 
     def _too_small(self, parameter: Parameter) -> str | None:
         rows = parameter.shape[0]

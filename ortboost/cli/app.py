@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 from collections.abc import Sequence
 from typing import Annotated
@@ -22,6 +24,7 @@ from ortboost.cli import (
     use,
     watching,
 )
+from ortboost.core.errors import UsageError
 
 __all__ = ["app", "run"]
 
@@ -81,6 +84,14 @@ def run(words: Sequence[str]) -> int:
     if not words:
         typer.echo(command.get_help(command.make_context("ortboost", [], resilient_parsing=True)))
         return 2
+    # An empty path would be the current folder.
+    empty = next((word for word in words if not word or re.fullmatch("--[a-z-]+=", word)), None)
+    if empty is not None:
+        raise UsageError(
+            f"The value of {empty.rstrip('=')} is empty." if empty else "An argument is empty.",
+            where=f"ortboost {shlex.join(words)}",
+            fix="Give a value; a variable of the shell may not be set.",
+        )
     try:
         status = command.main(args=list(words), prog_name="ortboost", standalone_mode=False)
     except SystemExit as left:

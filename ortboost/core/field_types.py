@@ -41,6 +41,7 @@ __all__ = [
 
 T = TypeVar("T")
 _INT64: Final = 2**63  # the range of an int64 tensor
+_OF_64_BITS: Final = Annotated[int, Range(1 - _INT64, _INT64 - 1)]
 _DOUBLE: Final = 2**1023  # larger ints may not fit into a float
 
 
@@ -203,8 +204,10 @@ def _generic(value: Any, hint: Any) -> Any:
 
 def _whole(value: Any, hint: Any) -> Any:
     kind: Any = type(value)
-    if kind is bool or not issubclass(kind, numbers.Integral) or abs(value) >= _INT64:
+    if kind is bool or not issubclass(kind, numbers.Integral):
         raise UnfitError(value, hint)
+    if abs(value) >= _INT64:
+        raise UnfitError(value, _OF_64_BITS, type_fits=True)
     return value
 
 

@@ -32,6 +32,7 @@ from ortboost.core.limits import LIMITS_VARIABLE, Limits
 
 __all__ = [
     "atomic_path",
+    "check_name",
     "finish_replacement",
     "foreign_files",
     "process_exists",
@@ -52,6 +53,22 @@ _STARTED = time.time()  # of this process
 _DAY = 86400.0  # seconds
 
 
+def check_name(path: Path) -> None:
+    """Refuse a name that is not UTF-8, which onnx and onnxruntime cannot open.
+
+    Raises:
+        FileError: It is not.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise FileError(
+            "The name of a file is not UTF-8.",
+            where=ascii(str(path)),
+            fix="Rename the file, or the folder that it is in.",
+        ) from None
+
+
 def writable_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write, which need not exist.
 
@@ -68,6 +85,7 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
         mode = None  # it is not there
     except (OSError, ValueError) as error:
         raise _unwritten(target, error) from error
+    check_name(target)
     if not target.parent.is_dir():
         raise FileError(
             f"The folder for '{target.name}' does not exist.",

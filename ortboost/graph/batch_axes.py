@@ -83,6 +83,21 @@ def find_batch_axes(
     return {**inferred, **settled}
 
 
+def _check_dims(shapes: Mapping[str, Dims], axes: Mapping[str, BatchAxis]) -> None:
+    """Refuse batch axes along which equal names of dimensions would get different lengths."""
+    batched = {n: shapes[n][axis] for n, axis in axes.items() if isinstance(axis, int)}
+    batch = {name: dim for name, dim in batched.items() if isinstance(dim, str)}
+    for name, dim in batch.items():
+        other = next((n for n, own in batch.items() if own != dim and dim in shapes[n]), None)
+        if other is not None:
+            raise UsageError(
+                f"The batch axes of '{name}' and '{other}' contradict each other: "
+                f"'{other}' has the batch dimension '{dim}' in axis {shapes[other].index(dim)}.",
+                where=", ".join(f"{n} {format_shape(shapes[n])}: axis {axes[n]}" for n in batch),
+                fix=f"Give --batch-axis {other}={shapes[other].index(dim)}, or another for {name}.",
+            )
+
+
 def _given_axis(name: str, axis: int | None, shapes: Mapping[str, Dims]) -> int | None:
     """An axis that the user gave, counted from the front."""
     require_input(name, shapes, f"--batch-axis {name}")
@@ -140,7 +155,7 @@ def model_batch_axes(
         labels: The input with labels, whose batch axis is 0 like that of the predictions.
 
     Raises:
-        UsageError: See :func:`find_batch_axes`.
+        UsageError: See :func:`find_batch_axes`; or the axes contradict each other.
     """
     graph = model.graph
     output = next(
@@ -159,7 +174,9 @@ def model_batch_axes(
         if labels in given:
             own[labels] = _given_axis(labels, given.pop(labels), inputs)
     found = find_batch_axes(shapes, shape[0] if shape else None, given, whole=whole)
-    return {**found, **own}
+    axes = {**found, **own}
+    _check_dims(inputs, axes)
+    return axes
 
 
 def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:

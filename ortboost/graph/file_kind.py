@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["other_kind"]
+__all__ = ["other_kind", "program_around"]
 
 _STARTS: Final = (
     (b"\x93NUMPY", "a NumPy array (.npy)"),
@@ -49,6 +49,16 @@ def other_kind(path: Path) -> str | None:
     if start[:4] == b"PK\x03\x04":
         return _archive(path)
     return next((words for begin, words in _STARTS if start.startswith(begin)), None)
+
+
+def program_around(path: Path) -> str | None:
+    """How to name the program that a file is part of, such as a checkpoint; ``None`` if no part."""
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "program.json").is_file():
+            inner = path.parent != folder and path.is_file()
+            more = f", with --checkpoint {path.with_suffix('')}.safetensors" if inner else ""
+            return f"It is part of a program: give the folder '{folder}'{more}."
+    return None
 
 
 def _archive(path: Path) -> str:

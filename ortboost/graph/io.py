@@ -18,9 +18,9 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
-from ortboost.core.errors import FileError, ModelError, OrtBoostError
-from ortboost.core.files import put_in_place, temporary_folder, writable_path
-from ortboost.graph.file_kind import other_kind
+from ortboost.core.errors import FileError, ModelError, OrtBoostError, first_line
+from ortboost.core.files import check_name, put_in_place, temporary_folder, writable_path
+from ortboost.graph.file_kind import other_kind, program_around
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_graphs, all_tensors, known_shape
 from ortboost.graph.shape_inference import check_slices
@@ -87,6 +87,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     path = Path(source)
     if not path.exists():
         raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
+    check_name(path)
     if path.is_dir():
         raise FileError(
             "A folder was given where an ONNX file is needed.",
@@ -102,11 +103,12 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
             "The model file cannot be read.", where=f"{path}: {error}", fix="Check permissions."
         ) from error
     except Exception as error:  # of many types: the file is damaged or not ONNX
-        kind = other_kind(path)
+        kind, whole = other_kind(path), program_around(path)
         raise FileError(
             "The file is not a readable ONNX model.",
-            where=f"{path}: {kind or _first_line(error)}",
-            fix="Give the model as ONNX (torch.onnx.export, tf2onnx)." if kind else EXPORT_AGAIN,
+            where=f"{path}: {kind or first_line(error)}",
+            fix=whole
+            or ("Give the model as ONNX (torch.onnx.export, tf2onnx)." if kind else EXPORT_AGAIN),
         ) from error
     # An empty file is a valid message of protobuf, and so are some files of other kinds.
     if not model.opset_imports and not len(model.graph):
@@ -329,7 +331,3 @@ def _check_external_data(model: ir.Model, where: str, folder: Path | None = None
                 where=f"{where}: tensor '{value.name}', external data '{tensor.location}'",
                 fix=fix,
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.core.errors import ModelError
+from ortboost.core.errors import ModelError, first_line
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs
 from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
+from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
@@ -103,6 +104,9 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)
+    report = empty_reductions(model)
+    if report.modified:
+        reports.append(report)
     _state_channels(model)
 
     infer_shapes(model)
@@ -182,7 +186,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     except Exception as error:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}.",
-            where=f"{source_name(model)}: {next(iter(str(error).strip().splitlines()), '')}",
+            where=f"{source_name(model)}: {first_line(error)}",
             fix=fix,
         ) from error
     reached = model.opset_imports.get("")

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.errors import ConfigError
 from ortboost.graph.generated import counting, generated
 from ortboost.graph.origins import Origin, origin_of
-from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK
+from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, match_names
 from ortboost.graph.store_weights import COMPUTED
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
-__all__ = ["Parameter", "find_parameters"]
+__all__ = ["Parameter", "find_parameters", "named_parameters"]
 
 _TRAINABLE = ("weight", "bias", "norm_scale", "norm_shift")
 _PARAMETER_NAME = re.compile(
@@ -152,6 +154,28 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             if verdict.by_use in _TRAINABLE:
                 found[name] = dataclasses.replace(found[name], role=verdict.by_use)
     return found
+
+
+def named_parameters(trained: Sequence[Parameter], patterns: Iterable[str], where: str) -> set[str]:
+    """The names of the trained parameters that a user's patterns match.
+
+    Args:
+        trained: The trained parameters.
+        patterns: Shell-style patterns, see :func:`~ortboost.graph.query.matches_name`.
+        where: The setting with the patterns, for the message.
+
+    Raises:
+        ConfigError: A pattern matches none.
+    """
+    names = [parameter.name for parameter in trained]
+    matched, unmatched = match_names(names, patterns)
+    if unmatched:
+        raise ConfigError(
+            f"The pattern '{unmatched[0]}' matches no trained parameter.",
+            where=where,
+            fix=f"Names are like {', '.join(names[:3])}.",
+        )
+    return matched
 
 
 def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:

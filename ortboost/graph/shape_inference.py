@@ -24,7 +24,7 @@ import onnx.inliner
 import onnx_ir as ir
 from onnx_ir import serde
 
-from ortboost.core.errors import ModelError
+from ortboost.core.errors import ModelError, first_line
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.query import find_schema, is_standard, known_shape, label, subgraphs
 from ortboost.graph.structure import walk
@@ -217,7 +217,7 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
             schema, proto, types, opset_imports=[onnx.helper.make_opsetid("", opset)]
         )
     except (onnx.shape_inference.InferenceError, ValueError) as error:
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     return None
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,8 @@ from ortboost.boosts.grad_accumulation import accumulator_name
 from ortboost.boosts.loss_scale import GOOD_STEPS, OVERFLOWS_LEFT
 from ortboost.boosts.roles import EXCHANGED, EXCHANGED_GRADIENT, FLUSHED, MICRO_STEPS, SCALE
 from ortboost.core.errors import FileError
+from ortboost.core.field_types import check_value
+from ortboost.core.field_words import UnfitError
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import BatchAxis
 from ortboost.graph.query import known_shape
@@ -143,6 +145,38 @@ def learning_rate_name(group: str | None) -> str:
     return LEARNING_RATE if group is None else f"{LEARNING_RATE}/{group}"
 
 
+# JSON key to type of its value.
+_OPTIONAL: Final = int | None
+_SPEC: Final[Mapping[str, Any]] = {
+    "name": str,
+    "dtype": str,
+    "shape": tuple[int | str | None, ...],
+    "classes": _OPTIONAL,
+    "ignored": _OPTIONAL,
+    "class_axis": _OPTIONAL,
+    "shifted": bool | None,
+    "averaged": bool | None,
+    "batch_axis": int | str | None,
+}
+_ENTRY: Final[Mapping[str, Any]] = {
+    "name": str,
+    "kind": str,
+    "dtype": str,
+    "shape": tuple[int, ...],
+    "next": str | None,
+    "role": str,
+    "sharded": bool | None,
+}
+
+
+def _check(data: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for key, kind in kinds.items():
+        try:
+            check_value(data.get(key), kind)
+        except UnfitError:
+            raise ValueError(f"'{key}' is {data.get(key)!r}") from None
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """An input or output of a graph.
@@ -203,6 +237,7 @@ class TensorSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
         """Rebuild from :meth:`to_dict`."""
+        _check(data, _SPEC)
         return cls(
             data["name"],
             np.dtype(data["dtype"]),
@@ -268,6 +303,7 @@ class StateEntry:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StateEntry:
         """Rebuild from :meth:`to_dict`."""
+        _check(data, _ENTRY)
         return cls(
             data["name"],
             data["kind"],
@@ -335,6 +371,7 @@ class Catalogue:
                     where=where,
                     fix="Convert the model again with this version of ortboost.",
                 )
+            _check(data, dict.fromkeys(("batch", "hyper", "state", "outputs"), tuple[object, ...]))
             return cls(
                 tuple(TensorSpec.from_dict(spec) for spec in data["batch"]),
                 tuple(TensorSpec.from_dict(spec) for spec in data["hyper"]),
@@ -342,7 +379,7 @@ class Catalogue:
                 tuple(TensorSpec.from_dict(spec) for spec in data["outputs"]),
                 bool(data["randomness"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FileError(
                 "The step catalogue is damaged.",
                 where=f"{where}: {error!r}",

@@ -33,6 +33,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import (
+    check_name,
     finish_replacement,
     read_json,
     replace_files,
@@ -44,6 +45,7 @@ from ortboost.core.shown import Shown
 from ortboost.core.tensor_file import TensorFile, form_of, pieces_of, write_tensors
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
+from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
@@ -184,6 +186,7 @@ class Program(Shown):
         if not os.fspath(folder):
             raise FileError("The program folder has no name.", where="''", fix="Name a folder.")
         target = Path(folder)
+        check_name(target)
         try:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -252,7 +255,8 @@ class Program(Shown):
             raise FileError(
                 "Not a program folder.",
                 where=f"{source}: {MANIFEST} is missing",
-                fix="Make one with 'ortboost convert MODEL.onnx -o FOLDER'.",
+                fix=program_around(source)
+                or "Make one with 'ortboost convert MODEL.onnx -o FOLDER'.",
             )
         manifest = read_json(source / MANIFEST)
         again = "Convert the model again."

@@ -182,9 +182,14 @@ def _close(
 
 def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:
     spec = TensorSpec.of(value)
-    # Only class indices are checked: they select elements, and a runtime does not look.
-    if value.name != loss.labels or not (config.loss.sparse and loss.class_axis):
+    if (indices := loss.inputs.get(value.name or "")) is not None:
+        classes, ignored = indices
+        return dataclasses.replace(spec, classes=classes, ignored=ignored, class_axis=1)
+    if value.name != loss.labels or not loss.class_axis:
         return spec
+    if not config.loss.sparse:
+        return dataclasses.replace(spec, class_axis=loss.class_axis)
+    # Only class indices are checked: they select elements, and a runtime does not look.
     return dataclasses.replace(
         spec,
         classes=loss.classes,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ortboost.core.arrays import as_dtype
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program, check_state
-from ortboost.runtime.feeds import fed_array, refused_batch
+from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
 from ortboost.runtime.session import TRAINING_DEVICES, open_session, resolve_device
 from ortboost.runtime.state import DeviceState
 
@@ -32,6 +32,7 @@ class Evaluator:
         self.device = state.device
         self.inputs = program.evaluation_inputs
         self.state = state
+        self._broadcast = program.config.loss.broadcast
         self._session = open_session(program.evaluation, device=self.device, threads=threads)
         self._outputs = [output.name for output in self._session.get_outputs()]
         data = {spec.name for spec in self.inputs}
@@ -52,6 +53,7 @@ class Evaluator:
         for name in self._state_names:
             binding.bind_ortvalue_input(name, self.state.current(name))
         batch = {spec.name: self._fed(feeds, spec) for spec in self.inputs}
+        check_lengths(batch, self.inputs, broadcast=self._broadcast)
         for name, array in batch.items():
             binding.bind_cpu_input(name, array)
         for name in self._outputs:

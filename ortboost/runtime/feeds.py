@@ -12,7 +12,7 @@ from ortboost.core.arrays import as_array, as_dtype
 from ortboost.core.errors import UsageError, first_line, nearest
 from ortboost.program.catalogue import LEARNING_RATE, TensorSpec
 
-__all__ = ["arrays_of", "check_batch", "check_rates", "fed_array", "refused_batch"]
+__all__ = ["arrays_of", "check_batch", "check_lengths", "check_rates", "fed_array", "refused_batch"]
 
 _LARGEST_RATE = 1e38  # float32 holds 3.4e38
 
@@ -103,10 +103,18 @@ def check_batch(
                 else "Reshape it first; axes are never added or removed automatically.",
             )
         ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
-    # Equal names of dimensions are equal lengths; `seen` has each length and the input it is from.
+    check_lengths(ready, inputs, broadcast=broadcast)
+    return ready
+
+
+def check_lengths(
+    batch: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], *, broadcast: bool
+) -> None:
+    """Refuse two lengths of one symbolic dimension, see :func:`check_batch`."""
+    # `seen` has each length and the input it is from.
     seen: dict[str, tuple[int, str]] = {}
     for spec in inputs:
-        for dim, length in zip(spec.shape, ready[spec.name].shape, strict=True):
+        for dim, length in zip(spec.shape, batch[spec.name].shape, strict=False):
             if not isinstance(dim, str):
                 continue
             known, first = seen.setdefault(dim, (length, spec.name))
@@ -118,7 +126,6 @@ def check_batch(
                     fix="Make the lengths equal: as many labels as samples, and labels "
                     "in the shape of the predictions.",
                 )
-    return ready
 
 
 def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, NDArray[Any]]:

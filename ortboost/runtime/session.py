@@ -54,6 +54,7 @@ DEVICES: Final = (*TRAINING_DEVICES, "tensorrt")
 
 _PACKAGE: Final = "onnxruntime"
 _log = logging.getLogger(__name__)
+_MOST_THREADS: Final = 4096  # of one session; far more end in std::bad_alloc
 _SMALL: Final = """<ir_version: 8, opset_import: ["" : 18]>
 small (float[1] x) => (float[1] y) { y = Identity(x) }"""
 _PROVIDERS: Final = {
@@ -186,11 +187,17 @@ def open_session(
         the CPU; the session is guaranteed to have a CUDA provider.
 
     Raises:
-        UsageError: The device is unknown.
+        UsageError: The device is unknown, or the number of threads is impossible.
         DependencyError: The device is not available, or its libraries do not load.
         ModelError: The runtime rejects the model; :class:`TooNewError` if the opset is too new.
     """
     device = resolve_device(device)
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise UsageError(
+            f"'threads' is {threads}; 1 to {_MOST_THREADS} is possible.",
+            where=f"this machine has {os.cpu_count()} processors",
+            fix="Leave it out: the runtime then takes one for each core.",
+        )
     ort = runtime()
     provider = _PROVIDERS[device]
     if device != "cpu":

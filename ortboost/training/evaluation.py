@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -72,9 +73,9 @@ def evaluate(
             if metric.function is None:
                 continue
             scores = np.asarray(_scores(outputs, output))
-            if padding > 0:
-                scores = rows_of(scores, slice(length), axis)
-            scores, known = by_sample(scores, _labels(batch, labels, metric.name), rule, axis)
+            known = _labels(batch, labels, metric.name)
+            real = slice(length) if padding > 0 else slice(None)
+            scores, known = by_sample(scores, known, rule, axis, real)
             values = metric.function(scores, known) if len(scores) else np.zeros(0)
             means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
         if stop():
@@ -89,20 +90,26 @@ def evaluate(
 
 
 def by_sample(
-    scores: Array, labels: Array, rule: LabelRule, axis: int | None
+    scores: Array, labels: Array, rule: LabelRule, axis: int | None, real: slice = slice(None)
 ) -> tuple[Array, Array]:
     """Scores and labels with one row for each sample, or position, that counts.
 
     Args:
-        scores: The scores.
-        labels: The labels.
+        scores: The scores, of all rows of the graph.
+        labels: The labels, without those of the padding.
         rule: How the two are compared, see :meth:`LabelRule.aligned`.
-        axis: Batch axis of the labels, and of the scores if it is before their class axis.
+        axis: Batch axis of the labels.
+        real: The rows of the scores that are not padding.
     """
-    # Metrics average over axis 0, and batches differ in length: move the batch axis there. A class
-    # axis after it keeps its place.
-    if axis and rule.class_axis > axis:
-        scores, labels = np.moveaxis(scores, axis, 0), np.moveaxis(labels, axis, 0)
+    # Metrics average over axis 0, and batches differ in length: move the batch axis there.
+    if axis and 1 < scores.ndim <= labels.ndim + 1 and axis < labels.ndim:
+        classes = rule.class_axis % scores.ndim
+        # Unless the labels are dense, the class axis is one more axis of the scores.
+        place = axis + (scores.ndim > labels.ndim and classes <= axis)
+        rule = dataclasses.replace(rule, class_axis=classes + (classes < place))
+        scores, labels = np.moveaxis(scores, place, 0), np.moveaxis(labels, axis, 0)
+    if axis is not None and scores.ndim:
+        scores = scores[real]
     return rule.aligned(scores, labels)
 
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 
 from ortboost.training.protocols import Array
 
-__all__ = ["LabelRule"]
+__all__ = ["LabelRule", "in_order"]
+
+
+def in_order(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether reshaping from one shape to the other only splits or merges neighbouring axes.
+
+    Example:
+        >>> in_order((6, 4), (24,)), in_order((6, 4), (6, 2, 2)), in_order((6, 4), (4, 6))
+        (True, True, False)
+    """
+    # The number of elements after each axis: merging two axes leaves out one of them.
+    ends, others = set(itertools.accumulate(one, mul)), set(itertools.accumulate(other, mul))
+    return math.prod(one) == math.prod(other) and (ends <= others or others <= ends)
 
 
 @dataclass(frozen=True)
@@ -57,16 +72,16 @@ class LabelRule:
         If ``ignored`` is set, both are flat: scores ``[n, C]`` and labels ``[n]`` of the ``n``
         positions that are not ignored, so that a mean over them is over positions, not samples.
         """
-        if scores.ndim < 3 or labels.ndim != scores.ndim - 1:
-            axis = 1  # rows, or a mismatch, which the metric reports
-        else:
-            axis = self.class_axis % scores.ndim
+        if scores.ndim >= 3 and labels.ndim == scores.ndim - 1:
             labels = self._shift(labels)
-        if axis != 1:
-            scores = np.moveaxis(scores, axis, 1)
-        if self.ignored is None:
+            scores = np.moveaxis(scores, self.class_axis, 1)
+        elif scores.ndim >= 3 and labels.shape == scores.shape:  # dense
+            scores = np.moveaxis(scores, self.class_axis, 1)
+            labels = np.moveaxis(labels, self.class_axis, 1)
+        # Anything else is rows, or a mismatch, which the metric reports.
+        if self.ignored is None or scores.ndim < 2:
             return scores, labels
-        if scores.ndim < 2 or labels.size * scores.shape[1] != scores.size:
+        if not in_order(labels.shape, (scores.shape[0], *scores.shape[2:])):
             return scores, labels
         flat, counts = labels.reshape(-1), labels.reshape(-1) != self.ignored
         return np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1])[counts], flat[counts]

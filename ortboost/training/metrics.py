@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError, nearest
+from ortboost.training.label_rule import in_order
 from ortboost.training.protocols import Array
 
 __all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "hits", "strict", "top_k"]
@@ -80,7 +81,7 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
         [1.0, 0.0]
     """
     if scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1):
-        if labels.size != scores.size:
+        if not in_order(labels.shape, scores.shape):
             raise _mismatch(scores, labels)
         flat = scores.reshape(len(scores), -1)
         right = (flat > 0) == (labels.reshape(flat.shape) > 0.5)
@@ -196,7 +197,7 @@ def _class_labels(scores: Array, labels: Array) -> Array:
                 fix="Turn the metric off; the loss itself is reported.",
             )
         return np.asarray(labels.argmax(axis=1))
-    if labels.size == int(np.prod(wanted)):
+    if in_order(labels.shape, wanted):
         return labels.reshape(wanted)
     raise _mismatch(scores, labels)
 

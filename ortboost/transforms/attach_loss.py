@@ -31,7 +31,8 @@ Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss`
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -49,7 +50,7 @@ from ortboost.transforms.loss_functions import (
     shifted_labels,
     sparse_cross_entropy,
 )
-from ortboost.transforms.own_loss import splice_loss
+from ortboost.transforms.own_loss import class_inputs, splice_loss
 
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
 
@@ -70,6 +71,8 @@ class AttachedLoss:
         classes: Number of classes for sparse labels, if known.
         class_axis: For cross entropy: the class axis of the prediction.
         ignored: For sparse labels: the label to ignore, if any.
+        inputs: If the model computes its own loss: input with class indices to their number and
+            the label to ignore.
     """
 
     report: Report
@@ -80,6 +83,7 @@ class AttachedLoss:
     classes: int | None = None
     class_axis: int | None = None
     ignored: int | None = None
+    inputs: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
 def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
@@ -110,7 +114,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         name = prediction.name or ""
         scalar = _own_loss(model, prediction, builder).name or ""
         report.changed[name] = "differentiated as the loss of the model"
-        return AttachedLoss(report, scalar, scalar, scalar, None)
+        return AttachedLoss(report, scalar, scalar, scalar, None, inputs=class_inputs(model))
 
     if config.is_file:
         return _from_file(model, prediction, config, builder)
@@ -258,7 +262,8 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
         raise UsageError(
             f"The model has {len(outputs)} outputs; the loss needs exactly one.",
             where=f"{source_name(model)}: {', '.join(outputs)}",
-            fix="Name it with --output NAME.",
+            fix="Name it with --output NAME; for a loss over several, let the model compute it and "
+            "use --loss output.",
         )
     return next(iter(outputs.values()))
 

@@ -33,7 +33,7 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.source import source_name
 
-__all__ = ["splice_loss"]
+__all__ = ["class_inputs", "splice_loss"]
 
 _PREFIX = "ortboost/loss"
 _FIX = "It must have two inputs, scores and labels in this order, and one output, a float scalar."
@@ -96,6 +96,25 @@ def splice_loss(
     builder.nodes.extend(nodes)
     result = builder.cast(result, ir.DataType.FLOAT)
     return target, builder.op("Reshape", result, builder.ints(), shape=()), picking
+
+
+def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None]]:
+    """Inputs that a model with a loss of its own reads as class indices.
+
+    Returns:
+        Input to the number of classes and the label to ignore, if any.
+    """
+    found: dict[str, tuple[int, int | None]] = {}
+    for node in model.graph.all_nodes():
+        if not is_standard(node, *_PICKING) or node.inputs[0] is None:
+            continue
+        labels, scores = source_before(node.inputs[1], *_MOVING), known_shape(node.inputs[0])
+        count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
+        if labels is not None and labels.is_graph_input() and isinstance(count, int):
+            name = labels.name or ""
+            count = min(count, found.get(name, (count, None))[0])
+            found[name] = (count, node.attributes.get_int("ignore_index", None))
+    return found
 
 
 def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -18,7 +18,7 @@ from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.core.errors import DependencyError, FileError, UsageError
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.stepper import Stepper
-from tests.support import GOLDEN, run, small_mlp
+from tests.support import GOLDEN, run, small_mlp, text_model
 
 NATIVE = GOLDEN / "programs" / "native"
 DATA = NATIVE / "data.npz"
@@ -155,3 +155,35 @@ def test_a_device_for_files_only_is_refused():
     program = ob.Program.load(NATIVE)
     with pytest.raises(UsageError, match="not training steps"):
         open_evaluator(program, program.initial, device="tensorrt")
+
+
+def sequence_program(folder, **loss):
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[t,n,3] x, float[3,3] w) => (float[t,n,3] y) { y = MatMul(x, w) }""",
+        w=np.eye(3, dtype=np.float32),
+    )
+    axes = ob.InputConfig(batch_axes={"x": 1, "labels": 1})
+    config = ob.ProgramConfig(loss=ob.LossConfig(class_axis=-1, **loss), inputs=axes)
+    ob.convert(model, folder, config)
+
+
+def test_dense_labels_are_compared_along_the_class_axis(tmp_path):
+    sequence_program(tmp_path / "run", sparse=False)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 7, 3)).astype(np.float32)
+    labels = rng.dirichlet(np.ones(3), (4, 7)).astype(np.float32)
+    data = {"x": x, "labels": labels}
+    found = ob.evaluate(tmp_path / "run", data, batch_size=3, checkpoint="initial", device="cpu")
+    assert found["accuracy"] == pytest.approx((x.argmax(-1) == labels.argmax(-1)).mean())
+
+
+def test_labels_of_other_lengths_than_the_scores_are_refused(tmp_path):
+    """The loss of the runtime would read them in another order."""
+    sequence_program(tmp_path / "run")
+    program = ob.Program.load(tmp_path / "run")
+    evaluator = open_evaluator(program, program.initial, device="cpu")
+    labels = np.zeros((4, 6), np.int64)
+    evaluator.evaluate({"x": np.zeros((4, 6, 3), np.float32), "labels": labels})
+    with pytest.raises(UsageError, match="The dimension 't' is 6 in 'x' and 4 in 'labels'"):
+        evaluator.evaluate({"x": np.zeros((6, 4, 3), np.float32), "labels": labels})

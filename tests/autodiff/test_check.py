@@ -105,6 +105,17 @@ def test_kinds_of_blockers(body, op, reason):
     assert reason in blocker.reason
 
 
+def test_an_input_that_chooses_a_branch_is_named():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3,3] x, float[3,3] w, bool[1] cached) => (float[3,3] y) {
+        q = Squeeze(cached) y = If (q) <
+            then_branch = a () => (float[3,3] p) { p = Mul(x, w) },
+            else_branch = b () => (float[3,3] r) { r = Add(x, w) }> }""")
+    (blocker,) = check(model, ["w"]).blockers
+    assert blocker.reason == "the input 'cached' chooses its branch"
+    assert "--input cached=0 or 1" in blocker.fix
+
+
 def test_quantized_weights():
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
         g (float[3] x, float[3] w) => (float[3] y) <int8[3] q = {1, 2, 3}, float s = {0.5}> {

@@ -188,6 +188,8 @@ def test_a_diagnosis_is_a_list_that_is_shown_short():
     ("words", "status", "hint"),
     [
         (["trian"], 2, "Did you mean 'train'"),
+        (["train", "", "--data", DIGITS], 2, "An argument is empty"),
+        (["train", "x", "--data="], 2, "The value of --data is empty"),
         (["train"], 2, "Missing argument"),
         (["train", "x", "--data", "y", "--epochs", "0"], 2, "epochs"),
         (["train", "x", "--data", "y", "--no-such"], 2, "--no-such"),

@@ -19,7 +19,8 @@ from ortboost.boosts import (
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import Range, check_kinds, read_config, write_config
+from ortboost.core.field_types import Range, check_kinds, check_value, read_config, write_config
+from ortboost.core.field_words import UnfitError, said
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, Lars, Sgd
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
@@ -177,3 +178,9 @@ def test_what_is_wrong_is_said_with_the_way_to_it(data, where, words):
 def test_ranges(kind, inside, outside):
     assert all(map(kind.holds, inside))
     assert not any(map(kind.holds, outside))
+
+
+def test_a_whole_number_of_more_than_64_bits_is_told_the_limit():
+    with pytest.raises(UnfitError) as info:
+        check_value(2**63, int)
+    assert said(info.value.hint) == "a number from -9.223372037e+18 to 9.223372037e+18"

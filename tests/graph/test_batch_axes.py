@@ -55,6 +55,18 @@ def test_what_cannot_be_is_refused(given):
     assert_three_lines(info.value)
 
 
+def test_axes_that_contradict_each_other_are_refused():
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[t,n,3] x, int64[t,n] labels) => (float[t,n,3] y) { y = Identity(x) }"""
+    )
+    axes = {"x": 1, "labels": 1}
+    assert model_batch_axes(model, axes, prediction="y", labels="labels") == axes
+    with pytest.raises(UsageError, match="contradict each other") as info:
+        model_batch_axes(model, {"x": 1}, prediction="y", labels="labels")
+    assert_three_lines(info.value)
+
+
 def graph(inputs: str, body: str) -> ir.Model:
     return ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["" : 18]>

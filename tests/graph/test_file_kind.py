@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ortboost.core.errors import FileError
-from ortboost.graph.file_kind import other_kind
+from ortboost.graph.file_kind import other_kind, program_around
 from ortboost.graph.io import load_model
 
 
@@ -56,3 +56,16 @@ def test_any_bytes_are_read(content, tmp_path):
     path = tmp_path / "net.onnx"
     path.write_bytes(content)
     assert other_kind(path) == ("a zip archive" if content[:2] == b"PK" else None)
+
+
+def test_a_part_of_a_program_is_told_its_folder(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "program.json").write_text("{}")
+    (run / "checkpoints" / "step-4.json").write_text(json.dumps({"step": 4}))
+    with pytest.raises(FileError) as info:
+        load_model(run / "checkpoints" / "step-4.json")
+    assert f"the folder '{run}', with --checkpoint {run}/checkpoints/step-4.s" in info.value.fix
+    assert program_around(run / "log.jsonl") == f"It is part of a program: give the folder '{run}'."
+    assert program_around(run / "checkpoints") == program_around(run / "log.jsonl")
+    assert program_around(tmp_path / "other.json") is None

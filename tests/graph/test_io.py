@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import onnx
@@ -302,3 +303,13 @@ def test_the_standard_domain_has_two_names():
     proto = ir.to_proto(small_mlp())
     proto.opset_import[0].domain = "ai.onnx"
     assert load_model(proto).opset_imports == {"": 18}
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.onnx")
+    shutil.copy(model_path("mlp"), path)
+    with pytest.raises(FileError, match="not UTF-8") as info:
+        load_model(path)
+    assert info.value.where.isascii()
+    with pytest.raises(FileError, match="not UTF-8"):
+        save_model(small_mlp(), path)

@@ -4,10 +4,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.core.errors import ConfigError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.origins import missing_parameters
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.parameters import find_parameters, named_parameters
 from ortboost.graph.store_weights import store_weights
 from tests.support import (
     GOLDEN,
@@ -739,3 +740,13 @@ def test_a_network_may_be_deep():
         w=V4,
     )
     assert find_parameters(model)["w"].trainable
+
+
+def test_a_pattern_that_matches_no_trained_parameter_is_refused():
+    trained = [p for p in find_parameters(load_model(model_path("mlp"))).values() if p.trainable]
+    weights = named_parameters(trained, ["*.weight"], "boost 'x', patterns")
+    assert weights
+    assert all(name.endswith(".weight") for name in weights)
+    with pytest.raises(ConfigError, match=r"'fc9\.\*' matches no trained parameter") as caught:
+        named_parameters(trained, ["*.weight", "fc9.*"], "boost 'x', patterns")
+    assert caught.value.where == "boost 'x', patterns"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 
 import numpy as np
 import onnx
@@ -626,3 +627,47 @@ def test_the_last_window_of_an_average_pool_is_that_of_the_standard():
     feeds = {"x": np.ones((2, 1, 3, 3), np.float32), "w": np.ones((1, 1, 1, 1), np.float32)}
     found = run(program.evaluation, {**feeds, "labels": np.zeros((2, 1, 2, 2), np.float32)})
     np.testing.assert_allclose(found["y"], np.ones((2, 1, 2, 2)))
+
+
+def test_class_indices_that_a_models_own_losses_read_are_checked():
+    """Two heads and three labels; a runtime reads out of bounds for a class that does not exist."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,4] x, int64[n] kind, int64[n,1] part, float[n,2] box, float[4,3] wk,
+            float[4,5] wp, float[4,2] wb) =>
+            (float[n,3] k, float[n,5] p, float[n,2] b, float loss) <int64[1] one = {1}> {
+        k = MatMul(x, wk) p = MatMul(x, wp) b = MatMul(x, wb) flat = Squeeze(part, one)
+        lk = SoftmaxCrossEntropyLoss(k, kind)
+        lp = SoftmaxCrossEntropyLoss<ignore_index = -1>(p, flat)
+        d = Sub(b, box) s = Mul(d, d) lb = ReduceMean<keepdims = 0>(s)
+        both = Add(lk, lp) loss = Add(both, lb) }""",
+        wk=weights(4, 3),
+        wp=weights(4, 5),
+        wb=weights(4, 2),
+    )
+    loss = LossConfig("output", output="loss")
+    program = build_program(model, ProgramConfig(loss=loss, optimizer=Sgd()))
+    found = {spec.name: (spec.classes, spec.ignored) for spec in program.catalogue.batch}
+    assert found == {"x": (None, None), "kind": (3, None), "part": (5, -1), "box": (None, None)}
+    feeds = {
+        "x": weights(6, 4, seed=1),
+        "kind": np.array([0, 1, 2, 0, 1, 2]),
+        "part": np.array([[4], [0], [-1], [2], [3], [1]]),
+        "box": weights(6, 2, seed=2),
+    }
+    training, x, n = stepper(program), feeds["x"], 6
+    scores, boxes = x @ weights(4, 3), x @ weights(4, 2)
+    chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    expected = {
+        "wk": x.T @ (chances - np.eye(3)[feeds["kind"]]) / n,
+        "wb": x.T @ (boxes - feeds["box"]) * 2 / boxes.size,
+    }
+    training.step(feeds, RATE)
+    for name, gradient in expected.items():
+        moved = program.initial[name] - training.state()[name]
+        np.testing.assert_allclose(moved / 0.1, gradient, rtol=1e-4, atol=1e-6)
+    for name, stray in (("kind", 3), ("part", 5), ("kind", -1)):
+        wrong = feeds | {name: np.full_like(feeds[name], stray)}
+        for run_one in (training.evaluator().evaluate, partial(training.step, hyper=RATE)):
+            with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
+                run_one(wrong)

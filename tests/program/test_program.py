@@ -397,3 +397,22 @@ def test_programs_that_do_not_record_it_load(folder):
     Program.load(folder)
     edited(folder, lambda m: m.update(models=[1]))
     damaged(folder, "step.onnx")
+
+
+@pytest.mark.parametrize("part", ["batch", "hyper", "state", "outputs"])
+@pytest.mark.parametrize("value", [None, ["x"], [None, [1]], {}, 3, True])
+@pytest.mark.parametrize("key", [None, "name", "dtype", "shape"])
+def test_a_catalogue_with_values_of_wrong_types_is_refused(part, key, value):
+    spec = TensorSpec("x", np.dtype(np.float32), ("batch", 3))
+    entry = StateEntry("w", "parameter", np.dtype(np.float32), (2,), None, "weight")
+    data = json.loads(json.dumps(Catalogue((spec,), (spec,), (entry,), (spec,)).to_dict()))
+    if key is None:
+        data[part] = value
+    else:
+        data[part][0][key] = value
+    if key == "shape" and value == ["x"] and part != "state":
+        assert Catalogue.from_dict(data)
+        return
+    with pytest.raises(FileError, match="catalogue is damaged") as caught:
+        Catalogue.from_dict(data)
+    assert_three_lines(caught.value)

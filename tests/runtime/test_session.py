@@ -43,6 +43,9 @@ def test_a_path_and_a_model_are_the_same():
 def test_threads_are_those_asked_for():
     options = open_session(small_mlp(), device="cpu", threads=3).get_session_options()
     assert options.intra_op_num_threads == 3
+    for threads in (-1, 0, 10**9):  # the runtime takes 0 and less for its own choice
+        with pytest.raises(UsageError, match=f"'threads' is {threads}"):
+            open_session(small_mlp(), device="cpu", threads=threads)
 
 
 def test_an_unknown_device_names_the_nearest():

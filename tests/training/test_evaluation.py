@@ -7,6 +7,7 @@ import pytest
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
 from ortboost.core.errors import UsageError
+from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import ArraySource
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
@@ -160,3 +161,47 @@ def test_a_bare_model_refuses_labels_that_are_no_class():
     for stray in (6, -1):
         with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
             metric.function(scores, np.array([0, 1, 2, 3, 4, stray]))
+
+
+@pytest.mark.parametrize("fixed", [None, 4])
+@pytest.mark.parametrize(
+    ("classes", "axis", "dense"), [(2, 1, False), (1, 0, False), (1, 1, False), (2, 0, True)]
+)
+def test_the_batch_axis_of_scores_need_not_be_that_of_labels(classes, axis, dense, fixed):
+    """Scores [N, T, C] in other layouts; the last of three batches is short."""
+    rng = np.random.default_rng(5)
+    scores, labels = rng.normal(size=(11, 4, 3)), rng.integers(0, 3, (11, 4))
+    wanted = (scores.argmax(-1) == labels).mean()
+    rule = LabelRule(class_axis=classes)
+    if dense:
+        labels = np.eye(3)[labels] * 0.5 + 0.1
+    if axis:
+        scores = scores.transpose(1, 0, 2)
+        labels = labels.swapaxes(0, 1)
+    places = {"x": axis, "labels": axis}
+    if classes == 1:
+        scores = scores.swapaxes(1, 2)  # [N, C, T] or [T, C, N]
+        places["x"] = 2 if axis else 0
+    run = LinearEvaluator(LinearStepper())
+    run.evaluate = lambda feeds: {"scores": feeds["x"]}
+    arrays = {"x": scores, "labels": labels}
+    specs = [
+        TensorSpec(name, array.dtype, array.shape, batch_axis=places[name])
+        for name, array in arrays.items()
+    ]
+    source = ArraySource(arrays, 4, inputs=specs)
+    found = evaluate(
+        run, source, [get_metric("accuracy")], batch_size=fixed, rule=rule, axes=places
+    )
+    assert found["accuracy"] == pytest.approx(wanted)
+
+
+def test_labels_with_their_axes_in_another_order_are_refused():
+    scores, labels = np.zeros((6, 3, 4)), np.zeros((4, 6), np.int64)
+    with pytest.raises(UsageError, match="shape of the labels does not match"):
+        get_metric("accuracy").function(scores, labels)
+    with pytest.raises(UsageError, match="shape of the labels does not match"):
+        get_metric("accuracy").function(np.zeros((6, 1, 4)), labels)
+    with pytest.raises(UsageError, match="shape of the labels does not match"):
+        get_metric("accuracy").function(*LabelRule(ignored=-1).aligned(scores, labels))
+    assert get_metric("accuracy").function(scores, np.zeros((6, 2, 2))).tolist() == [1.0] * 6

@@ -337,7 +337,7 @@ def test_several_outputs_need_a_name():
         attached(LossConfig(), two_heads())
     assert_three_lines(info.value)
     assert "a, b, n" in info.value.where
-    assert info.value.fix == "Name it with --output NAME."
+    assert info.value.fix.startswith("Name it with --output NAME; for a loss over several, ")
 
 
 def test_the_named_output_is_taken():

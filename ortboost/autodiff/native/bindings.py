@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ModelError
+from ortboost.core.errors import ModelError, first_line
 
 __all__ = ["VERSION", "Diagnosis", "build_gradients", "diagnose"]
 
@@ -103,7 +103,7 @@ def diagnose() -> Diagnosis | None:
                 f"pip uninstall -y {owner} && {install}",
             )
         return Diagnosis(
-            f"onnxruntime-training is damaged ({str(error).splitlines()[0]}).",
+            f"onnxruntime-training is damaged ({first_line(error)}).",
             where,
             f"pip install --force-reinstall --no-deps {owner}=={VERSION}",
         )

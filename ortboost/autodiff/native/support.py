@@ -19,7 +19,7 @@ from ortboost.autodiff.conditions import (
 )
 from ortboost.autodiff.padding import same_pads
 from ortboost.autodiff.refused import REFUSED
-from ortboost.graph.query import input_at, is_standard, known_shape
+from ortboost.graph.query import input_at, is_standard, known_shape, source_before
 from ortboost.graph.reach import STOPS
 
 __all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "gradient_support"]
@@ -106,6 +106,12 @@ CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
 """Operator to the check of its form, and the condition in words."""
 
 
+def _chosen_by(node: ir.Node) -> str | None:
+    """The graph input that is the condition of an If."""
+    value = source_before(node.inputs[0], "Cast", "Identity", "Not", "Reshape", "Squeeze")
+    return value.name if value is not None and value.is_graph_input() else None
+
+
 def gradient_support(node: ir.Node) -> str | None:
     """``None`` if the gradient of this node is correct, else one sentence: reason and fix."""
     # Every reason is "why; fix": check.py cuts it there.
@@ -132,4 +138,10 @@ def gradient_support(node: ir.Node) -> str | None:
         return CONDITIONS[node.op_type][0](node)
     if node.op_type in NATIVE:
         return None
+    if node.op_type == "If" and (source := _chosen_by(node)) is not None:
+        # Decoders with a cache, which optimum merges into one file with that of the first token.
+        return (
+            f"the input '{source}' chooses its branch; choose it with --input {source}=0 or 1, or "
+            "use --engine portable"
+        )
     return REFUSED.get(node.op_type, "it has no gradient in onnxruntime-training")

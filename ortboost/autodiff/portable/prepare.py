@@ -12,7 +12,6 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine, run_rewrites
 from ortboost.autodiff.padding import explicit_padding
-from ortboost.autodiff.portable.lower import empty_reductions
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
 from ortboost.autodiff.portable.rewrites.bodies import capture_unchanged_states, prepare_bodies
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
@@ -20,6 +19,7 @@ from ortboost.autodiff.portable.rewrites.normalization import complete_normaliza
 from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
+from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.symbolic_shapes import name_lengths
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import onnx
 
+from ortboost.core.errors import first_line
 from ortboost.core.limits import Limits
 from ortboost.graph.query import find_schema
 from ortboost.graph.structure.names import check_names, check_text
@@ -187,7 +188,7 @@ def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None)
     try:
         onnx.checker.check_model(proto if path is None else str(path))
     except onnx.checker.ValidationError as error:
-        message = str(error).strip().splitlines()[0]
+        message = first_line(error)
         if any(words in message for words in _TOLERATED):
             return
         raise damaged("The file is not a valid ONNX model.", f"{where}: {message}") from error

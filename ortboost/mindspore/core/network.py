@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import as_dtype
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import UsageError, first_line
 from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
@@ -178,7 +178,7 @@ class Network(Shown, Cell):
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise UsageError(
                 "onnxruntime could not run the network on these arrays.",
-                where=str(error).strip().splitlines()[0],
+                where=first_line(error),
                 fix="Check that their shapes fit the model.",
             ) from error
         return [value.numpy() for value in binding.get_outputs()]

@@ -93,9 +93,23 @@ class TrainOneStepCell(_TrainStep):
                 where=owner,
                 fix="Leave it out; gradients stay in the graph.",
             )
-        self.sens = 1.0 if sens is None else positive(owner, "sens", sens)
+        self._sens = 1.0 if sens is None else positive(owner, "sens", sens)
         scale = NO_SCALE if self.sens == 1 else FixedScaleConfig(self.sens)
         self._compile(network, optimizer, scale, finite=False, divisor=1 / self.sens)
+
+    @property
+    def sens(self) -> float:
+        """The factor of the loss; it is part of the graph and cannot be changed."""
+        return self._sens
+
+    @sens.setter
+    def sens(self, value: object) -> None:
+        raise NotInThisVersionError(
+            "'sens' cannot be changed after the cell was created.",
+            where=f"{type(self).__name__}.sens",
+            fix="Create another cell with sens=..., or use TrainOneStepWithLossScaleCell and "
+            "set_sense_scale.",
+        )
 
     def construct(self, *inputs: Any) -> Tensor:
         """Run one step: data of each input, then the labels.

@@ -206,7 +206,8 @@ class ParquetTable(Table):
                 where=self.where,
                 fix="Write it as numbers (lists with a fixed length), or drop it.",
             )
-        return kind
+        # The bytes of a list are pixels, which are divided by 255 for a float input; a cell is not.
+        return np.dtype(np.int16) if kind == np.uint8 else kind
 
     def _check_size(self, size: int, rows: int) -> None:
         limit = Limits.from_environment().tensor_bytes

@@ -166,4 +166,6 @@ class FrameTable(Table):
 
     def column(self, name: str) -> Array:
         """The numbers of a column."""
-        return as_array(self._frame[self._names[name]], f"column '{name}'")
+        column = as_array(self._frame[self._names[name]], f"column '{name}'")
+        # As bytes they would be pixels.
+        return column.astype(np.int16) if column.dtype == np.uint8 else column

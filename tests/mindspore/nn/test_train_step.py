@@ -344,3 +344,12 @@ def test_the_loss_of_a_step_stays_what_it_was(reduction):
         copies.append(np.array(losses[-1]))
     np.testing.assert_array_equal(losses, copies)
     assert len({float(np.mean(loss)) for loss in losses}) == 5
+
+
+def test_the_factor_of_the_loss_cannot_be_changed():
+    net = mat_mul_net()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    cell = nn.TrainOneStepCell(entropy(net), optimizer, sens=8.0)
+    assert cell.sens == 8
+    with pytest.raises(OrtBoostError, match="cannot be changed"):
+        cell.sens = 4.0

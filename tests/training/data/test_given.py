@@ -138,6 +138,13 @@ def test_columns_of_mixed_types_are_numbers():
         assert batch["x"].tolist() == np.stack([X[:, 0], X[:, 1] > 4, X[:, 2]], axis=1).tolist()
 
 
+def test_bytes_in_columns_are_numbers_and_no_pixels():
+    values = (X[:, :3] + 100).astype(np.uint8)
+    frame = Table(a=values[:, 0], b=values[:, 1], c=values[:, 2], y=Y)
+    batch = next(open_source(frame, INPUTS, "train", 4, None).epoch(0))
+    assert batch["x"].tolist() == values[:4].tolist()
+
+
 def test_columns_with_the_same_name():
     frame = Table(a=X[:, 0], y=Y)
     frame.columns = ["a", "a", "y"]

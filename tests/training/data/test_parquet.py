@@ -207,3 +207,14 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
         source(path)
     assert "ortboost[parquet]" in caught.value.fix
     assert_three_lines(caught.value)
+
+
+def test_bytes_in_cells_are_numbers_and_bytes_in_lists_are_pixels(tmp_path):
+    ages, pixels = np.arange(N, dtype=np.uint8), np.arange(2 * N, dtype=np.uint8)
+    y = np.zeros(N, np.int32)
+    cells = {"age": ages, "height": ages + 100, "label": y}
+    batch = next(iter(source(write(tmp_path / "cells.parquet", cells)).epoch(0)))
+    assert batch["x"].tolist() == [[n, n + 100] for n in range(8)]
+    lists = {"x": pa.FixedSizeListArray.from_arrays(pixels, 2), "label": y}
+    batch = next(iter(source(write(tmp_path / "lists.parquet", lists)).epoch(0)))
+    np.testing.assert_allclose(batch["x"], pixels[:16].reshape(8, 2) / 255, rtol=1e-6)
