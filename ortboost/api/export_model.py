@@ -29,7 +29,7 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.tolerance import precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
@@ -206,9 +206,6 @@ def export(
             where="int8",
             fix="Give --precision int8 too, or leave them out.",
         )
-    tolerance = tolerance_for(
-        precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
-    )
     if calibration is not None and precision == "fp32":
         raise UsageError(
             "Calibration data are only for a lower precision.",
@@ -256,6 +253,14 @@ def export(
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
             optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
+        )
+        tolerance = tolerance_for(
+            precision if precision != "fp32" else precision_of(exported.model),
+            rtol=rtol,
+            atol=atol,
+            rtols=rtols,
+            atols=atols,
+            sqnr=min_sqnr,
         )
         scores = subject.accuracies(verify, feeds, expected, lengths)
         drawn = _random_outputs(exported.model)

@@ -100,6 +100,16 @@ W44, V4, S = weights(4, 4), weights(4), np.float32(3)
         ("y = Add(x, p)", np.float32([3]), "constant"),
         ("y = Pow(x, p)", V4, "constant"),
         ("y = Clip(x, p)", S, "constant"),
+        (
+            "i = ArgMax<axis = 1, keepdims = 0>(x) y = SoftmaxCrossEntropyLoss(x, i, p)",
+            V4,
+            "constant",
+        ),
+        (
+            "i = ArgMax<axis = 1, keepdims = 0>(x) y = NegativeLogLikelihoodLoss(x, i, p)",
+            V4,
+            "constant",
+        ),
         ("y = Relu(x)", V4, "constant"),
     ],
 )
