@@ -115,9 +115,14 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     _compare_as_int32(model)
     check_lengths(model)
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
+        parts = unpack_sequences(model)
+        if parts.modified:
+            # Inference names the lengths of all elements of a sequence alike, whatever they are.
+            _drop_stale_shapes(model)
+            infer_shapes(model)
         found = [
             report
-            for report in (fold_integers(model), inline_branches(model), unpack_sequences(model))
+            for report in (parts, fold_integers(model), inline_branches(model))
             if report.modified
         ]
         if not found:

@@ -73,3 +73,22 @@ def test_a_part_without_its_axis():
 )
 def test_other_forms_are_left_alone(split, place, sizes, inputs):
     assert not unpack_sequences(net(split, place, sizes, inputs)).modified
+
+
+def test_parts_of_unequal_length_share_no_name_of_it():
+    """Inference gives all elements of a sequence one shape; runtimes reuse memory by names."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,W] x, int64[2] k, int64 i, int64 j) => (float[N,a] y, float[N,b] z) {
+          s = SplitToSequence<axis = 1>(x, k)
+          p = SequenceAt(s, i)  q = SequenceAt(s, j)
+          r = Neg(p)  t = Neg(q)  y = Abs(r)  z = Abs(t) }""",
+        k=np.array([2, 3]),
+        i=np.array(0),
+        j=np.array(1),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    lengths = {node.outputs[0].name: node.outputs[0].shape for node in model.graph}
+    assert lengths["p"] != lengths["q"]
+    assert lengths["r"] == lengths["p"]
+    assert lengths["t"] == lengths["q"]
