@@ -20,6 +20,7 @@ from ortboost.graph.bodies import own_outputs
 from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
 from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.function_bodies import expand_by_definition, has_definition
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.old_resizes import keep_positions
@@ -35,6 +36,7 @@ from ortboost.graph.query import (
     label,
 )
 from ortboost.graph.reach import stops_gradient
+from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.graph.unpack_sequences import unpack_sequences
@@ -177,6 +179,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         else f"Keep opset {version}."
     )
     detached = {n.outputs[0].name: n for n in model.graph.all_nodes() if stops_gradient(n)}
+    report.changed.update(_expand_newer(model, version, target).changed)
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     try:
@@ -203,6 +206,19 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     keep_positions(model, version)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
+
+
+def _expand_newer(model: ir.Model, version: int, target: int) -> Report:
+    """Replace operators that ``target`` lacks by their definitions in the standard, in place."""
+    newer = [op for op in _unknown_operators(model, target) if has_definition(op, version)]
+    if newer:
+        infer_shapes(model)  # a definition depends on the types of the inputs
+    return rewrite_nodes(
+        model,
+        "expand_newer",
+        dict.fromkeys(newer, expand_by_definition),
+        f"not in opset {target}: expanded as defined by the standard",
+    )
 
 
 def _refuse_former_meanings(model: ir.Model, version: int) -> None:
