@@ -116,8 +116,11 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     infer_shapes(model)
     _compare_as_int32(model)
     check_lengths(model)
+    settled = False  # nothing more can be known: then sizes that a run computes
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
-        parts = unpack_sequences(model)
+        parts = unpack_sequences(model, computed=settled)
+        if settled and not parts.modified:
+            break
         if parts.modified:
             # Inference names the lengths of all elements of a sequence alike, whatever they are.
             _drop_stale_shapes(model)
@@ -127,8 +130,9 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
             for report in (parts, fold_integers(model), inline_branches(model))
             if report.modified
         ]
-        if not found:
-            break
+        settled = not found
+        if settled:
+            continue
         reports += found
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
