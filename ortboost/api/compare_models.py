@@ -22,7 +22,7 @@ from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.bisect import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
-from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.tolerance import precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.graph.input_config import InputConfig
@@ -183,6 +183,8 @@ def compare(
             )
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")
+        if precision == "fp32":
+            precision = precision_of(loaded)
         tolerance = tolerance_for(
             precision if precision in PRECISIONS else "fp32",
             rtol=rtol,

@@ -36,7 +36,7 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.tolerance import Tolerance, tolerance_for
+from ortboost.deploy.tolerance import Tolerance, precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
@@ -201,9 +201,6 @@ def export(
     wanted = get_target(target)
     wanted.require(precision, opset)
     _check_settings(run, out, precision, min_sqnr, int8, calibration)
-    tolerance = tolerance_for(
-        precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
-    )
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
@@ -235,6 +232,14 @@ def export(
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
             optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
+        )
+        tolerance = tolerance_for(
+            precision if precision != "fp32" else precision_of(exported.model),
+            rtol=rtol,
+            atol=atol,
+            rtols=rtols,
+            atols=atols,
+            sqnr=min_sqnr,
         )
         scores = subject.accuracies(verify, collected.feeds, expected, collected.lengths)
         compared = _Comparison(subject, collected, expected, exported, scores, tolerance)

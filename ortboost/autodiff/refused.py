@@ -7,7 +7,11 @@ from typing import Final
 
 __all__ = ["REFUSED"]
 
-_STEP = "its derivative is zero almost everywhere, so nothing before it would be trained"
+_STEP = (
+    "its derivative is zero almost everywhere, so nothing before it would be trained; for a "
+    "straight-through estimator, use torch's dynamo exporter with optimize=False, which keeps its "
+    "detach(); else replace the operator, or freeze the parameters before it"
+)
 _RECURRENT = "recurrent operators have no gradient; use --engine portable"
 _CONTROL = "control flow has no gradient; use --engine portable"
 _QUANTIZED = "quantized; start from the float model"

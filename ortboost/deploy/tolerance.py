@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ortboost.core.errors import UsageError, nearest
+import onnx_ir as ir
 
-__all__ = ["AGREEMENT", "SQNR", "Tolerance", "tolerance_for"]
+from ortboost.core.errors import UsageError, nearest
+from ortboost.runtime.peepholes import short_types
+
+__all__ = ["AGREEMENT", "SQNR", "Tolerance", "precision_of", "tolerance_for"]
 
 SQNR: Final = 15.0
 """Minimum signal-to-quantization-noise ratio of an int8 output in dB: 18 % noise (rms)."""
@@ -86,6 +89,24 @@ _BY_PRECISION = {
     "bf16": Tolerance(4e-2, 4e-2, scaled=True, agreement=AGREEMENT),
     "int8": Tolerance(1e-1, 1.5e-1, scaled=True, sqnr=SQNR, agreement=AGREEMENT),
 }
+
+
+def precision_of(model: ir.Model) -> str:
+    """``fp32``, or the precision of the 16-bit nodes that the model itself has.
+
+    Runtimes round such nodes in different places, so their outputs differ as those of an export in
+    16 bits do.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float16[N,2] x) => (float16[N,2] y) { y = Relu(x) }''')
+        >>> precision_of(model)
+        'fp16'
+    """
+    short = short_types(model)
+    if not short:
+        return "fp32"
+    return "bf16" if ir.DataType.BFLOAT16 in short else "fp16"
 
 
 def tolerance_for(

@@ -21,6 +21,7 @@ from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.function_bodies import expand_by_definition, has_definition
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.old_resizes import keep_positions
@@ -35,6 +36,7 @@ from ortboost.graph.query import (
     known_shape,
     label,
 )
+from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.graph.static_shapes import static_shapes
@@ -113,19 +115,29 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     name_lengths(model)
     _compare_as_int32(model)
     check_lengths(model)
+    settled = False  # nothing more can be known: then sizes that a run computes
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
+        parts = unpack_sequences(model, computed=settled)
+        if settled and not parts.modified:
+            break
+        if parts.modified:
+            # Inference names the lengths of all elements of a sequence alike, whatever they are.
+            _drop_stale_shapes(model)
+            infer_shapes(model)
+            name_lengths(model)
         found = [
             report
             for report in (
+                parts,
                 fold_integers(model),
                 static_shapes(model),
                 inline_branches(model),
-                unpack_sequences(model),
             )
             if report.modified
         ]
-        if not found:
-            break
+        settled = not found
+        if settled:
+            continue
         reports += found
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
@@ -178,6 +190,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     )
     # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
     known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
+    report.changed.update(_expand_newer(model, version, target).changed)
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     try:
@@ -204,6 +217,19 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     keep_positions(model, version)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
+
+
+def _expand_newer(model: ir.Model, version: int, target: int) -> Report:
+    """Replace operators that ``target`` lacks by their definitions in the standard, in place."""
+    newer = [op for op in _unknown_operators(model, target) if has_definition(op, version)]
+    if newer:
+        infer_shapes(model)  # a definition depends on the types of the inputs
+    return rewrite_nodes(
+        model,
+        "expand_newer",
+        dict.fromkeys(newer, expand_by_definition),
+        f"not in opset {target}: expanded as defined by the standard",
+    )
 
 
 def _refuse_former_meanings(model: ir.Model, version: int) -> None:

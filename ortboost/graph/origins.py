@@ -45,7 +45,10 @@ _MISSING = "ortboost.missing_parameters"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_STACK = "pkg.torch.onnx.stack_trace"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+# ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
+_GENERATED = re.compile(r'\s*File "<eval_with_key>')
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors they create.
 _EXPORTER_NAME = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
@@ -72,6 +75,8 @@ class Origin:
             conclusive.
         computed: For a literal, whether the exporter computed it, from numbers or from parameters
             that are in the file, too.
+        in_block: For a parameter, whether only nodes of such blocks read it as ``torch.export``
+            separates: ``torch.no_grad()``, ``torch.autocast()`` or a ``torch.autograd.Function``.
     """
 
     kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
@@ -80,6 +85,7 @@ class Origin:
     transposed: bool = False
     known: bool = False
     computed: bool = False
+    in_block: bool = False
 
 
 _UNKNOWN = Origin("unknown")
@@ -133,6 +139,7 @@ def tensor_origins(model: ir.Model) -> Origins:
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
     missing = set(_missing(model, signature, stored))
+    blocked = _in_blocks(stored)
     found: dict[str, Origin] = {}
     for value in stored:
         name = value.name or ""
@@ -141,7 +148,7 @@ def tensor_origins(model: ir.Model) -> Origins:
         if known.kind != "unknown":  # stamped when the model was normalized the first time
             found[name] = known
         elif kind == "PARAMETER":
-            found[name] = Origin("parameter")
+            found[name] = Origin("parameter", in_block=name in blocked)
         elif kind is not None:  # BUFFER, CONSTANT_TENSOR
             found[name] = Origin("buffer")
         elif not torch:
@@ -162,6 +169,18 @@ def tensor_origins(model: ir.Model) -> Origins:
         else:
             found[name] = Origin("module")
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
+
+
+def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
+    """Tensors that only nodes of generated modules read; none if that holds for all tensors."""
+    read, blocked = set[str](), set[str]()
+    for value in stored:
+        nodes = [usage.node for usage in value.uses()]
+        if nodes:
+            read.add(value.name or "")
+            if all(_GENERATED.match(node.metadata_props.get(_STACK, "")) for node in nodes):
+                blocked.add(value.name or "")
+    return blocked if blocked < read else set()  # else the module itself was generated
 
 
 def names_a_parameter(model: ir.Model, name: str) -> bool:

@@ -53,6 +53,10 @@ _COMPUTED = (
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
 _FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
+_IN_BLOCK = (
+    "torch reads it in a block such as torch.no_grad() or torch.autocast(), and the file does not "
+    "say which: the former gives it no gradient"
+)
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 
 
@@ -232,7 +236,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
             "constant", f"{formula}, {use.where}", doubt and f"{doubt}, but {formula}", by_use
         )
     if origin.kind == "parameter":
-        return _Verdict(use.role if by_use == "constant" else by_use, use.where, "", use.role)
+        doubt = _IN_BLOCK if origin.in_block else ""
+        return _Verdict(use.role if by_use == "constant" else by_use, use.where, doubt, use.role)
     if origin.kind == "module":
         return _of_a_module(value, use, by_use)
     if origin.kind == "folded" and not single:

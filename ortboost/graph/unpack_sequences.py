@@ -17,8 +17,13 @@ __all__ = ["unpack_sequences"]
 _END = 2**63 - 1
 
 
-def unpack_sequences(model: ir.Model) -> Report:
+def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """Replace each SequenceAt after a SplitToSequence, in place, if index and sizes are known.
+
+    Args:
+        model: The model.
+        computed: Also where the one size of all parts is computed when the model runs, for example
+            from the batch. Once everything that can be known is: it costs nodes.
 
     Returns:
         A report of the replaced nodes; others are kept. The rewrite is idempotent.
@@ -31,12 +36,19 @@ def unpack_sequences(model: ir.Model) -> Report:
         split = producer_of(node.inputs[0], "SplitToSequence")
         if split is None:
             continue
-        bounds, data = _bounds(split, _numbers(node, 1)), split.inputs[0]
-        if bounds is None or data is None:
+        place, data = _numbers(node, 1), split.inputs[0]
+        bounds = _bounds(split, place)
+        size = _computed_size(split, place) if computed and bounds is None else None
+        if (bounds is None and size is None) or not place or data is None:
             continue
         builder = builder or Builder(model.graph, "ortboost/sequence")
         axis = split.attributes.get_int("axis", 0)
-        start, end = (builder.ints(bound) for bound in bounds)
+        if bounds is not None:
+            start, end = (builder.ints(bound) for bound in bounds)
+        else:
+            wide = builder.op("Cast", size, dtype=ir.DataType.INT64, to=ir.DataType.INT64)
+            length = builder.op("Reshape", wide, builder.ints(1))
+            start, end = (builder.op("Mul", length, builder.ints(place[0] + i)) for i in (0, 1))
         part = builder.op("Slice", data, start, end, builder.ints(axis))
         # keepdims counts only where no sizes are given: then each part has length 1.
         if input_at(split, 1) is None and not split.attributes.get_int("keepdims", 1):
@@ -44,6 +56,13 @@ def unpack_sequences(model: ir.Model) -> Report:
         replace_node(node, [part], builder)
         report.changed[node.name or ""] = f"a slice of the input of '{split.name}'"
     return report
+
+
+def _computed_size(split: ir.Node, place: list[int] | None) -> ir.Value | None:
+    """The size of all parts but the last, if it is one number and the part is counted from 0."""
+    given = input_at(split, 1)
+    single = given is not None and known_shape(given) == ()
+    return given if single and place and place[0] >= 0 else None
 
 
 def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:

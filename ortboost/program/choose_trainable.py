@@ -88,6 +88,7 @@ def choose_trainable(
         _counted(parameters, kept_parameters, len(doubts)),
         *_small_share(parameters, kept_parameters, config),
         *_grouped(doubts),
+        *_adapters(kept_parameters, config),
         *_lost(model, parameters, config),
     ]
     report.notes += _idle_groups(kept_parameters, config)
@@ -264,6 +265,20 @@ def _grouped(doubts: Iterable[tuple[str, str, bool]]) -> list[str]:
             else "--trainable '*' --trainable NAME or --parameters FILE overrides this"
         )
         for (trained, doubt), names in groups.items()
+    ]
+
+
+def _adapters(trained: Sequence[Parameter], config: ProgramConfig) -> list[str]:
+    """Note that LoRA adapters and the weights that they adapt are trained, if it was not asked."""
+    if config.freeze or config.trainable or config.parameters is not None:
+        return []
+    adapters = [p.name for p in trained if "lora_" in p.name.lower()]
+    if not 0 < len(adapters) < len(trained):
+        return []
+    return [
+        f"{count_of(len(adapters), 'tensor')} of LoRA adapters: {_shown(adapters)}. The file does "
+        "not say that the others are frozen, so they are trained, too; --trainable '*lora_*' "
+        "trains the adapters alone"
     ]
 
 

@@ -45,7 +45,7 @@ from ortboost.runtime.cuda.kernels import kernels_of
 from ortboost.runtime.session import runtime
 from ortboost.transforms.precision import emulate_precision
 
-__all__ = ["emulated_for", "for_device"]
+__all__ = ["emulated_for", "for_device", "short_types"]
 
 # late_unscaling first: it matches scales of shape [], which full_rank_scalars may reshape.
 _CPU = (
@@ -95,7 +95,7 @@ def emulated_for(model: ir.Model, device: str, *, keep_names: bool = False) -> i
         device: ``cpu`` or ``cuda``.
         keep_names: Keep the names of all tensors, for inspection.
     """
-    short = _short_types(model) if device == "cpu" else []
+    short = short_types(model) if device == "cpu" else []
     if not short:
         return model
     changed = model.clone()
@@ -104,8 +104,15 @@ def emulated_for(model: ir.Model, device: str, *, keep_names: bool = False) -> i
     return changed
 
 
-def _short_types(model: ir.Model) -> list[ir.DataType]:
-    """The 16-bit types that nodes compute in; an already emulated graph only casts to them."""
+def short_types(model: ir.Model) -> list[ir.DataType]:
+    """The 16-bit types that nodes compute in; an already emulated graph only casts to them.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float16[N,2] x) => (float16[N,2] y) { y = Relu(x) }''')
+        >>> short_types(model)
+        [FLOAT16]
+    """
     found = {
         value.dtype
         for node in model.graph.all_nodes()

@@ -372,6 +372,27 @@ def test_a_program_and_its_export(trained, tmp_path):
     assert found.first.difference.output == "logits"
 
 
+def test_a_model_with_16_bit_nodes_is_compared_as_they_allow(tmp_path):
+    """The trained program rounds each of them, the runtime only some: 4 in 10,000 here."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,8] x, float[8,16] v, float[16,16] w) => (float[N,16] y) {
+          a = MatMul(x, v)  b = Cast<to = 10>(a)  c = Cast<to = 10>(w)  d = MatMul(b, c)
+          e = Mul(d, d)  f = Cast<to = 1>(e)  y = MatMul(f, w) }""",
+        v=weights(8, 16),
+        w=weights(16, 16),
+    )
+    save_model(model, tmp_path / "net.onnx")
+    config = ProgramConfig(loss=LossConfig("mse"), engine="portable")
+    api.convert(tmp_path / "net.onnx", tmp_path / "run", config)
+    out = tmp_path / "out.onnx"
+    found = api.export(tmp_path / "run", out, checkpoint="initial", device="cpu")
+    assert found.parity.ok
+    with pytest.raises(ParityError):
+        api.export(tmp_path / "run", out, checkpoint="initial", rtol=1e-3, atol=1e-4, device="cpu")
+    assert api.compare(tmp_path / "run", out, checkpoint="initial", device="cpu").parity.ok
+
+
 def test_a_file_is_compared_as_its_precision_allows(trained, tmp_path):
     out = tmp_path / "h.onnx"
     allowed = api.export(trained, out, precision="fp16", verify=DIGITS, device="cpu").parity

@@ -101,6 +101,16 @@ W44, V4, S = weights(4, 4), weights(4), np.float32(3)
         ("y = Add(x, p)", np.float32([3]), "constant"),
         ("y = Pow(x, p)", V4, "constant"),
         ("y = Clip(x, p)", S, "constant"),
+        (
+            "i = ArgMax<axis = 1, keepdims = 0>(x) y = SoftmaxCrossEntropyLoss(x, i, p)",
+            V4,
+            "constant",
+        ),
+        (
+            "i = ArgMax<axis = 1, keepdims = 0>(x) y = NegativeLogLikelihoodLoss(x, i, p)",
+            V4,
+            "constant",
+        ),
         ("y = Relu(x)", V4, "constant"),
     ],
 )
@@ -750,3 +760,24 @@ def test_a_pattern_that_matches_no_trained_parameter_is_refused():
     with pytest.raises(ConfigError, match=r"'fc9\.\*' matches no trained parameter") as caught:
         named_parameters(trained, ["*.weight", "fc9.*"], "boost 'x', patterns")
     assert caught.value.where == "boost 'x', patterns"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "doubted"), [(("a",), {"v"}), (("a", "y"), set()), (("y",), {"w"}), ((), set())]
+)
+def test_a_parameter_that_torch_reads_in_a_block_of_its_own_is_told(blocks, doubted):
+    """``torch.no_grad()``: ``torch.export`` generates a module for it, or the whole was one."""
+    trace = 'File "<eval_with_key>.36", line 5, in forward\n    linear = torch.ops.aten.linear'
+    model = torch_model("a = MatMul(x, v) y = MatMul(a, w)", None, v=W44, w=W44)
+    for value in model.graph.initializers.values():
+        value.meta.clear()
+        kind = "pkg.torch.export.graph_signature.InputSpec.kind"
+        value.metadata_props[kind] = "PARAMETER"
+    for node in model.graph:
+        made = node.outputs[0].name
+        plain = 'File "net.py", line 3, in forward'
+        node.metadata_props["pkg.torch.onnx.stack_trace"] = trace if made in blocks else plain
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    found = find_parameters(model)
+    assert all(parameter.trainable for parameter in found.values())
+    assert {name for name, parameter in found.items() if parameter.doubt} == doubted

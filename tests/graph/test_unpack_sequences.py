@@ -73,3 +73,50 @@ def test_a_part_without_its_axis():
 )
 def test_other_forms_are_left_alone(split, place, sizes, inputs):
     assert not unpack_sequences(net(split, place, sizes, inputs)).modified
+
+
+def test_parts_of_unequal_length_share_no_name_of_it():
+    """Inference gives all elements of a sequence one shape; runtimes reuse memory by names."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,W] x, int64[2] k, int64 i, int64 j) => (float[N,a] y, float[N,b] z) {
+          s = SplitToSequence<axis = 1>(x, k)
+          p = SequenceAt(s, i)  q = SequenceAt(s, j)
+          r = Neg(p)  t = Neg(q)  y = Abs(r)  z = Abs(t) }""",
+        k=np.array([2, 3]),
+        i=np.array(0),
+        j=np.array(1),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    lengths = {node.outputs[0].name: node.outputs[0].shape for node in model.graph}
+    assert lengths["p"] != lengths["q"]
+    assert lengths["r"] == lengths["p"]
+    assert lengths["t"] == lengths["q"]
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_parts_of_the_size_of_the_batch(kind):
+    """``torch.split(torch.cat(features), batch)`` of a symbolic batch; the last part is shorter."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,3] x, int64 i, int64 j, int64[1] e, int64[1] f)
+          => (float[a,3] y, float[b,3] z) {
+          n = Shape<end = 1>(x)  o = Squeeze(n)  k = Cast<to = TYPE>(o)  c = Concat<axis = 0>(x, x)
+          h = Slice(c, e, f)  s = SplitToSequence<axis = 0>(h, k)
+          p = SequenceAt(s, i)  q = SequenceAt(s, j)  y = Neg(p)  z = Abs(q) }""".replace(
+            "TYPE", "6" if kind == "int32" else "7"
+        ),
+        i=np.array(0),
+        j=np.array(1),
+        e=np.array([0]),
+        f=np.array([-1]),
+    )
+    x = weights(4, 3)
+    before = run(model, {"x": x})
+    assert [before[name].shape for name in ("y", "z")] == [(4, 3), (3, 3)]
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert not {"SplitToSequence", "SequenceAt"} & {node.op_type for node in model.graph}
+    after = run(model, {"x": x})
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(after[name], before[name])
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)

@@ -43,6 +43,26 @@ def test_the_first_note_counts_and_the_others_name_what_is_in_doubt():
     assert notes[2].startswith("doubtful and trained: 'gain' (")
 
 
+ADAPTED = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,4] x, float[4,3] fc_weight, float[4,2] fc_lora_A, float[2,3] fc_lora_B)
+  => (float[N,3] y) {
+  a = MatMul(x, fc_weight)  b = MatMul(x, fc_lora_A)  c = MatMul(b, fc_lora_B)
+  y = Add(a, c) }"""
+
+
+def test_adapters_whose_base_is_trained_are_told():
+    values = {"fc_weight": (4, 3), "fc_lora_A": (4, 2), "fc_lora_B": (2, 3)}
+    tensors = {name: weights(*shape) for name, shape in values.items()}
+    model = text_model(ADAPTED, **tensors)
+    trained, notes = chosen(model)
+    assert trained == ["fc_weight", "fc_lora_A", "fc_lora_B"]
+    (note,) = [note for note in notes if "LoRA" in note]
+    assert note.startswith("2 tensors of LoRA adapters: 'fc_lora_A', 'fc_lora_B'.")
+    alone, notes = chosen(text_model(ADAPTED, **tensors), trainable=("*lora_*",))
+    assert alone == ["fc_lora_A", "fc_lora_B"]
+    assert not any("LoRA" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("fields", "trained"),
     [

@@ -1,20 +1,15 @@
-"""Expansion of operators that the standard defines by others (Attention, ...).
-
-The function body comes from the installed onnx.
-"""
+"""Expansion of operators that the standard defines by others (Attention, ...)."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import onnx
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
 from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.query import input_at, is_standard, known_shape, label
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.function_bodies import expand_by_definition
+from ortboost.graph.query import is_standard
+from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["EXPANDED", "expand_functions"]
@@ -28,7 +23,7 @@ def expand_functions(model: ir.Model) -> Report:
     report = rewrite_nodes(
         model,
         "expand_functions",
-        dict.fromkeys(EXPANDED, _expand),
+        dict.fromkeys(EXPANDED, expand_by_definition),
         "expanded as defined by the standard",
         only=_is_expanded,
     )
@@ -41,76 +36,3 @@ def expand_functions(model: ir.Model) -> Report:
 
 def _is_expanded(node: ir.Node) -> bool:
     return node.op_type in EXPANDED and is_standard(node) and find_rule(node) is None
-
-
-def _body(site: Site) -> onnx.FunctionProto:
-    node = site.node
-    schema: Any = onnx.defs.get_schema(node.op_type, site.opset)  # its methods have no stubs
-    proto = onnx.FunctionProto()
-    # The newest body that is not above the model's opset, or the oldest: the body of an operator
-    # may be given for newer opsets only.
-    versions = schema.context_dependent_function_opset_versions
-    if schema.has_context_dependent_function and versions:
-        version = max(v for v in versions if v <= max(site.opset, min(versions)))
-        types = [_type(value) for value in node.inputs]
-        data = schema.get_context_dependent_function_with_opset_version(
-            version, ir.serde.serialize_node(node).SerializeToString(), types
-        )
-        proto.ParseFromString(data)
-    else:
-        versions = schema.function_opset_versions
-        version = max(v for v in versions if v <= max(site.opset, min(versions)))
-        proto.ParseFromString(schema.get_function_with_opset_version(version))
-    return proto
-
-
-def _type(value: ir.Value | None) -> bytes:
-    found = onnx.TypeProto()
-    if value is not None:
-        if value.dtype is None:
-            raise Refusal(f"the element type of '{value.name}' is unknown")
-        shape = known_shape(value)
-        dims = None if shape is None else list(shape)
-        found = onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
-    return bytes(found.SerializeToString())
-
-
-def _expand(site: Site) -> list[ir.Value | None]:
-    """The nodes of the body, with the inputs and attributes of the node."""
-    node = site.node
-    proto = _body(site)
-    names = list(proto.output)[: len(node.outputs)]
-    # The body lists outputs that the node omits, which none of its nodes computes.
-    computed = {name for inner in proto.node for name in inner.output}
-    del proto.output[:]
-    proto.output.extend(name for name in names if name in computed)
-    body = ir.serde.deserialize_function(proto)
-    values: dict[int, ir.Value | None] = {
-        id(inner): input_at(node, place) for place, inner in enumerate(body.inputs)
-    }
-    for inner in body:
-        if any(attribute.type == ir.AttributeType.GRAPH for attribute in inner.attributes.values()):
-            raise Refusal(f"its definition has a subgraph ({label(inner)})")
-        # An attribute may refer to one of the node, which is given there or has a default.
-        attributes: dict[str, Any] = {}
-        for name, attribute in inner.attributes.items():
-            if not attribute.is_ref():
-                attributes[name] = attribute
-            elif attribute.ref_attr_name in node.attributes:
-                given = node.attributes[attribute.ref_attr_name or ""]
-                attributes[name] = ir.Attr(name, given.type, given.value)
-            elif attribute.ref_attr_name in body.attributes:
-                default = body.attributes[attribute.ref_attr_name or ""]
-                attributes[name] = ir.Attr(name, default.type, default.value)
-        inputs = [None if value is None else values.get(id(value)) for value in inner.inputs]
-        if inner.op_type == "Identity":  # would hide a constant length
-            values[id(inner.outputs[0])] = inputs[0]
-            continue
-        made = site.builder.ops(
-            inner.op_type, *inputs, names=[None] * len(inner.outputs), **attributes
-        )
-        for old, new in zip(inner.outputs, made, strict=True):
-            new.type = None  # set by shape inference
-            values[id(old)] = new
-    found = {output.name: values[id(output)] for output in body.outputs}
-    return [found.get(name) for name in names]
