@@ -91,6 +91,11 @@ def _is_invented(dim: Dim, given: set[Dim]) -> bool:
     return isinstance(dim, str) and dim not in given and bool(_PLACEHOLDER.fullmatch(dim))
 
 
+def _is_simple(dim: Dim, given: set[Dim]) -> bool:
+    """Whether a dimension has a name that is no product, and that other names may contain."""
+    return isinstance(dim, str) and "*" not in dim and not _is_invented(dim, given)
+
+
 def _rename(value: ir.Value, renamed: dict[str, Dim]) -> None:
     shape = known_shape(value)
     if shape is not None and any(dim in renamed for dim in shape if isinstance(dim, str)):
@@ -132,6 +137,8 @@ def _quotient(product: _Product, divisor: _Product) -> Dim:
 def _spelled(product: _Product) -> Dim:
     number, names = product
     factors = sorted(names.elements())
+    if number < 0:  # not a length
+        return None
     if not factors or not number:
         return number
     return "*".join(([str(number)] if number != 1 else []) + factors)
@@ -276,8 +283,8 @@ def _slice(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
             found[axis] = None
         elif length == end or (isinstance(end, int) and end >= _FAR):
             found[axis] = length
-        elif isinstance(length, int) and length > 1 and isinstance(end, str):
-            found[axis] = None if _is_invented(end, given) else f"min({end},{length})"
+        elif isinstance(length, int) and length > 1 and _is_simple(end, given):
+            found[axis] = f"min({end},{length})"
         else:
             found[axis] = None
     return found

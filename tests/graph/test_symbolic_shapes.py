@@ -28,8 +28,11 @@ CASES = {
     "l = Shape(x) y = ConstantOfShape(l)": ["n", "s", 6],
     "l = Shape(x) i = Gather(l, one) y = Range(zero, i, one)": ["s"],
     "l = Shape(x) i = Gather(l, one) y = Range(one, i, one)": [None],
+    "l = Shape<end = 1>(x) m = Mul(l, rest) i = Squeeze(m) y = Range(zero, i, one)": [None],
     "l = Shape<start = 1, end = 2>(x) y = Slice(table, O, l, O, I)": ["min(s,7)"],
     "l = Shape<start = 1, end = 2>(x) y = Slice(table, I, l, O, I)": [None],
+    "a = Shape<end = 1>(x) b = Shape<start = 1, end = 2>(x) l = Mul(a, b) "
+    "y = Slice(table, O, l, O, I)": [None],
     "l = Shape<start = 1, end = 2>(x) y = Slice(single, O, l, O, I)": [None],
     "l = Shape<start = 1, end = 2>(x) y = Slice(k, O, l, I, I)": ["m", "s"],
     "y = Slice(k, O, far, I, I)": ["m", "s"],
