@@ -94,7 +94,10 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
             continue
         # Two nodes may share a chain if they are connected and have the same depth: then no path
         # between them leads through another node, which would have to run in between.
-        node.outputs[0].shape = ir.Shape(shape)  # later nodes need it
+        output, source = node.outputs[0], node.inputs[0]
+        output.shape = ir.Shape(shape)  # later nodes need it
+        if output.type is None and source is not None:
+            output.type = source.type  # which all of these keep
         chain_of[id(node)] = [node]
         for value in node.inputs:
             if _lengths(value) != shape:
