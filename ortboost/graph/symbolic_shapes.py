@@ -39,12 +39,13 @@ _OURS = re.compile(r"[*(),]|^\d+$|^unk__\d+$")  # what a name computed here, or 
 
 
 def plain_names(model: ir.Model) -> Report:
-    """Rename the dimensions of inputs that look like computed lengths, in place.
+    """Rename dimensions that look like computed lengths, but are not, in place.
 
     A user may call two unrelated dimensions ``n`` and ``4*n``; names computed later say the truth.
+    torch calls an output's length ``2*batch + 2``, which must not be taken for a product.
 
     Args:
-        model: The model; only the inputs of its graphs, whose other shapes are not yet inferred.
+        model: The model; its inner shapes are not yet inferred.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -54,15 +55,27 @@ def plain_names(model: ir.Model) -> Report:
     """
     report = Report("plain_names")
     inputs = [v for graph in (model.graph, *model.graph.subgraphs()) for v in graph.inputs]
-    taken = {dim for value in inputs for dim in known_shape(value) or ()}
+    given = {dim for value in inputs for dim in known_shape(value) or ()}
+    made = {dim for value in model.graph.outputs for dim in known_shape(value) or ()} - given
+    odd = [dim for dim in given if isinstance(dim, str) and _OURS.search(dim)]
+    # An output's length may well be a product of the lengths of inputs.
+    factors = {dim for dim in given if isinstance(dim, str)} - {*odd}
+    odd += [
+        dim
+        for dim in made
+        if isinstance(dim, str)
+        and _OURS.search(dim)
+        and not all(part in factors or part.isdecimal() for part in dim.split("*"))
+    ]
+    taken = given | made
     new: dict[Dim, Dim] = {}
-    for dim in sorted(dim for dim in taken if isinstance(dim, str) and _OURS.search(dim)):
+    for dim in sorted(odd):
         name = re.sub(r"[*(),]", "_", dim)
         while name in taken or _OURS.search(name):
             name += "_"
         taken.add(name)
         new[dim] = report.changed[dim] = name
-    for value in inputs:
+    for value in (*inputs, *model.graph.outputs):
         shape = known_shape(value) or ()
         if any(dim in new for dim in shape):
             value.shape = ir.Shape([new.get(dim, dim) for dim in shape])

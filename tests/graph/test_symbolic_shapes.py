@@ -117,12 +117,18 @@ def test_a_name_of_the_user_is_no_claim(text, feeds):
 def test_names_that_look_computed_are_replaced():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float["a*b","a_b",n] x, float["4","unk__0"] w, float["a*b"] z) => (y)
-        { y = Identity(x) }"""
+        net (float["a*b","a_b",n] x, float["4","unk__0"] w, float["a*b"] z)
+            => (float["a*b","2*a_b + 2*n","2*a_b*n"] y) { y = Identity(x) }"""
     )
     report = plain_names(model)
-    assert report.changed == {"4": "4_", "a*b": "a_b_", "unk__0": "unk__0_"}
-    assert [known_shape(value) for value in model.graph.inputs] == [
+    assert report.changed == {
+        "2*a_b + 2*n": "2_a_b + 2_n",
+        "4": "4_",
+        "a*b": "a_b_",
+        "unk__0": "unk__0_",
+    }
+    assert [known_shape(value) for value in (*model.graph.outputs, *model.graph.inputs)] == [
+        ("a_b_", "2_a_b + 2_n", "2*a_b*n"),
         ("a_b_", "a_b", "n"),
         ("4_", "unk__0_"),
         ("a_b_",),
