@@ -23,10 +23,11 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.dimensions import Key, elements
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of, scalar
 
-__all__ = ["is_cut", "name_lengths"]
+__all__ = ["is_cut", "name_lengths", "plain_names"]
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
@@ -34,6 +35,51 @@ Dims: TypeAlias = tuple[Dim, ...]
 _FAR = 1 << 30  # "to the end", as exporters write it
 _PLACEHOLDER = re.compile(r"unk__\d+")
 _CUT = re.compile(r"min\((.+),\d+\)")
+_OURS = re.compile(r"[*(),]|^\d+$|^unk__\d+$")  # what a name computed here, or by ONNX, looks like
+
+
+def plain_names(model: ir.Model) -> Report:
+    """Rename dimensions that look like computed lengths, but are not, in place.
+
+    A user may call two unrelated dimensions ``n`` and ``4*n``; names computed later say the truth.
+    torch calls an output's length ``2*batch + 2``, which must not be taken for a product.
+
+    Args:
+        model: The model; its inner shapes are not yet inferred.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float["4*n",n] x) => (y) { y = Identity(x) }''')
+        >>> plain_names(model).changed
+        {'4*n': '4_n'}
+    """
+    report = Report("plain_names")
+    inputs = [v for graph in (model.graph, *model.graph.subgraphs()) for v in graph.inputs]
+    given = {dim for value in inputs for dim in known_shape(value) or ()}
+    made = {dim for value in model.graph.outputs for dim in known_shape(value) or ()} - given
+    odd = [dim for dim in given if isinstance(dim, str) and _OURS.search(dim)]
+    # An output's length may well be a product of the lengths of inputs.
+    factors = {dim for dim in given if isinstance(dim, str)} - {*odd}
+    odd += [
+        dim
+        for dim in made
+        if isinstance(dim, str)
+        and _OURS.search(dim)
+        and not all(part in factors or part.isdecimal() for part in dim.split("*"))
+    ]
+    taken = given | made
+    new: dict[Dim, Dim] = {}
+    for dim in sorted(odd):
+        name = re.sub(r"[*(),]", "_", dim)
+        while name in taken or _OURS.search(name):
+            name += "_"
+        taken.add(name)
+        new[dim] = report.changed[dim] = name
+    for value in (*inputs, *model.graph.outputs):
+        shape = known_shape(value) or ()
+        if any(dim in new for dim in shape):
+            value.shape = ir.Shape([new.get(dim, dim) for dim in shape])
+    return report
 
 
 def name_lengths(model: ir.Model) -> None:
@@ -250,7 +296,7 @@ def _range(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     length = _lengths(limit, given)
     if length is None or len(length) != 1 or _number(start) != 0 or _number(step) != 1:
         return None
-    return length
+    return [max(dim, 0) if isinstance(dim, int) else dim for dim in length]
 
 
 def _number(value: ir.Value | None) -> float | None:

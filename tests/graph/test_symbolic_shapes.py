@@ -9,7 +9,7 @@ from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
 from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.symbolic_shapes import is_cut, name_lengths
+from ortboost.graph.symbolic_shapes import is_cut, name_lengths, plain_names
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run, text_model
 
@@ -89,6 +89,61 @@ def test_a_name_of_the_user_is_one_length():
     infer_shapes(model)
     name_lengths(model)
     assert known_shape(model.graph.outputs[0]) == ("n*4", 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "feeds"),
+    [
+        (
+            """g (float["4*n",3] x, float[n,4,3] w) => (float loss) <int64[2] rows = {-1, 3}> {
+            r = Reshape(w, rows) y = Add(x, r) z = Mul(y, y) loss = ReduceSum<keepdims = 0>(z) }""",
+            {"x": (1, 3), "w": (2, 4, 3)},
+        ),
+        (
+            """g (float["min(n,4)",3] x, float[n,3] w) => (float loss) {
+            y = Add(x, w) z = Mul(y, y) loss = ReduceSum<keepdims = 0>(z) }""",
+            {"x": (3, 3), "w": (1, 3)},
+        ),
+    ],
+)
+def test_a_name_of_the_user_is_no_claim(text, feeds):
+    model = graph(text)
+    normalize(model, opsets=range(18, 19), ir_version=10)
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.uniform(size=shape).astype(np.float32) for name, shape in feeds.items()}
+    assert_gradients(model, ["x", "w"], arrays, engine="portable")
+
+
+def test_names_that_look_computed_are_replaced():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float["a*b","a_b",n] x, float["4","unk__0"] w, float["a*b"] z)
+            => (float["a*b","2*a_b + 2*n","2*a_b*n"] y) { y = Identity(x) }"""
+    )
+    report = plain_names(model)
+    assert report.changed == {
+        "2*a_b + 2*n": "2_a_b + 2_n",
+        "4": "4_",
+        "a*b": "a_b_",
+        "unk__0": "unk__0_",
+    }
+    assert [known_shape(value) for value in (*model.graph.outputs, *model.graph.inputs)] == [
+        ("a_b_", "2_a_b + 2_n", "2*a_b*n"),
+        ("a_b_", "a_b", "n"),
+        ("4_", "unk__0_"),
+        ("a_b_",),
+    ]
+    assert not plain_names(model).modified
+
+
+def test_a_range_to_a_negative_number_is_empty():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]> net (float[5] x) => (y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] eight = {8}>
+        { s = Shape(x) d = Sub(s, eight) q = Squeeze(d) y = Range(zero, q, one) }"""
+    )
+    normalize(model, opsets=range(18, 19), ir_version=10)
+    assert known_shape(model.graph.outputs[0]) == (0,)
 
 
 def test_names_that_inference_invents_are_not_put_into_products():
