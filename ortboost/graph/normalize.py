@@ -40,7 +40,7 @@ from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.graph.static_shapes import static_shapes
-from ortboost.graph.symbolic_shapes import name_lengths, plain_names
+from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = ["convert_opset", "free_weights", "inline_functions", "name_nodes", "normalize", "quiet"]
@@ -110,9 +110,6 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
     _state_channels(model)
-    report = plain_names(model)
-    if report.modified:
-        reports.append(report)
 
     infer_shapes(model)
     name_lengths(model)

@@ -8,10 +8,11 @@ gradient needs nodes that compare them at run time and sum what was broadcast.
 Here a length is called by what it equals:
 
 - the dimension of an input, such as ``batch``;
-- a product of such lengths: ``4*batch``, ``batch*sequence``;
-- ``min(sequence,512)``, for a table of 512 rows that is cut to the length of the sequence.
+- a product of such lengths: ``4·batch``, ``batch·sequence``;
+- ``sequence≤512``, for a table of 512 rows that is cut to the length of the sequence.
 
-Equal names mean equal lengths in every run.
+Equal names mean equal lengths in every run. The signs differ from those that exporters and users
+write: a dimension of a file called ``4*n`` is a name like any other, and says nothing about ``n``.
 """
 
 from __future__ import annotations
@@ -23,63 +24,18 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
 from ortboost.graph.dimensions import Key, elements
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of, scalar
 
-__all__ = ["is_cut", "name_lengths", "plain_names"]
+__all__ = ["is_cut", "name_lengths"]
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
 
 _FAR = 1 << 30  # "to the end", as exporters write it
 _PLACEHOLDER = re.compile(r"unk__\d+")
-_CUT = re.compile(r"min\((.+),\d+\)")
-_OURS = re.compile(r"[*(),]|^\d+$|^unk__\d+$")  # what a name computed here, or by ONNX, looks like
-
-
-def plain_names(model: ir.Model) -> Report:
-    """Rename dimensions that look like computed lengths, but are not, in place.
-
-    A user may call two unrelated dimensions ``n`` and ``4*n``; names computed later say the truth.
-    torch calls an output's length ``2*batch + 2``, which must not be taken for a product.
-
-    Args:
-        model: The model; its inner shapes are not yet inferred.
-
-    Example:
-        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
-        ... net (float["4*n",n] x) => (y) { y = Identity(x) }''')
-        >>> plain_names(model).changed
-        {'4*n': '4_n'}
-    """
-    report = Report("plain_names")
-    inputs = [v for graph in (model.graph, *model.graph.subgraphs()) for v in graph.inputs]
-    given = {dim for value in inputs for dim in known_shape(value) or ()}
-    made = {dim for value in model.graph.outputs for dim in known_shape(value) or ()} - given
-    odd = [dim for dim in given if isinstance(dim, str) and _OURS.search(dim)]
-    # An output's length may well be a product of the lengths of inputs.
-    factors = {dim for dim in given if isinstance(dim, str)} - {*odd}
-    odd += [
-        dim
-        for dim in made
-        if isinstance(dim, str)
-        and _OURS.search(dim)
-        and not all(part in factors or part.isdecimal() for part in dim.split("*"))
-    ]
-    taken = given | made
-    new: dict[Dim, Dim] = {}
-    for dim in sorted(odd):
-        name = re.sub(r"[*(),]", "_", dim)
-        while name in taken or _OURS.search(name):
-            name += "_"
-        taken.add(name)
-        new[dim] = report.changed[dim] = name
-    for value in (*inputs, *model.graph.outputs):
-        shape = known_shape(value) or ()
-        if any(dim in new for dim in shape):
-            value.shape = ir.Shape([new.get(dim, dim) for dim in shape])
-    return report
+_TIMES, _AT_MOST = "·", "≤"
+_CUT = re.compile(rf"(.+){_AT_MOST}\d+")
 
 
 def name_lengths(model: ir.Model) -> None:
@@ -94,7 +50,7 @@ def name_lengths(model: ir.Model) -> None:
         ... <int64[2] shape = {-1, 4}> { y = Reshape(x, shape) }''')
         >>> name_lengths(model)
         >>> known_shape(model.graph.outputs[0])
-        ('8*batch', 4)
+        ('8·batch', 4)
     """
     given = {dim for value in model.graph.inputs for dim in known_shape(value) or ()}
     renamed: dict[str, Dim] = {}
@@ -120,7 +76,7 @@ def name_lengths(model: ir.Model) -> None:
 
 
 def is_cut(dim: Dim, whole: Dim) -> bool:
-    """Whether a length is ``min(n,512)``, and the other is ``n``.
+    """Whether a length is ``n≤512``, and the other is ``n``.
 
     Where they broadcast they are equal: the first is 1 only if the second is.
     """
@@ -139,7 +95,7 @@ def _is_invented(dim: Dim, given: set[Dim]) -> bool:
 
 def _is_simple(dim: Dim, given: set[Dim]) -> bool:
     """Whether a dimension has a name that is no product, and that other names may contain."""
-    return isinstance(dim, str) and "*" not in dim and not _is_invented(dim, given)
+    return isinstance(dim, str) and _TIMES not in dim and not _is_invented(dim, given)
 
 
 def _rename(value: ir.Value, renamed: dict[str, Dim]) -> None:
@@ -163,9 +119,14 @@ def _product(dims: Iterable[Dim], given: set[Dim]) -> _Product | None:
     for dim in dims:
         if dim is None or _is_invented(dim, given):
             return None
-        # A user's name is one length, even if it looks like a product.
-        for factor in [dim] if isinstance(dim, int) or dim in given else dim.split("*"):
-            if isinstance(factor, int) or factor.isdecimal():
+        if isinstance(dim, int):
+            number *= dim
+            continue
+        # A user's name is one length, even if it looks like a number or a product.
+        if dim in given and (dim.isdecimal() or _TIMES in dim):
+            return None
+        for factor in dim.split(_TIMES):
+            if factor.isdecimal():
                 number *= int(factor)
             else:
                 names[factor] += 1
@@ -187,7 +148,7 @@ def _spelled(product: _Product) -> Dim:
         return None
     if not factors or not number:
         return number
-    return "*".join(([str(number)] if number != 1 else []) + factors)
+    return _TIMES.join(([str(number)] if number != 1 else []) + factors)
 
 
 def _named(key: Key, given: set[Dim]) -> Dim:
@@ -330,7 +291,7 @@ def _slice(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
         elif length == end or (isinstance(end, int) and end >= _FAR):
             found[axis] = length
         elif isinstance(length, int) and length > 1 and _is_simple(end, given):
-            found[axis] = f"min({end},{length})"
+            found[axis] = f"{end}{_AT_MOST}{length}"
         else:
             found[axis] = None
     return found

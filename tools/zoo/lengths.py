@@ -1,7 +1,7 @@
 """Compare the lengths that a conversion names with what runs give.
 
 Each model is normalized as for training. It runs with all inner values as outputs, once with the
-lengths of its batch and once with others, all different. A dimension called ``4*batch`` must then
+lengths of its batch and once with others, all different. A dimension called ``4·batch`` must then
 be 4 times as long as the batch.
 
     .venv/bin/python -m tools.zoo.lengths runs/zoo/models/*
@@ -10,7 +10,7 @@ be 4 times as long as the batch.
 from __future__ import annotations
 
 import argparse
-import re
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,9 @@ from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
 
-__all__ = ["compare", "main"]
+__all__ = ["compare", "length_of", "main"]
 
 _OPSETS = range(13, 24)
-_UNKNOWN = re.compile(r"unk__\d+")
 
 
 def compare(
@@ -68,7 +67,7 @@ def compare(
     named, wrong = 0, list[str]()
     for name, shape in wanted.items():
         for axis, dim in enumerate(shape):
-            length = _length(dim, lengths)
+            length = length_of(dim, lengths)
             if length is None:
                 continue
             named += isinstance(dim, str)
@@ -77,14 +76,20 @@ def compare(
     return named, wrong
 
 
-def _length(dim: int | str | None, lengths: Mapping[str, int]) -> int | None:
-    """What a dimension stands for; ``None`` for a name of the file's outputs, or no name."""
-    if isinstance(dim, int) or dim is None or _UNKNOWN.fullmatch(dim):
-        return dim if isinstance(dim, int) else None
-    try:
-        return lengths.get(dim) or eval(dim, {"min": min, **lengths})
-    except NameError:
+def length_of(dim: int | str | None, lengths: Mapping[str, int]) -> int | None:
+    """What a dimension stands for (see :mod:`ortboost.graph.symbolic_shapes`).
+
+    Returns:
+        The length; ``None`` for a name of the file's outputs, an invented name, or no name.
+    """
+    if not isinstance(dim, str) or dim in lengths:
+        return lengths[dim] if isinstance(dim, str) else dim
+    if "≤" in dim:
+        return min(lengths[dim.partition("≤")[0]], int(dim.partition("≤")[2]))
+    factors = dim.split("·")
+    if not all(factor in lengths or factor.isdecimal() for factor in factors):
         return None
+    return math.prod(lengths[f] if f in lengths else int(f) for f in factors)
 
 
 def _run(
