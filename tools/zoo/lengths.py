@@ -10,6 +10,7 @@ be 4 times as long as the batch.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,6 @@ from ortboost.graph.query import known_shape
 __all__ = ["compare", "main"]
 
 _OPSETS = range(13, 24)
-_UNKNOWN = re.compile(r"unk__\d+")
 
 
 def compare(
@@ -79,12 +79,20 @@ def compare(
 
 def _length(dim: int | str | None, lengths: Mapping[str, int]) -> int | None:
     """What a dimension stands for; ``None`` for a name of the file's outputs, or no name."""
-    if isinstance(dim, int) or dim is None or _UNKNOWN.fullmatch(dim):
-        return dim if isinstance(dim, int) else None
-    try:
-        return lengths.get(dim) or eval(dim, {"min": min, **lengths})
-    except NameError:
+    if isinstance(dim, int) or dim is None:
+        return dim
+    if dim in lengths:
+        return lengths[dim]
+    if dim.isdecimal():
+        return int(dim)
+    if cut := re.fullmatch(r"min\(([^*]+),(\d+)\)", dim):
+        whole = _length(cut[1], lengths)
+        return None if whole is None else min(whole, int(cut[2]))
+    if "*" not in dim:
         return None
+    # Names may have spaces and signs: "batch*past_sequence_length + sequence" has two factors.
+    factors = [_length(factor, lengths) for factor in dim.split("*")]
+    return None if None in factors else math.prod(n for n in factors if n is not None)
 
 
 def _run(
