@@ -74,10 +74,21 @@ def test_colours_are_those_of_torchvision(config, draw, place):
     np.testing.assert_array_equal(np.asarray(found), GOLDEN["jitter"][place])
 
 
-def test_a_crop_at_a_random_place_has_zeros_around():
+@pytest.mark.parametrize(
+    ("draws", "size", "padding", "top", "left"),
+    [
+        ([0.0, 0.999], (4, 4), 2, 0, 5),
+        ([0.999, 0.0], (4, 4), 2, 4, 0),
+        ([0.999, 0.999], (3, 2), 3, 7, 9),
+        ([0.5, 0.5], (4, 5), 1, 1, 1),
+        ([0.999, 0.5], (1, 1), 0, 3, 2),
+    ],
+)
+def test_a_crop_at_a_random_place_has_zeros_around(draws, size, padding, top, left):
     data = pixels(1, (4, 5, 3))[0]
-    found = random_crop(Given([0.0, 0.999]), Image.fromarray(data), (4, 4), 2)
-    wanted = np.pad(data, [(2, 2), (2, 2), (0, 0)])[:4, 5:9]
+    found = random_crop(Given(draws), Image.fromarray(data), size, padding)
+    around = np.pad(data, [(padding, padding), (padding, padding), (0, 0)])
+    wanted = around[top : top + size[0], left : left + size[1]]
     np.testing.assert_array_equal(np.asarray(found), wanted)
 
 
