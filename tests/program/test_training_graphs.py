@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from ortboost.autodiff.engine import get_engine
-from ortboost.boosts import GradAccumulation, GradFreeze, LossScale
+from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, LossScale
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.program.catalogue import merged, read_catalogue
 from ortboost.program.config import ProgramConfig
@@ -33,11 +36,19 @@ def graphs(*boosts):
 )
 def test_names_and_order(boosts, expected):
     found = graphs(*boosts)
-    assert [graph.name for graph in found][: len(expected)] == expected
+    assert [graph.name for graph in found] == expected
     for graph in found:
         assert read_catalogue(graph.model) == graph.catalogue
         kind = graph.name.partition(".")[0]
         assert graph.model.metadata_props["ortboost.kind"] == kind
+
+
+def test_a_line_search_has_graphs_to_try_and_accept_a_step(tmp_path):
+    (step,) = graphs()
+    length = sum(math.prod(entry.shape) for entry in step.catalogue.entries("parameter"))
+    np.save(tmp_path / "basis.npy", np.eye(2, length, dtype=np.float32))
+    found = graphs(DimReduce(str(tmp_path / "basis.npy")))
+    assert [graph.name for graph in found] == ["step", "trial", "accept"]
 
 
 def test_steps_give_every_state_an_initial_value():

@@ -101,9 +101,23 @@ def test_weights_of_the_classes_are_constants(write, tmp_path):
     assert stepper(program).step(batch, RATE).loss != stepper(plain).step(batch, RATE).loss
 
 
-def test_labels_are_held_to_the_classes(write):
+CROSS_7 = """SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"l = {CROSS_7}(scores, target)",
+        "p = LogSoftmax(scores) "
+        'l = NegativeLogLikelihoodLoss<reduction = "mean", ignore_index = -7>(p, target)',
+        f"a = Identity(target) t = Cast<to = 6>(a) l = {CROSS_7}(scores, t)",
+        "o = Constant<value_ints = [1]>() z = Constant<value_ints = [0]>() "
+        "f = Constant<value_ints = [-1]>() u = Unsqueeze(target, o) t = Transpose(u) "
+        f"s = Squeeze(t, z) r = Reshape(s, f) l = {CROSS_7}(scores, r)",
+    ],
+)
+def test_labels_are_held_to_the_classes(write, body):
     """A runtime would read out of bounds."""
-    body = """l = SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>(scores, target)"""
     program, _, _ = trained(LossConfig(write(body)), "portable", 0)
     (spec,) = [spec for spec in program.catalogue.batch if spec.name == "labels"]
     assert (spec.classes, spec.ignored, spec.shape) == (3, -7, ("batch",))
