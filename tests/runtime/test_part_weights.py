@@ -41,6 +41,15 @@ def test_means_and_statistics_are_of_those_that_ran():
     assert [part.statistics for part in parts] == [0.5, 0.5, 0]
 
 
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_without_any_label_nothing_is_divided_by_zero(is_mean):
+    part = PartWeights(0, 2, True, 0, 4, 2, 0, is_mean=is_mean, exchanges=False)
+    assert part.in_server == part.gradients == part.means == 0
+    assert part.shown(TensorSpec("accuracy", np.dtype("float32"), ()), np.float32(3)) == 0
+    exchanging = replace(part, exchanges=True)
+    assert exchanging.gradients == 1
+
+
 def test_a_server_weighs_its_own_parts():
     part = PartWeights(1, 1, True, 8, 8, 8, 2, is_mean=True, exchanges=False)
     assert part.gradients == part.in_server == 0.5

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data import ArraySource, epoch_order, sources
-from ortboost.training.data.lazy import Blocks
+from ortboost.training.data import ArraySource, batch_length, epoch_order, sources
+from ortboost.training.data.batches import Part
+from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
 from ortboost.training.data.sources import window_order
 from ortboost.training.protocols import InputSpec
 
@@ -54,6 +55,20 @@ def test_arrays_stay_together():
     source = ArraySource(arrays(20), 6, shuffle=True, seed=1)
     for batch in source.epoch(3):
         np.testing.assert_array_equal(batch["x"][:, 0], 2 * batch["labels"])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_processes_read_their_parts_of_each_batch(processes):
+    whole = list(ArraySource(arrays(10), 4, shuffle=True, seed=1).epoch(0))
+    parts = [
+        list(ArraySource(arrays(10), 4, shuffle=True, seed=1, part=(r, processes)).epoch(0))
+        for r in range(processes)
+    ]
+    for batch, *own in zip(whole, *parts, strict=True):
+        joined = np.concatenate([part["labels"] for part in own])
+        assert sorted(joined) == sorted(batch["labels"])
+        assert [isinstance(part, Part) for part in own] == [processes > 1] * processes
+        assert [batch_length(part) for part in own] == [len(joined)] * processes
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():
@@ -154,6 +169,36 @@ def test_fingerprint_sees_samples_in_the_middle(whole, monkeypatch):
         changed[row, 2] += 1
         seen += ArraySource({"x": changed}, 2).fingerprint() != base
     assert seen == 998 if whole else 100 < seen < 130
+
+
+def test_the_fingerprint_is_the_same_for_ever(monkeypatch):
+    """A change breaks the resuming of old runs."""
+    source = ArraySource({"x": np.arange(4000, dtype=np.float32).reshape(1000, 4)}, 2)
+    monkeypatch.setattr(sources, "_WHOLE", 100)
+    monkeypatch.setattr(sources, "_SAMPLED", 2000)
+    assert source.fingerprint()["arrays"]["x"] == PINNED_CONTENT
+
+
+PINNED_CONTENT = {
+    "shape": [1000, 4],
+    "dtype": "<f4",
+    "crc": 1366757359,
+    "content": 3654697288,
+}
+
+
+def test_threads_are_for_samples_that_are_decoded(monkeypatch):
+    class Slow(LazyArray):
+        decodes = True
+
+        def read(self, rows):
+            return np.zeros((len(rows), 2), np.float32)
+
+    assert ArraySource(arrays(4), 2).threads == 1
+    for cores, threads in ((3, 3), (99, 8), (None, 1)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        slow = as_array_like(Slow((4, 2), np.dtype(np.float32)))
+        assert ArraySource({"x": slow}, 2).threads == threads
 
 
 def test_fingerprint_sees_what_matters():
