@@ -16,11 +16,14 @@ from tests.support import run, text_model
 
 CONSTANTS = """<int64 zero = {0}, int64 one = {1}, int64[1] O = {0}, int64[1] I = {1},
     int64[1] three = {3}, int64[1] far = {9223372036854775807}, int64[1] rest = {-1},
-    int64[2] rows = {-1, 6}, int64[2] wide = {-1, 2}, int64[2] tall = {-1, 3},
+    int64[2] rows = {-1, 6}, int64[2] copied = {0, -1},
+    int64[2] wide = {-1, 2}, int64[2] tall = {-1, 3},
     int64[7] table = {1, 2, 3, 4, 5, 6, 7}, int64[1] single = {5}, float[4] twice = {1, 1, 2, 1},
     int64[8] around = {0, 0, 0, 1, 0, 0, 0, 1}, int64[8] along = {0, 0, 1, 0, 0, 0, 1, 0}>"""
 CASES = {
     "y = Reshape(x, rows)": ["n*s", 6],
+    "y = Reshape(x, copied)": ["n", "6*s"],
+    "l = Shape<end = 1>(x) t = Concat<axis = 0>(l, O, O) y = Reshape(x, t)": ["n", "s", 6],
     "a = Reshape(x, wide) b = Reshape(a, tall) l = Shape<end = 1>(x) t = Concat<axis = 0>(l, rows) "
     "y = Reshape(b, t)": ["n", "s", 6],
     "l = Shape(x) t = Concat<axis = 0>(l, rest) y = Reshape(x, t)": ["n", "s", 6, 1],
