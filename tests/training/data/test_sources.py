@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -185,6 +187,22 @@ PINNED_CONTENT = {
     "crc": 1366757359,
     "content": 3654697288,
 }
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_blocks_are_read_one_after_the_other_also_of_a_split(share):
+    class Blocked(LazyArray):
+        blocks = Blocks(np.array([0, 10, 20, 30]), 1)
+
+        def read(self, rows):
+            return np.asarray(rows)
+
+    source = ArraySource({"x": as_array_like(Blocked((40,), np.dtype(np.int64)))}, 4, shuffle=True)
+    source = source if share is None else source.split(share)[0]
+    order = np.concatenate([batch["x"] for batch in source.epoch(0)]).tolist()
+    seen = [block for block, _ in itertools.groupby(order, lambda row: row // 10)]
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert order != sorted(order)
 
 
 def test_threads_are_for_samples_that_are_decoded(monkeypatch):

@@ -61,6 +61,14 @@ def test_boxes_are_those_of_torchvision():
         assert list(crop_box(Given(numbers), width, height, least / 1000)) == box
 
 
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 3), (2, 1), (9, 2)])
+def test_boxes_of_small_images_are_inside_and_not_empty(width, height):
+    for sample in range(200):
+        left, top, right, bottom = crop_box(Draws(0, 0, sample), width, height, 0.01)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+
+
 @pytest.mark.parametrize(
     ("config", "draw", "place"),
     [
