@@ -9,10 +9,12 @@ import pytest
 import ortboost as ob
 from ortboost.cli import main
 from ortboost.core.errors import ConfigError, FileError, ModelError, UsageError
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.own_loss import class_inputs
 from tests.support import (
     ENGINES,
     assert_same_bits,
@@ -125,6 +127,33 @@ def test_labels_are_held_to_the_classes(write, body):
     training.step({"x": x, "labels": np.array([2, -7])}, RATE)
     with pytest.raises(UsageError, match="The label 3 is not a class"):
         training.step({"x": x, "labels": np.array([2, 3])}, RATE)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "body", "found"),
+    [
+        ("N,5", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {"y": (5, None)}),
+        ("N,5,7", "N,7", "l = NegativeLogLikelihoodLoss<ignore_index = 3>(s, y)", {"y": (5, 3)}),
+        (
+            "N,5",
+            "N",
+            "t = Slice(s, z, f, o) a = SoftmaxCrossEntropyLoss(t, y) "
+            "b = SoftmaxCrossEntropyLoss(s, y) l = Add(a, b)",
+            {"y": (4, None)},  # what both accept
+        ),
+        ("N,C", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {}),
+        ("N,5", "N", "u = Add(y, o) l = SoftmaxCrossEntropyLoss(s, u)", {}),
+        ("N,5", "N", "l = ReduceMean<keepdims = 0>(s)", {}),
+    ],
+)
+def test_inputs_that_are_class_indices(scores, labels, body, found):
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[{scores}] s, int64[{labels}] y) => (float l)
+        <int64[1] z = {{0}}, int64[1] o = {{1}}, int64[1] f = {{4}}> {{ {body} }}"""
+    )
+    infer_shapes(model)
+    assert class_inputs(model) == found
 
 
 def test_the_program_does_not_need_the_file_any_more(write, tmp_path, capsys):
