@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Not found by imports: rules that are loaded by name, and tested with others of their kind.
 _RULES, _RULE_TESTS = "ortboost/autodiff/portable/rules", "tests/autodiff/portable"
 ELSEWHERE = {
+    "ortboost/cli/command.py": ["tests/cli/test_config_file.py"],
+    "ortboost/cli/parse.py": ["tests/cli/test_parse_scale.py"],
     "ortboost/boosts/loss_scale.py": ["tests/program/test_step.py"],
     "ortboost/optimizers/base.py": ["tests/optimizers/test_golden.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],

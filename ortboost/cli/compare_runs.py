@@ -66,7 +66,7 @@ def _row(run: RunInfo) -> tuple[Any, ...]:
         "" if run.best is None else f"{run.best:.4f} (step {run.best_step})",
         f"{run.epochs}/{run.planned}" if run.planned else "",
         run.steps or "",
-        run.skipped or ("" if not run.steps else 0),
+        run.skipped if run.steps else "",
         "" if run.seconds is None else f"{run.seconds:.3g} s{again}",
         run.status.partition(":")[0],
     )

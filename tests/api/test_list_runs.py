@@ -16,7 +16,7 @@ from tests.support import assert_three_lines
 DYNAMIC = {"kind": "dynamic", "init": 65536.0, "window": 2000}
 
 
-def make_run(folder, *, accuracy=(), reason="all epochs done", **config):
+def make_run(folder, *, accuracy=(), overflows=1, reason="all epochs done", **config):
     folder.mkdir(parents=True)
     settings = {"less_bn": False, "grad_freeze": None, "loss_scale": DYNAMIC, **config}
     manifest = {"config": settings, "engine": "portable", "source": "net.onnx"}
@@ -25,7 +25,7 @@ def make_run(folder, *, accuracy=(), reason="all epochs done", **config):
         with EventLog(folder / "log.jsonl") as log:
             begin(log, epochs=len(accuracy))
             for epoch, value in enumerate(accuracy):
-                log.write("step", epoch + 1, epoch=epoch, loss=0.5, overflow=epoch == 0)
+                log.write("step", epoch + 1, epoch=epoch, loss=0.5, overflow=epoch < overflows)
                 log.write("validation", epoch + 1, val_accuracy=value, val_loss=1 - value)
                 log.write("epoch", epoch + 1, epoch=epoch, train_loss=0.25)
             if reason:

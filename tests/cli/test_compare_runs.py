@@ -34,3 +34,18 @@ def test_settings_are_said_in_few_words(tmp_path, capsys):
     *_, a, b = capsys.readouterr().out.splitlines()
     assert a == "a  loss-scale (window 2000, max-scale 8), groups x,y, clip"
     assert b == "b  loss-scale (window 10), weight-decay 0.1"
+
+
+def test_what_is_not_known_of_a_run_is_left_out(tmp_path, capsys):
+    make_run(tmp_path / "new")
+    assert main(["runs", str(tmp_path)]) == 0
+    header, row, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "best", "epochs", "steps", "skipped", "time", "status"]
+    assert row.split() == ["new", "not", "trained"]
+
+
+def test_a_run_that_skipped_no_step_says_so(tmp_path, capsys):
+    make_run(tmp_path / "run", accuracy=[0.5, 0.75], overflows=0)
+    assert main(["runs", str(tmp_path)]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert " ".join(row.split()) == "run 0.7500 (step 2) 2/2 2 0 2.5 s all epochs done"

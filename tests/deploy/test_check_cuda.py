@@ -56,6 +56,21 @@ def test_one_copy_is_one_copy():
     assert rules(report)["CUDA007"].reason == "No CUDA graph: 1 copy (the first: x)."
 
 
+@pytest.mark.parametrize(
+    ("body", "rule", "copied"),
+    [
+        ("m = ReduceMax<axes = [1], keepdims = 0>(r) y = Unique(m)", "CUDA004", "FLOAT [n]"),
+        ("t = Reshape(r, s) e = Exp(t) y = Unique(e)", "CUDA004", "FLOAT ?"),
+        # A shape, of an unknown rank.
+        ("t = Reshape(r, s) e = Exp(t) q = Shape(e) y = Gather(r, q)", "CUDA005", "INT64 [unk__0]"),
+    ],
+)
+def test_a_copy_of_unknown_length_is_large_unless_it_is_a_shape(body, rule, copied):
+    text = f"(float[n,64] x, int64[k] s) => (float[?] y) {{ r = Relu(x) {body} }}"
+    (found,) = (f for f in check(text, opset=13).findings if f.rule in ("CUDA004", "CUDA005"))
+    assert (found.rule, found.reason.partition(" is copied")[0]) == (rule, copied)
+
+
 def test_an_input_that_is_dragged_to_the_host():
     text = """(float[64,64] w, float[n,64] x) => (float[64,64] y) {
         s = Size(x) c = Cast<to=1>(s) y = Div(w, c) }"""

@@ -70,6 +70,7 @@ def test_every_shipped_model(name, optimize, tmp_path):
     for value in (*proto.graph.input, *proto.graph.output):
         assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    assert (metadata["ortboost.target"], metadata["ortboost.precision"]) == ("generic", "fp32")
     assert metadata["ortboost.program"] == program.fingerprint
     assert metadata["ortboost.source"] == f"{name}.onnx"
     assert metadata["ortboost.step"] == "2"

@@ -191,6 +191,7 @@ def test_dot_names_every_box_and_arrow():
     assert re.findall(r"n\d+ -> n\d+", text) == [f"n{i} -> n{i + 1}" for i in range(7)]
     assert 'say \\"no\\"\\\\"' in text
     assert text.count("penwidth=2.5") == 1
+    assert text.count("shape=ellipse") == 2  # the input and the output
     # Every quotation mark that is not escaped has a partner on its line.
     assert all(len(re.findall(r'(?<!\\)(?:\\\\)*"', line)) % 2 == 0 for line in text.splitlines())
 

@@ -108,3 +108,14 @@ def test_elements(body):
 )
 def test_shapes_of_a_reshape(wanted, source, shape):
     assert as_reshape(wanted, source) == shape
+
+
+def test_a_length_without_a_name_is_not_negative():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[?,3] x) => (y) <int64[2] minus = {-1, -1}, int64[2] two = {2, 2}>
+        { d = Shape(x) y = Equal(d, minus) z = Equal(d, two) }"""
+    )
+    y, z = (node.outputs[0] for node in model.graph if node.op_type == "Equal")
+    assert elements(y) == [False, False]
+    assert elements(z) is None

@@ -41,14 +41,22 @@ def test_a_scalar_has_no_axis():
     assert [node.op_type for node in model.graph] == ["Softmax"]
 
 
-def test_a_refusal_leaves_no_nodes_behind():
-    def rule(site: Site) -> None:
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_rule_that_gives_up_leaves_no_nodes_behind(refused):
+    def rule(site: Site) -> list[ir.Value | None] | None:
         site.op("Exp", site.input(0))
-        raise Refusal("of a kind")
+        if refused:
+            raise Refusal("of a kind")
+        return None
 
-    model = net("[2,3]")
-    assert rewrite_nodes(model, "softmax", {"Softmax": rule}).kept == {"y": "of a kind"}
-    assert [node.op_type for node in model.graph] == ["Softmax"]
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2,3] x) => (float[2,3] y) { h = Softmax(x) y = Abs(h) }"""
+    )
+    rules = {"Softmax": rule, "Abs": lambda site: [site.op("Neg", site.input(0))]}
+    kept = {"h": "of a kind"} if refused else {}
+    assert rewrite_nodes(model, "softmax", rules).kept == kept
+    assert [node.op_type for node in model.graph] == ["Softmax", "Neg"]
 
 
 def test_a_decorated_rule_is_a_rewrite_of_its_name():

@@ -14,6 +14,7 @@ from ortboost.core.errors import ModelError
 from ortboost.graph import shape_inference
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
+from ortboost.graph.query import known_shape
 from ortboost.graph.shape_inference import (
     check_lengths,
     check_slices,
@@ -96,6 +97,17 @@ def test_weights_stay_weights_and_large_ones_are_not_copied(monkeypatch):
     assert {name: value.const_value for name, value in model.graph.initializers.items()} == held
     assert list(model.graph.inputs) == inputs
     assert max(tensor.nbytes for tensor in held.values()) > 1500 > seen[0]
+
+
+def test_inference_goes_on_after_operators_of_classic_ml():
+    scaler = "ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>"
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18, "ai.onnx.ml" : 3]>
+        net (float[n,4] x) => (y) {{ a = {scaler}(x) b = Transpose(a) c = {scaler}(b)
+            d = Transpose(c) y = Relu(d) }}"""
+    )
+    infer_shapes(model)
+    assert known_shape(model.graph.outputs[0]) == ("n", 4)
 
 
 def test_a_sequence_is_taken_for_no_tensor():

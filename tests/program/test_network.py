@@ -30,6 +30,23 @@ def test_reports_are_in_the_order_of_the_rewrites():
     assert found == sorted(found)
 
 
+def test_what_the_torch_module_detaches_is_reported():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,2] w) => (float[N,2] y) {
+          d = Identity(x) h = MatMul(d, w) y = Relu(h) }""",
+        w=weights(3, 2),
+    )
+    call = "%{} : [num_users=1] = call_function[target=torch.ops.aten.{}.default](args = (%{},))"
+    calls = [("detach", "detach", "x"), ("h", "mm", "detach_1"), ("y", "relu", "h")]
+    for node, names in zip(model.graph, calls, strict=True):
+        node.metadata_props["pkg.torch.onnx.fx_node"] = call.format(*names)
+    (report,) = (r for r in read(model).reports if r.rewrite == "detached_values")
+    assert report.changed == {"d": "detached in torch: gets no gradient"}
+    (note,) = report.notes
+    assert note.startswith("the torch module detaches 1 value (detach_1), but")
+
+
 def test_reserved_names_are_left_to_the_step():
     text = """<ir_version: 10, opset_import: ["" : 18]>
     net (float[N,3] {x}, float[3,2] w) => (float[N,2] y) {{

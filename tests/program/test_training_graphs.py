@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from ortboost.autodiff.engine import get_engine
-from ortboost.boosts import GradAccumulation, GradFreeze, LossScale
+from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, LossScale
+from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.program.catalogue import merged, read_catalogue
 from ortboost.program.config import ProgramConfig
@@ -13,11 +17,12 @@ from ortboost.program.forward import prepare_forward
 from ortboost.program.lowered import lower_forward
 from ortboost.program.network import read_network
 from ortboost.program.training_graphs import build_graphs
+from ortboost.transforms.loss_config import LossConfig
 from tests.support import small_convnet
 
 
-def graphs(*boosts):
-    config = ProgramConfig(boosts=(LossScale(NO_SCALE), *boosts))
+def graphs(*boosts, **fields):
+    config = ProgramConfig(boosts=(LossScale(NO_SCALE), *boosts), **fields)
     engine = get_engine("portable")
     forward = prepare_forward(read_network(small_convnet(), config, engine), config)
     return build_graphs(lower_forward(forward, config, engine))
@@ -33,11 +38,19 @@ def graphs(*boosts):
 )
 def test_names_and_order(boosts, expected):
     found = graphs(*boosts)
-    assert [graph.name for graph in found][: len(expected)] == expected
+    assert [graph.name for graph in found] == expected
     for graph in found:
         assert read_catalogue(graph.model) == graph.catalogue
         kind = graph.name.partition(".")[0]
         assert graph.model.metadata_props["ortboost.kind"] == kind
+
+
+def test_a_line_search_has_graphs_to_try_and_accept_a_step(tmp_path):
+    (step,) = graphs()
+    length = sum(math.prod(entry.shape) for entry in step.catalogue.entries("parameter"))
+    np.save(tmp_path / "basis.npy", np.eye(2, length, dtype=np.float32))
+    found = graphs(DimReduce(str(tmp_path / "basis.npy")))
+    assert [graph.name for graph in found] == ["step", "trial", "accept"]
 
 
 def test_steps_give_every_state_an_initial_value():
@@ -45,3 +58,10 @@ def test_steps_give_every_state_an_initial_value():
     initial = {name for graph in found for name in graph.initial}
     assert initial == {entry.name for entry in merged([g.catalogue for g in found]).state}
     assert not any(graph.initial for graph in found if graph.name.startswith("flush"))
+
+
+def test_accuracy_needs_classes():
+    (step,) = graphs(metrics=("accuracy",))
+    assert "accuracy" in [value.name for value in step.model.graph.outputs]
+    with pytest.raises(ConfigError, match="requires softmax cross entropy"):
+        graphs(metrics=("accuracy",), loss=LossConfig("mse"))

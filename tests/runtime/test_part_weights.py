@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ortboost.program.catalogue import TensorSpec
-from ortboost.runtime.part_weights import PartWeights
+from ortboost.runtime.part_weights import PartWeights, count_samples
 
 PARTS = [(3, 4), (0, 2), (0, 0)]  # terms and samples: labels are ignored, no samples at all
 
@@ -39,6 +41,15 @@ def test_means_and_statistics_are_of_those_that_ran():
     assert [part.statistics for part in parts] == [0.5, 0.5, 0]
 
 
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_without_any_label_nothing_is_divided_by_zero(is_mean):
+    part = PartWeights(0, 2, True, 0, 4, 2, 0, is_mean=is_mean, exchanges=False)
+    assert part.in_server == part.gradients == part.means == 0
+    assert part.shown(TensorSpec("accuracy", np.dtype("float32"), ()), np.float32(3)) == 0
+    exchanging = replace(part, exchanges=True)
+    assert exchanging.gradients == 1
+
+
 def test_a_server_weighs_its_own_parts():
     part = PartWeights(1, 1, True, 8, 8, 8, 2, is_mean=True, exchanges=False)
     assert part.gradients == part.in_server == 0.5
@@ -58,3 +69,28 @@ def test_what_is_shown(name, is_mean, value, expected):
     spec = TensorSpec(name, np.dtype("float32"), ())
     found = [part.shown(spec, np.asarray(value)) for part in weights(is_mean=is_mean)]
     assert found == pytest.approx(expected)
+
+
+X = TensorSpec("x", np.dtype("float32"), ("N", 2))
+LABELS = TensorSpec("labels", np.dtype("int64"), ("N", "S"))
+IGNORING = replace(LABELS, classes=3, ignored=0)
+ROWS = {"x": np.zeros((2, 2)), "labels": np.array([[0, 0, 1], [1, 0, 2]])}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "feeds", "expected"),
+    [
+        ([X, LABELS], ROWS, (2, 2)),
+        ([X, IGNORING], ROWS, (2, 3)),
+        ([X, replace(IGNORING, shifted=True)], ROWS, (2, 2)),  # the first column is no label
+        ([X, replace(IGNORING, ignored=1, shifted=True)], ROWS, (2, 3)),
+        ([replace(IGNORING, shifted=True)], {"labels": np.array([1, 0, 2])}, (3, 2)),
+        ([replace(X, batch_axis=1)], {"x": np.zeros((2, 5))}, (5, 5)),
+        ([replace(X, batch_axis=None), IGNORING], {"x": np.zeros((4, 2))}, (1, 1)),
+        ([X], {"x": np.zeros(())}, (1, 1)),  # refused later
+        ([X, IGNORING], {k: v[:0] for k, v in ROWS.items()}, (0, 0)),
+        ([X, IGNORING], {}, (0, 0)),
+    ],
+)
+def test_samples_and_terms_are_counted(inputs, feeds, expected):
+    assert count_samples(inputs, feeds) == expected

@@ -9,10 +9,12 @@ import pytest
 import ortboost as ob
 from ortboost.cli import main
 from ortboost.core.errors import ConfigError, FileError, ModelError, UsageError
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.own_loss import class_inputs
 from tests.support import (
     ENGINES,
     assert_same_bits,
@@ -101,9 +103,23 @@ def test_weights_of_the_classes_are_constants(write, tmp_path):
     assert stepper(program).step(batch, RATE).loss != stepper(plain).step(batch, RATE).loss
 
 
-def test_labels_are_held_to_the_classes(write):
+CROSS_7 = """SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"l = {CROSS_7}(scores, target)",
+        "p = LogSoftmax(scores) "
+        'l = NegativeLogLikelihoodLoss<reduction = "mean", ignore_index = -7>(p, target)',
+        f"a = Identity(target) t = Cast<to = 6>(a) l = {CROSS_7}(scores, t)",
+        "o = Constant<value_ints = [1]>() z = Constant<value_ints = [0]>() "
+        "f = Constant<value_ints = [-1]>() u = Unsqueeze(target, o) t = Transpose(u) "
+        f"s = Squeeze(t, z) r = Reshape(s, f) l = {CROSS_7}(scores, r)",
+    ],
+)
+def test_labels_are_held_to_the_classes(write, body):
     """A runtime would read out of bounds."""
-    body = """l = SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>(scores, target)"""
     program, _, _ = trained(LossConfig(write(body)), "portable", 0)
     (spec,) = [spec for spec in program.catalogue.batch if spec.name == "labels"]
     assert (spec.classes, spec.ignored, spec.shape) == (3, -7, ("batch",))
@@ -111,6 +127,33 @@ def test_labels_are_held_to_the_classes(write):
     training.step({"x": x, "labels": np.array([2, -7])}, RATE)
     with pytest.raises(UsageError, match="The label 3 is not a class"):
         training.step({"x": x, "labels": np.array([2, 3])}, RATE)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "body", "found"),
+    [
+        ("N,5", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {"y": (5, None)}),
+        ("N,5,7", "N,7", "l = NegativeLogLikelihoodLoss<ignore_index = 3>(s, y)", {"y": (5, 3)}),
+        (
+            "N,5",
+            "N",
+            "t = Slice(s, z, f, o) a = SoftmaxCrossEntropyLoss(t, y) "
+            "b = SoftmaxCrossEntropyLoss(s, y) l = Add(a, b)",
+            {"y": (4, None)},  # what both accept
+        ),
+        ("N,C", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {}),
+        ("N,5", "N", "u = Add(y, o) l = SoftmaxCrossEntropyLoss(s, u)", {}),
+        ("N,5", "N", "l = ReduceMean<keepdims = 0>(s)", {}),
+    ],
+)
+def test_inputs_that_are_class_indices(scores, labels, body, found):
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[{scores}] s, int64[{labels}] y) => (float l)
+        <int64[1] z = {{0}}, int64[1] o = {{1}}, int64[1] f = {{4}}> {{ {body} }}"""
+    )
+    infer_shapes(model)
+    assert class_inputs(model) == found
 
 
 def test_the_program_does_not_need_the_file_any_more(write, tmp_path, capsys):

@@ -110,7 +110,6 @@ def quantize_int8(
         "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
     )
     report.notes.append(_portability(model, config))
-    infer_shapes(model)
     return report
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortboost.core.report import Report
 from ortboost.graph.shape_inference import infer_shapes
@@ -21,6 +22,12 @@ def model_of(body: str, inputs: str, outputs: str, *, opset: int = 18, **stored)
     text = f"{HEAD.format(opset=opset)} net ({inputs}) => ({outputs}) {{ {body} }}"
     model = text_model(text, **stored)
     infer_shapes(model)
+    return model
+
+
+def lifted(model: ir.Model) -> ir.Model:
+    """Constants as initializers."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return model
 
 

@@ -13,8 +13,7 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.rewrites.merge_casts import merge_casts
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
-from ortboost.graph.static_shapes import static_shapes
-from tests.deploy.rewrites.support import assert_kept, check, model_of, ops
+from tests.deploy.rewrites.support import assert_kept, check, lifted, model_of, ops
 from tests.support import run, weights
 
 X = {"x": weights(2, 3, 4)}
@@ -161,72 +160,12 @@ def test_what_the_folding_stumbles_over_is_kept_and_the_rest_is_folded():
 
 # ---- shapes --------------------------------------------------------------------------------------
 
-HEADS = """
-s = Shape(x) i0 = Constant<value = int64 {0}>() i1 = Constant<value = int64 {1}>()
-n0 = Gather<axis = 0>(s, i0) s1 = Gather<axis = 0>(s, i1)
-ax = Constant<value = int64[1] {0}>()
-u0 = Unsqueeze(n0, ax) u1 = Unsqueeze(s1, ax)
-h = Constant<value = int64[2] {2, 4}>()
-t = Concat<axis = 0>(u0, u1, h)
-[r] y = Reshape(x, t)
-"""
-
-
-def lifted(model):
-    """Constants as initializers."""
-    from onnx_ir.passes import common
-
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    return model
-
-
-def test_a_computed_shape_becomes_a_constant():
-    model = lifted(model_of(HEADS, "float[n,s,8] x", "float[a,b,2,4] y"))
-    report = check(static_shapes, model, {"x": weights(2, 3, 8)}, {"x": weights(1, 7, 8)})
-    assert report.changed == {"r": "shape [0, 0, 2, 4]"}
-    dead_code(model)
-    assert ops(model) == {"Reshape": 1}
-
-
-def test_a_shape_of_another_value_is_not_copied():
-    body = HEADS.replace("s = Shape(x)", "s = Shape(z)")
-    model = lifted(model_of(body, "float[n,s,8] x, float[m,k,8] z", "float[a,b,2,4] y"))
-    check(static_shapes, model, {"x": weights(2, 3, 8), "z": weights(3, 2, 8)})
-    dead_code(model)
-    # Two unknown lengths: both are read by one node.
-    assert ops(model) == {"Shape": 1, "Concat": 1, "Reshape": 1}
-
-
-def test_rows_are_followed_through_reshape_and_gemm():
-    """What the end of a recurrent network is exported as; inference gives the rows a new name."""
-    body = """
-    rows = Constant<value = int64[2] {-1, 8}>() flat = Reshape(x, rows) g = Gemm(flat, w)
-    s = Shape<start = 0, end = 1>(x) t = Concat<axis = 0>(s, one, rest) [r] y = Reshape(g, t)
-    """
-    model = lifted(
-        model_of(
-            body,
-            "float[n,1,8] x, float[8,3] w, int64[1] one, int64[1] rest",
-            "float[a,b,c] y",
-            w=weights(8, 3),
-            one=np.array([1]),
-            rest=np.array([-1]),
-        )
-    )
-    report = check(static_shapes, model, {"x": weights(2, 1, 8)}, {"x": weights(5, 1, 8)})
-    assert report.changed == {"r": "shape [0, 1, -1]"}
-    dead_code(model)
-    assert ops(model) == {"Reshape": 2, "Gemm": 1}
-
-
 EMPTY = {"x": np.zeros((0, 3, 4), np.float32)}
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "s = Shape<end = 1>(x) t = Shape<start = 1, end = 2>(x) u = Shape<start = 2>(x)"
-        " p = Mul(t, u) q = Concat<axis = 0>(s, p) y = Reshape(x, q)",
         "f = Flatten(x) g = Unsqueeze(f, one) y = Flatten(g)",
         "f = Flatten(x) y = Reshape(f, two)",
     ],
@@ -235,9 +174,8 @@ def test_an_empty_batch_is_still_accepted(body):
     """0 and -1 in one shape are not defined for it."""
     types = "float[n,a,b] x, int64[1] one, int64[2] two"
     stored = {"one": np.array([1]), "two": np.array([-1, 2])}
-    for rewrite in (static_shapes, merge_views):
-        model = model_of(body, types, "float[k,l] y", **stored)
-        check(rewrite, model, {"x": weights(2, 3, 4)}, EMPTY)
+    model = model_of(body, types, "float[k,l] y", **stored)
+    check(merge_views, model, {"x": weights(2, 3, 4)}, EMPTY)
 
 
 def test_a_remainder_of_the_model_itself_is_kept():
@@ -250,49 +188,6 @@ def test_a_remainder_of_the_model_itself_is_kept():
     )
     check(merge_views, model, {"x": weights(2, 1, 3, 4)})
     assert ops(model) == {"Reshape": 1, "Relu": 1}
-
-
-def test_zero_in_a_shape_keeps_its_meaning():
-    body = """s = Shape(z) t = Concat<axis = 0>(zero, s) [r] y = Reshape(x, t)"""
-    model = model_of(
-        body, "float[n,8] x, float[2,4] z, int64[1] zero", "float[a,b,c] y", zero=np.array([0])
-    )
-    report = check(static_shapes, model, {"x": weights(3, 8), "z": weights(2, 4)})
-    assert "[0, 2, 4]" in next(iter(report.changed.values()))
-
-
-def test_a_literal_zero_is_left_alone():
-    body = """s = Shape<start = 0, end = 1>(z) t = Concat<axis = 0>(s, zero)
-        [r] y = Reshape<allowzero = 1>(x, t)"""
-    model = model_of(
-        body, "float[0,8] x, float[k,4] z, int64[1] zero", "float[a,b] y", zero=np.array([0])
-    )
-    static_shapes(model)
-    assert run(model, {"x": weights(0, 8), "z": weights(3, 4)})["y"].shape == (3, 0)
-
-
-def test_the_expansion_of_a_token():
-    """What torch.expand(batch, -1, -1) is exported as."""
-    body = """
-    s = Shape<start = 0, end = 1>(x) m = Constant<value = int64[1] {-1}>()
-    t = Concat<axis = 0>(s, m, m) ones = Constant<value = int64[3] {1, 1, 1}>()
-    neg = Constant<value = int64[3] {-1, -1, -1}>() e = Equal(t, neg)
-    w = Where(e, ones, t) [e1] k = Expand(token, w) y = Concat<axis = 1>(k, x)
-    """
-    model = lifted(
-        model_of(
-            body, "float[n,3,4] x, float[1,1,4] token", "float[n,4,4] y", token=weights(1, 1, 4)
-        )
-    )
-    report = check(static_shapes, model, X, OTHER)
-    assert report.changed == {"e1": "shape computed with fewer nodes"}
-    dead_code(model)
-    assert ops(model) == {"Shape": 1, "Concat": 2, "Expand": 1}
-
-
-def test_a_shape_that_depends_on_data_is_kept():
-    model = model_of("[r] y = Reshape(x, t)", "float[n,8] x, int64[2] t", "float[a,b] y")
-    assert static_shapes(model).kept == {"r": "its shape depends on more than shapes"}
 
 
 # ---- nodes that do nothing -----------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fuse_pad import fuse_pad
 from ortboost.deploy.rewrites.merge_neighbours import merge_neighbours
 from ortboost.deploy.rewrites.merge_views import merge_views
-from ortboost.graph.static_shapes import static_shapes
 from tests.deploy.rewrites.support import check, model_of, ops
 from tests.support import weights
 
@@ -203,15 +202,6 @@ def test_a_transpose_of_ones_is_a_view():
     )  # fmt: skip
     check(merge_views, model, {"x": weights(3, 1, 6, 4)})
     assert ops(model) == {"Reshape": 1}
-
-
-def test_a_length_that_is_known_is_stored_whatever_reads_it():
-    model = net(
-        "s = Shape(x) l = Gather(s, i) f = Cast<to = 1>(l) h = Div(f, c) y = Mul(x, h)",
-        i=np.array(1), c=np.float32(2),
-    )  # fmt: skip
-    check(lambda m: (static_shapes(m), dead_code(m))[0], model, X, OTHER)
-    assert ops(model) == {"Cast": 1, "Div": 1, "Mul": 1}
 
 
 def test_equal_nodes_of_a_branch_are_one_and_its_stored_tensors_go():

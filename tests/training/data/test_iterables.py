@@ -151,3 +151,8 @@ def test_a_first_batch_with_nan_is_refused():
     with pytest.raises(UsageError, match="'x' has NaN") as caught:
         IterableSource([(x, np.zeros(2))], SPECS, what="validation data").look()
     assert caught.value.where == "validation data: batch 0: 'x', first in row 1"
+
+
+def test_the_fingerprint_is_the_same_for_ever():
+    """A change breaks the resuming of old runs."""
+    assert IterableSource(ROWS, SPECS).fingerprint() == {"iterable": 3, "inputs": ["x", "labels"]}

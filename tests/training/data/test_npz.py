@@ -75,6 +75,27 @@ def test_round_trip(tmp_path_factory, array, compress):
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
 
 
+@pytest.mark.parametrize(("version", "mapped"), [((1, 0), True), ((2, 0), True), ((3, 0), False)])
+def test_every_version_of_the_header_is_read(tmp_path, version, mapped):
+    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        path = tmp_path / "a.npz"
+        with zipfile.ZipFile(path, "w", kind) as archive, archive.open("x.npy", "w") as stream:
+            np.lib.format.write_array(stream, ARRAYS["x"], version=version)
+        loaded = load_npz(path)["x"]
+        assert isinstance(loaded, np.memmap) == (mapped and kind == zipfile.ZIP_STORED)
+        np.testing.assert_array_equal(loaded, ARRAYS["x"])
+
+
+def test_what_has_to_be_unpacked_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTBOOST_LIMITS", "tensor_bytes=1000")
+    np.savez(tmp_path / "stored.npz", x=np.zeros(1000))
+    assert load_npz(tmp_path / "stored.npz")["x"].shape == (1000,)
+    np.savez_compressed(tmp_path / "packed.npz", x=np.zeros(1000))
+    with pytest.raises(FileError, match="A compressed array has 8,128 bytes") as caught:
+        load_npz(tmp_path / "packed.npz")
+    assert "key 'x'" in caught.value.where
+
+
 def test_objects_are_never_unpickled(tmp_path):
     class Trap:
         def __reduce__(self):

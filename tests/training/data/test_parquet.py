@@ -12,9 +12,7 @@ import pytest
 
 from ortboost.core.errors import DependencyError, FileError
 from ortboost.training.data import ArraySource, load_arrays, open_source, parquet
-from ortboost.training.data.lazy import Blocks
 from ortboost.training.data.prefetch import work_ahead
-from ortboost.training.data.sources import window_order
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_same_bits, assert_three_lines
 
@@ -120,9 +118,12 @@ def test_a_part_can_be_held_out(windows):
     assert labels(rest.epoch(1)) != one
 
 
-def test_window_order_with_empty_blocks():
-    order = window_order(Blocks(np.array([0, 0, 4, 4]), 2), 6, seed=0, epoch=0)
-    assert sorted(order.tolist()) == list(range(6))
+@pytest.mark.parametrize(("size", "groups"), [(1, 1), (159, 1), (160, 1), (319, 1), (320, 2)])
+def test_a_window_has_its_size_in_bytes_and_at_least_a_row_group(
+    tmp_path, monkeypatch, size, groups
+):
+    monkeypatch.setattr(parquet, "WINDOW", size)
+    assert parquet.ParquetTable([write(tmp_path / "d.parquet")]).blocks.window == groups
 
 
 def test_a_folder_of_files_is_one_table(tmp_path):

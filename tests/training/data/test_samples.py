@@ -30,6 +30,8 @@ class Samples:
         return N
 
     def __getitem__(self, index):
+        if index >= len(self):
+            raise IndexError(index)
         self.asked.append(index)
         return self._make(index)
 
@@ -73,6 +75,15 @@ def test_processes_share_a_batch():
     assert [batch_length(batch) for batch in parts[0]] == [4, 4, 3]
     assert parts[0][2]["x"].shape == (0, 3)
     assert data[3].asked == [3, 7, 10], "a process reads only its own samples"
+
+
+def test_a_process_without_a_sample_has_one_to_take_the_shapes_from():
+    class One(Samples):
+        def __len__(self):
+            return 1
+
+    parts = [list(source(One(), part=(rank, 2)).epoch(0)) for rank in range(2)]
+    assert [[batch["x"].shape for batch in part] for part in parts] == [[(0, 3)], [(1, 3)]]
 
 
 def test_keys_with_other_names_are_mapped():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data import ArraySource, epoch_order, sources
+from ortboost.training.data import ArraySource, batch_length, epoch_order, sources
+from ortboost.training.data.batches import Part
+from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
+from ortboost.training.data.sources import window_order
 from ortboost.training.protocols import InputSpec
 
 SPECS = [
@@ -54,6 +59,20 @@ def test_arrays_stay_together():
         np.testing.assert_array_equal(batch["x"][:, 0], 2 * batch["labels"])
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_processes_read_their_parts_of_each_batch(processes):
+    whole = list(ArraySource(arrays(10), 4, shuffle=True, seed=1).epoch(0))
+    parts = [
+        list(ArraySource(arrays(10), 4, shuffle=True, seed=1, part=(r, processes)).epoch(0))
+        for r in range(processes)
+    ]
+    for batch, *own in zip(whole, *parts, strict=True):
+        joined = np.concatenate([part["labels"] for part in own])
+        assert sorted(joined) == sorted(batch["labels"])
+        assert [isinstance(part, Part) for part in own] == [processes > 1] * processes
+        assert [batch_length(part) for part in own] == [len(joined)] * processes
+
+
 def test_the_order_depends_on_seed_and_epoch_alone():
     assert epoch_order(50, 1, 2).tolist() == epoch_order(50, 1, 2).tolist()
     orders = {tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
@@ -63,9 +82,28 @@ def test_the_order_depends_on_seed_and_epoch_alone():
 def test_the_order_is_the_same_for_ever():
     # Philox's raw stream is frozen by NEP 19; a change here breaks the resuming of old runs.
     assert epoch_order(8, 1, 2).tolist() == PINNED
+    blocks = Blocks(np.array([0, 3, 3, 5]), 2)
+    assert window_order(blocks, 8, seed=1, epoch=2).tolist() == PINNED_WINDOWS
+    _, held_out = ArraySource({"x": np.arange(40)}, 5, seed=3).split(0.125)
+    assert next(held_out.epoch(0))["x"].tolist() == PINNED_SPLIT
 
 
 PINNED = [7, 1, 3, 0, 4, 2, 6, 5]
+PINNED_WINDOWS = [5, 6, 7, 3, 0, 4, 2, 1]
+PINNED_SPLIT = [6, 19, 31, 35, 39]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 5), st.integers(0, 9))
+def test_a_window_is_read_whole_before_the_next(sizes, window, seed):
+    ends = np.cumsum(sizes)
+    order = window_order(Blocks(ends - sizes, window), int(ends[-1]), seed, 0).tolist()
+    assert sorted(order) == list(range(ends[-1]))
+    blocks = np.searchsorted(ends, order, side="right").tolist()
+    while blocks:
+        chosen = list(dict.fromkeys(blocks))[:window]
+        length = sum(sizes[block] for block in chosen)
+        assert set(blocks[:length]) == set(chosen)
+        blocks = blocks[length:]
 
 
 def test_skipped_batches_are_not_read():
@@ -133,6 +171,52 @@ def test_fingerprint_sees_samples_in_the_middle(whole, monkeypatch):
         changed[row, 2] += 1
         seen += ArraySource({"x": changed}, 2).fingerprint() != base
     assert seen == 998 if whole else 100 < seen < 130
+
+
+def test_the_fingerprint_is_the_same_for_ever(monkeypatch):
+    """A change breaks the resuming of old runs."""
+    source = ArraySource({"x": np.arange(4000, dtype=np.float32).reshape(1000, 4)}, 2)
+    monkeypatch.setattr(sources, "_WHOLE", 100)
+    monkeypatch.setattr(sources, "_SAMPLED", 2000)
+    assert source.fingerprint()["arrays"]["x"] == PINNED_CONTENT
+
+
+PINNED_CONTENT = {
+    "shape": [1000, 4],
+    "dtype": "<f4",
+    "crc": 1366757359,
+    "content": 3654697288,
+}
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_blocks_are_read_one_after_the_other_also_of_a_split(share):
+    class Blocked(LazyArray):
+        blocks = Blocks(np.array([0, 10, 20, 30]), 1)
+
+        def read(self, rows):
+            return np.asarray(rows)
+
+    source = ArraySource({"x": as_array_like(Blocked((40,), np.dtype(np.int64)))}, 4, shuffle=True)
+    source = source if share is None else source.split(share)[0]
+    order = np.concatenate([batch["x"] for batch in source.epoch(0)]).tolist()
+    seen = [block for block, _ in itertools.groupby(order, lambda row: row // 10)]
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert order != sorted(order)
+
+
+def test_threads_are_for_samples_that_are_decoded(monkeypatch):
+    class Slow(LazyArray):
+        decodes = True
+
+        def read(self, rows):
+            return np.zeros((len(rows), 2), np.float32)
+
+    assert ArraySource(arrays(4), 2).threads == 1
+    for cores, threads in ((3, 3), (99, 8), (None, 1)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        slow = as_array_like(Slow((4, 2), np.dtype(np.float32)))
+        assert ArraySource({"x": slow}, 2).threads == threads
 
 
 def test_fingerprint_sees_what_matters():

@@ -8,6 +8,7 @@ import pytest
 from ortboost.core.errors import FileError
 from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import bind_arrays, load_arrays, load_csv, load_npy, open_source
+from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
 
@@ -40,6 +41,16 @@ def test_columns_and_features(tmp_path, text, name):
     bound = bind_arrays(arrays, INPUTS, path="data.csv")
     assert bound["labels"].tolist() == [0, 2]
     assert bound["x"].tolist() == [[1, -2.5], [3, 40]]
+
+
+def test_a_table_in_memory_has_the_columns_of_its_frame():
+    class Frame(dict):
+        columns = property(list)
+
+    table = FrameTable(Frame({7: np.array([1, 255], np.uint8), "label": [0, 1]}))
+    assert (table.columns, table.where) == (["7", "label"], "data: Frame")
+    assert table.column("7").dtype == np.int16  # bytes would be pixels
+    assert table.column("7").tolist() == [1, 255]
 
 
 def test_a_table_of_labels_only_has_no_features(tmp_path):

@@ -61,6 +61,14 @@ def test_boxes_are_those_of_torchvision():
         assert list(crop_box(Given(numbers), width, height, least / 1000)) == box
 
 
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 3), (2, 1), (9, 2)])
+def test_boxes_of_small_images_are_inside_and_not_empty(width, height):
+    for sample in range(200):
+        left, top, right, bottom = crop_box(Draws(0, 0, sample), width, height, 0.01)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+
+
 @pytest.mark.parametrize(
     ("config", "draw", "place"),
     [
@@ -74,10 +82,21 @@ def test_colours_are_those_of_torchvision(config, draw, place):
     np.testing.assert_array_equal(np.asarray(found), GOLDEN["jitter"][place])
 
 
-def test_a_crop_at_a_random_place_has_zeros_around():
+@pytest.mark.parametrize(
+    ("draws", "size", "padding", "top", "left"),
+    [
+        ([0.0, 0.999], (4, 4), 2, 0, 5),
+        ([0.999, 0.0], (4, 4), 2, 4, 0),
+        ([0.999, 0.999], (3, 2), 3, 7, 9),
+        ([0.5, 0.5], (4, 5), 1, 1, 1),
+        ([0.999, 0.5], (1, 1), 0, 3, 2),
+    ],
+)
+def test_a_crop_at_a_random_place_has_zeros_around(draws, size, padding, top, left):
     data = pixels(1, (4, 5, 3))[0]
-    found = random_crop(Given([0.0, 0.999]), Image.fromarray(data), (4, 4), 2)
-    wanted = np.pad(data, [(2, 2), (2, 2), (0, 0)])[:4, 5:9]
+    found = random_crop(Given(draws), Image.fromarray(data), size, padding)
+    around = np.pad(data, [(padding, padding), (padding, padding), (0, 0)])
+    wanted = around[top : top + size[0], left : left + size[1]]
     np.testing.assert_array_equal(np.asarray(found), wanted)
 
 
