@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -205,11 +206,17 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     reached = model.opset_imports.get("")
     if reached != target:  # the converter gives up half-way without an error
         newer = _unknown_operators(model, target)
+        foreign = [op for op in newer if find_schema(op, onnx.defs.onnx_opset_version()) is None]
+        about = f": added later: {', '.join(newer)}" if newer else ""
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}: the result has opset "
             f"{reached}.",
-            where=source_name(model) + (f": added later: {', '.join(newer)}" if newer else ""),
-            fix=fix,
+            where=source_name(model)
+            + (f": not operators of ONNX: {', '.join(foreign)}" if foreign else about),
+            fix="Convert the file as it was exported, before onnxruntime's optimizer or another "
+            "tool put in its own operators."
+            if foreign
+            else fix,
         )
     for node in model.graph.all_nodes():
         if node.outputs:
