@@ -65,3 +65,10 @@ def test_accuracy_needs_classes():
     assert "accuracy" in [value.name for value in step.model.graph.outputs]
     with pytest.raises(ConfigError, match="requires softmax cross entropy"):
         graphs(metrics=("accuracy",), loss=LossConfig("mse"))
+
+
+@pytest.mark.parametrize(("sparse", "classes", "rank"), [(True, 3, 1), (False, None, 2)])
+def test_only_class_indices_are_held_to_the_classes(sparse, classes, rank):
+    (step,) = graphs(loss=LossConfig(sparse=sparse))
+    (labels,) = (spec for spec in step.catalogue.batch if spec.name == "labels")
+    assert (labels.classes, len(labels.shape), labels.class_axis) == (classes, rank, 1)
