@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import get_engine
@@ -25,7 +27,13 @@ def graphs(*boosts, **fields):
     config = ProgramConfig(boosts=(LossScale(NO_SCALE), *boosts), **fields)
     engine = get_engine("portable")
     forward = prepare_forward(read_network(small_convnet(), config, engine), config)
-    return build_graphs(lower_forward(forward, config, engine))
+    found = build_graphs(lower_forward(forward, config, engine))
+    for graph in found:
+        onnx.checker.check_model(ir.to_proto(graph.model), full_check=True)
+        if graph.name.startswith(("step", "flush")):  # nothing is computed for nobody
+            made = [node.outputs for node in graph.model.graph]
+            assert all(any(v.uses() or v.is_graph_output() for v in outputs) for outputs in made)
+    return found
 
 
 @pytest.mark.parametrize(
