@@ -27,6 +27,8 @@ ELSEWHERE = {
     "ortboost/cli/parse.py": ["tests/cli/test_parse_scale.py"],
     "ortboost/boosts/loss_scale.py": ["tests/program/test_step.py"],
     "ortboost/optimizers/base.py": ["tests/optimizers/test_golden.py"],
+    "ortboost/training/data/csv_file.py": ["tests/training/data/test_tables.py"],
+    "ortboost/training/data/npy.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
     f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],

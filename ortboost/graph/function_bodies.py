@@ -42,7 +42,7 @@ def expand_by_definition(site: Site) -> list[ir.Value | None]:
     computed = {name for inner in proto.node for name in inner.output}
     del proto.output[:]
     proto.output.extend(name for name in names if name in computed)
-    body = ir.serde.deserialize_function(proto)
+    body, defaults = ir.serde.deserialize_function(proto), _defaults(site)
     values: dict[int, ir.Value | None] = {
         id(inner): input_at(node, place) for place, inner in enumerate(body.inputs)
     }
@@ -57,8 +57,8 @@ def expand_by_definition(site: Site) -> list[ir.Value | None]:
             elif attribute.ref_attr_name in node.attributes:
                 given = node.attributes[attribute.ref_attr_name or ""]
                 attributes[name] = ir.Attr(name, given.type, given.value)
-            elif attribute.ref_attr_name in body.attributes:
-                default = body.attributes[attribute.ref_attr_name or ""]
+            elif attribute.ref_attr_name in defaults:
+                default = defaults[attribute.ref_attr_name or ""]
                 attributes[name] = ir.Attr(name, default.type, default.value)
         inputs = [None if value is None else values.get(id(value)) for value in inner.inputs]
         if inner.op_type == "Identity":  # would hide a constant length
@@ -72,6 +72,15 @@ def expand_by_definition(site: Site) -> list[ir.Value | None]:
             values[id(old)] = new
     found = {output.name: values[id(output)] for output in body.outputs}
     return [found.get(name) for name in names]
+
+
+def _defaults(site: Site) -> dict[str, ir.Attr]:
+    """The attributes of the operator that have a default; its function body does not list them."""
+    schema = onnx.defs.get_schema(site.node.op_type, site.opset)
+    given = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    return {
+        name: ir.serde.deserialize_attribute(value) for name, value in given.items() if value.type
+    }
 
 
 def _body(site: Site) -> onnx.FunctionProto:

@@ -54,6 +54,9 @@ def test_reserved_names_are_left_to_the_step():
     model = text_model(text.format(x="x", h='"ortboost/h"'), w=weights(3, 2))
     network = read(model)
     assert [node.outputs[0].name for node in network.model.graph] == ["model/ortboost/h", "y"]
+    stored = text.replace(" w)", ' "ortboost/w")').replace(", w)", ', "ortboost/w")')
+    network = read(text_model(stored.format(x="x", h="h"), **{"ortboost/w": weights(3, 2)}))
+    assert list(network.model.graph.initializers) == ["model/ortboost/w"]
     with pytest.raises(ModelError, match="reserved") as refused:
         read(text_model(text.format(x='"ortboost/x"', h="h"), w=weights(3, 2)))
     assert_three_lines(refused.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import get_engine
@@ -25,7 +27,13 @@ def graphs(*boosts, **fields):
     config = ProgramConfig(boosts=(LossScale(NO_SCALE), *boosts), **fields)
     engine = get_engine("portable")
     forward = prepare_forward(read_network(small_convnet(), config, engine), config)
-    return build_graphs(lower_forward(forward, config, engine))
+    found = build_graphs(lower_forward(forward, config, engine))
+    for graph in found:
+        onnx.checker.check_model(ir.to_proto(graph.model), full_check=True)
+        if graph.name.startswith(("step", "flush")):  # nothing is computed for nobody
+            made = [node.outputs for node in graph.model.graph]
+            assert all(any(v.uses() or v.is_graph_output() for v in outputs) for outputs in made)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -65,3 +73,10 @@ def test_accuracy_needs_classes():
     assert "accuracy" in [value.name for value in step.model.graph.outputs]
     with pytest.raises(ConfigError, match="requires softmax cross entropy"):
         graphs(metrics=("accuracy",), loss=LossConfig("mse"))
+
+
+@pytest.mark.parametrize(("sparse", "classes", "rank"), [(True, 3, 1), (False, None, 2)])
+def test_only_class_indices_are_held_to_the_classes(sparse, classes, rank):
+    (step,) = graphs(loss=LossConfig(sparse=sparse))
+    (labels,) = (spec for spec in step.catalogue.batch if spec.name == "labels")
+    assert (labels.classes, len(labels.shape), labels.class_axis) == (classes, rank, 1)

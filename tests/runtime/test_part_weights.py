@@ -53,6 +53,7 @@ def test_without_any_label_nothing_is_divided_by_zero(is_mean):
 def test_a_server_weighs_its_own_parts():
     part = PartWeights(1, 1, True, 8, 8, 8, 2, is_mean=True, exchanges=False)
     assert part.gradients == part.in_server == 0.5
+    assert replace(part, is_mean=False).gradients == 1  # a sum
     assert part.means == 0.125
 
 

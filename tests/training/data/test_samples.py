@@ -77,6 +77,11 @@ def test_processes_share_a_batch():
     assert data[3].asked == [3, 7, 10], "a process reads only its own samples"
 
 
+def test_a_sample_may_be_one_array():
+    found = open_source(Samples(lambda i: X[i]), SPECS[:1], "train", 4, None)
+    np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in found.epoch(0)]), X)
+
+
 def test_a_process_without_a_sample_has_one_to_take_the_shapes_from():
     class One(Samples):
         def __len__(self):
