@@ -163,6 +163,17 @@ def test_a_name_of_the_user_is_no_claim(text, feeds):
     assert_gradients(model, ["x", "w"], arrays, engine="portable")
 
 
+def test_a_rest_that_is_no_whole_multiple_has_no_name():
+    """6·n elements in rows of 4: some lengths fit, and the model may be run with these alone."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,6] x) => (y) <int64[2] rows = {-1, 4}> { y = Reshape(x, rows) }"""
+    )
+    infer_shapes(model)
+    name_lengths(model)
+    assert str(known_shape(model.graph.outputs[0])[0]).startswith("unk__")
+
+
 def test_a_range_to_a_negative_number_is_empty():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]> net (float[5] x) => (y)
