@@ -37,15 +37,15 @@ def read_weights(layer: ir.Node) -> tuple[Array, Array]:
             raise Refusal(f"'{value.name}' is computed, not stored")
         if len(value.uses()) > 1 or value.is_graph_output():
             raise Refusal(f"'{value.name}' is shared with another node")
-    weight, stored = constant(layer.inputs[1]), constant(input_at(layer, 2))
+    shift = input_at(layer, 2)
+    weight, stored = constant(layer.inputs[1]), constant(shift)
     assert weight is not None
     groups, _, per_group, _ = _by_channel(layer, weight.shape)
     bias = np.zeros(groups * per_group)
-    if stored is not None:
+    if shift is not None and stored is not None:
         if stored.size != 1 and (stored.size != bias.size or stored.shape[-1] != bias.size):
             raise Refusal(  # a Gemm may have one; of a Conv it is a bug that runtimes accept
-                f"'{layer.inputs[2].name}' has shape {list(stored.shape)}, "  # type: ignore[union-attr]
-                "not one value per channel"
+                f"'{shift.name}' has shape {list(stored.shape)}, not one value per channel"
             )
         bias += stored.astype(np.float64).reshape(-1) * layer.attributes.get_float("beta", 1.0)
     return weight.astype(np.float64), bias
