@@ -18,7 +18,7 @@ from ortboost.runtime.state import DeviceState
 
 __all__ = ["CompiledGraph"]
 
-_LARGE_STATE = 16 * 2**20  # bytes; from here on memory matters more than a few microseconds
+_LARGE_STATE = 2**20  # bytes; from here on memory matters more than a few microseconds
 
 
 class CompiledGraph:
@@ -68,6 +68,7 @@ class CompiledGraph:
             device=device,
             threads=threads,
             memory_pattern=state.nbytes < _LARGE_STATE,
+            buffer_reuse=False,
             file_order=state.nbytes >= _LARGE_STATE,
         )
         self._read = [entry.name for entry in catalogue.state]

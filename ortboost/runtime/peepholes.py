@@ -10,6 +10,7 @@ CPU provider has faster forms of some of them, each a rewrite in :mod:`ortboost.
 * the gradient of a depthwise weight as one convolution in that layout;
 * the gradient of a global mean expanded to its positions by a product with ones;
 * weight gradients as products without a transposed operand;
+* weight gradients of convolutions over large images, one image after the other;
 * scalars with as many dimensions as the tensors that they are combined with;
 * chains of elementwise operators over large tensors in chunks, so that intermediate values stay in
   the cache.
@@ -40,6 +41,7 @@ from ortboost.runtime.cpu.late_unscaling import late_unscaling
 from ortboost.runtime.cpu.masks import steep_masks
 from ortboost.runtime.cpu.products import plain_products
 from ortboost.runtime.cpu.scalars import full_rank_scalars
+from ortboost.runtime.cpu.weight_gradients import weight_gradients
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import kernels_of
 from ortboost.runtime.session import runtime
@@ -79,6 +81,7 @@ def for_device(
     found = emulated_for(model, device)
     changed = model.clone() if found is model else found
     done = [rewrite(changed) for rewrite in _CPU]  # a list: all of them run
+    done.append(weight_gradients(changed, threads))
     # Last: the nodes of a chain disappear into a Scan, where no other rewrite would find them.
     done.append(chunked_chains(changed, states, threads))
     if not any(done):

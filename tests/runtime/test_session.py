@@ -299,14 +299,28 @@ def test_steps_with_a_large_state_run_in_that_order(limit, large, monkeypatch):
     opened = []
 
     def noted(model, **options):
-        opened.append((options["file_order"], options["memory_pattern"]))
+        opened.append((options["file_order"], options["memory_pattern"], options["buffer_reuse"]))
         return open_session(model, **options)
 
     monkeypatch.setattr(compiled_graph, "open_session", noted)
     monkeypatch.setattr(compiled_graph, "_LARGE_STATE", limit)
     program = build_program(small_mlp())
     Stepper(program, threads=1).step(batch_for(program), {"learning_rate": 0.1})
-    assert opened == [(large, not large)]
+    assert opened == [(large, not large, False)]
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_the_runtime_is_told_whether_to_keep_buffers(reuse, monkeypatch):
+    made = []
+
+    class Noted(onnxruntime.SessionOptions):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Noted)
+    open_session(ir.from_onnx_text(BACKWARD), device="cpu", buffer_reuse=reuse)
+    assert [options.enable_mem_reuse for options in made] == [reuse]
 
 
 def test_an_operator_without_a_kernel_is_named():

@@ -47,19 +47,21 @@ def conv(b: Backward) -> Gradients:
     # The bias needs g itself, so absorbing a would not save its product.
     parts = absorbed(b, g) if not b.needs_gradient(2) and _worth_absorbing(g, w) else None
     if parts is None:
-        if b.needs_gradient(0):
-            grads[0] = _image_gradient(b, g, w, x, window, groups)
+        # The weight first: the gradient of the image is then not yet in memory, and the image no
+        # longer needed when it is computed.
         if b.needs_gradient(1):
             grads[1] = weight_gradient(b, x, g, w, window, groups)
+        if b.needs_gradient(0):
+            grads[0] = _image_gradient(b, g, w, x, window, groups)
         return grads
     bare, factor = parts
     each = b.op("Unsqueeze", factor, b.ints(*range(1, 2 + window.spatial)))  # [M, 1, 1...]
-    if b.needs_gradient(0):
-        scaled = b.op("Mul", w, each, shape=w.shape)
-        grads[0] = _image_gradient(b, bare, scaled, x, window, groups)
     if b.needs_gradient(1):
         raw = weight_gradient(b, x, bare, w, window, groups)
         grads[1] = b.op("Mul", raw, each, shape=w.shape)
+    if b.needs_gradient(0):
+        scaled = b.op("Mul", w, each, shape=w.shape)
+        grads[0] = _image_gradient(b, bare, scaled, x, window, groups)
     return grads
 
 
