@@ -248,6 +248,26 @@ def test_the_factor_of_a_normalization_goes_into_the_weight(side):
         assert slope == pytest.approx((ahead - behind) / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "op"),
+    [
+        (16, 64, "Conv"),
+        (8, 8, "Conv"),
+        (64, 16, "Conv"),
+        (65, 16, "ConvTranspose"),
+        (16, 15, "ConvTranspose"),
+    ],
+)
+def test_the_faster_form_of_the_gradient_of_an_image(outputs, inputs, op):
+    model = graph(
+        f"""g (float[2,{inputs},5,4] x, float[{outputs},{inputs},3,2] w) => (float loss) {{
+        y = Conv<pads = [1, 1, 1, 0]>(x, w) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }}"""
+    )
+    work = differentiate(model, "loss", ["x"], "portable")
+    assert [node.op_type for node in work.graph if node.op_type.startswith("Conv")] == ["Conv", op]
+    assert_gradients(model, ["x"], random_feeds(model), engine="portable", tolerance=5e-3)
+
+
 def test_only_what_is_wanted_is_computed():
     case = plain((2, 3, 5, 5), (4, 3, 3, 3))
     model, _ = make(case)
