@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.data import Data
 from ortboost.core.arguments import checked
+from ortboost.core.cores import available_cores
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bench import bench_files
 from ortboost.deploy.bench_feeds import Bind
@@ -101,12 +102,11 @@ def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str
 
 def machine() -> dict[str, Any]:
     """The environment of a measurement: runtime, Python, processor, usable cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "onnxruntime": runtime().__version__,
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
-        "cores": cores,
+        "cores": available_cores(),
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ortboost.core.cores import available_cores
 from ortboost.core.errors import FileError
 from ortboost.runtime.process_group import ProcessGroup, in_torchrun, require_torch
 from ortboost.runtime.shared_step import SharedStep
@@ -70,7 +71,7 @@ def own_threads(group: ProcessGroup | None, threads: int | None) -> int | None:
     """Threads of this process: if not given, its share of the cores of the machine."""
     if group is None or threads is not None:
         return threads
-    return max(1, len(os.sched_getaffinity(0)) // group.local_size)
+    return max(1, available_cores() // group.local_size)
 
 
 def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> list[str]:

@@ -27,12 +27,12 @@ memory.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.core.cores import available_cores
 from ortboost.graph.build import Builder
 from ortboost.graph.query import static_shape, subgraphs
 from ortboost.runtime.cpu.chains import Chain, Lengths, elementwise_chains, recompute_inputs
@@ -60,7 +60,8 @@ def chunked_chains(
     Returns:
         Whether there was one.
     """
-    wished = _PART * (threads or _cores())  # the runtime divides each operator among its threads
+    # The runtime divides each operator among its threads.
+    wished = _PART * (threads or available_cores())
     builder = Builder(model.graph, "ortboost/chunks")
     changed = False
     for graph, owner in _graphs(model.graph):
@@ -95,10 +96,6 @@ class _Chunked:
 
 def _numbers(shape: Lengths) -> list[int]:
     return [length for length in shape if isinstance(length, int)]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _graphs(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node | None]]:

@@ -26,13 +26,13 @@ The memory for shifted copies is that of one image.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.cores import available_cores
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, known_shape, producer_of
 
@@ -47,6 +47,7 @@ class _Taps:
 
     image: ir.Value  # [N, C, L...], before padding
     gradient: ir.Value  # [N, M, O...]
+    images: int | str | None  # N
     kernel: tuple[int, ...]
     begins: tuple[int, ...]  # padding
     sizes: tuple[int, ...]  # L...
@@ -65,16 +66,16 @@ def weight_gradients(model: ir.Model, threads: int | None = None) -> bool:
     Returns:
         Whether there was one.
     """
-    least = _POSITIONS * (threads or os.cpu_count() or 1)
-    batches = {value.shape[0] for value in model.graph.inputs if value.shape}
+    least = _POSITIONS * (threads or available_cores())
+    batches = {(known_shape(value) or (None,))[0] for value in model.graph.inputs} - {None}
     found = [
         (node, taps)
         for node in model.graph
         if node.op_type in ("Concat", "ReduceSum")
         and (taps := _match(node)) is not None
         and math.prod(taps.windows) >= least
-        # The runtime refuses a Scan over nothing; the batch of a step is never empty.
-        and (taps.gradient.shape or [0])[0] in batches
+        # The batch is never empty; the runtime refuses a Scan over nothing.
+        and (taps.images in batches or isinstance(taps.images, int))
     ]
     builder = Builder(model.graph, "ortboost/weights")
     for node, taps in found:
@@ -132,9 +133,7 @@ def _image(padded: ir.Value | None, last: ir.Node, gradient: ir.Value) -> _Taps 
     shape, windows = known_shape(image) or (), known_shape(gradient) or ()
     spatial, start = len(shape) - 2, constant(input_at(last, 1))
     same = len(windows) == len(shape) and _perm(turned) == [0, *range(2, len(shape)), 1]
-    if not same or start is None or start.size != spatial:
-        return None
-    if image.dtype != ir.DataType.FLOAT or gradient.dtype not in (None, ir.DataType.FLOAT):
+    if image.dtype != ir.DataType.FLOAT or not same or start is None or start.size != spatial:
         return None
     begins = _begins(pad, spatial)
     lengths = [d for d in (*shape[1:], *windows[1:]) if isinstance(d, int) and d > 0]
@@ -143,6 +142,7 @@ def _image(padded: ir.Value | None, last: ir.Node, gradient: ir.Value) -> _Taps 
     return _Taps(
         image=image,
         gradient=gradient,
+        images=windows[0],
         kernel=tuple(int(position) + 1 for position in start),
         begins=begins,
         sizes=tuple(lengths[1 : 1 + spatial]),
