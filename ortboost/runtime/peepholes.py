@@ -11,6 +11,7 @@ CPU provider has faster forms of some of them, each a rewrite in :mod:`ortboost.
 * the gradient of a global mean expanded to its positions by a product with ones;
 * weight gradients as products without a transposed operand;
 * weight gradients of convolutions over large images, one image after the other;
+* sums of products over the last axes as dot products;
 * scalars with as many dimensions as the tensors that they are combined with;
 * chains of elementwise operators over large tensors in chunks, so that intermediate values stay in
   the cache.
@@ -36,6 +37,7 @@ from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.chunks import chunked_chains
 from ortboost.runtime.cpu.depthwise import depthwise_gradients
+from ortboost.runtime.cpu.dot_products import dot_products
 from ortboost.runtime.cpu.expand import expand_by_products
 from ortboost.runtime.cpu.late_unscaling import late_unscaling
 from ortboost.runtime.cpu.masks import steep_masks
@@ -57,6 +59,7 @@ _CPU = (
     blocked_convolutions,
     depthwise_gradients,
     expand_by_products,
+    dot_products,
     plain_products,
     full_rank_scalars,
 )
