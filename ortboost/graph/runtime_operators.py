@@ -127,7 +127,9 @@ def _root_mean_square_norm(
 ) -> tuple[ir.Value, ir.Value]:
     last = [-1] if axis == -1 else list(range(site.axis(), site.rank()))
     wide = site.cast(x, ir.DataType.FLOAT) if site.dtype.itemsize < 4 else x
-    mean = site.op("ReduceMean", site.op("Mul", wide, wide), site.ints(*last), keepdims=1)
+    # With Pow, as torch exports it: mixed precision keeps that in float32, not a product.
+    square = site.op("Pow", wide, site.const(2.0, wide.dtype))
+    mean = site.op("ReduceMean", square, site.ints(*last), keepdims=1)
     added = site.op("Add", mean, site.const(site.number("epsilon", epsilon), wide.dtype))
     inverse = site.op("Reciprocal", site.op("Sqrt", added))
     return site.op("Mul", site.cast(site.op("Mul", wide, inverse)), scale), inverse
