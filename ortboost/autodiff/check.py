@@ -19,12 +19,17 @@ from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, reach
+from ortboost.graph.runtime_operators import write_out_runtime_operators
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
 _ORT = "com.microsoft"
 _FOR_INFERENCE = "is for inference only; start from the unoptimized export"
+_FOR_ONE_PROCESSOR = (
+    "is laid out for the processor that optimized the file; start from the unoptimized export, or "
+    "optimize it at level ORT_ENABLE_EXTENDED"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,7 +111,8 @@ def check_trainable(
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
-    refused = {name: why for report in reports for name, why in report.kept.items()}
+    refused = write_out_runtime_operators(model.clone()).kept  # the reasons of normalize
+    refused |= {name: why for report in reports for name, why in report.kept.items()}
     reached = reach(work, wrt, targets)
     known = {(blocker.node, blocker.op) for blocker in blockers}
     for found in _about_nodes(reached, engine, refused):
@@ -159,6 +165,8 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
             continue
         if node.domain == _ORT:
             reason = f"{_ORT}::{node.op_type} {_FOR_INFERENCE}"
+        elif node.domain.startswith(_ORT):
+            reason = f"{node.domain}::{node.op_type} {_FOR_ONE_PROCESSOR}"
         # The reason of a decomposition rule is more specific than that of the engine. Both are
         # written as "reason; fix".
         reason = refused.get(label(node), reason)

@@ -38,6 +38,11 @@ from ortboost.graph.query import (
     label,
 )
 from ortboost.graph.rewriting import rewrite_nodes
+from ortboost.graph.runtime_operators import (
+    OLDEST_OPSET,
+    name_their_domain,
+    write_out_runtime_operators,
+)
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.graph.static_shapes import static_shapes
@@ -57,13 +62,17 @@ _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.Da
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
-def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
+def normalize(
+    model: ir.Model, *, opsets: range, ir_version: int, keep_fused: bool = False
+) -> list[Report]:
     """Normalize a model in place.
 
     Args:
         model: The model as loaded.
         opsets: Allowed opset versions of the standard domain.
         ir_version: Newest allowed IR version.
+        keep_fused: Whether operators of onnxruntime's optimizers stay, which it runs faster; see
+            :mod:`ortboost.graph.runtime_operators`.
 
     Returns:
         One report for each step that changed something.
@@ -82,6 +91,8 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
+    if not keep_fused and opsets[-1] >= OLDEST_OPSET:
+        name_their_domain(model)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)
@@ -130,6 +141,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
             report
             for report in (
                 parts,
+                *([] if keep_fused else [write_out_runtime_operators(model)]),
                 fold_integers(model),
                 static_shapes(model),
                 inline_branches(model),

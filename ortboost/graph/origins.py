@@ -57,6 +57,8 @@ _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 
 # TorchScript folds nothing but parameters and buffers; numbers in the code are Constant nodes.
 _TORCHSCRIPT_FOLDED = "onnx::"
+_OPTIMIZER = "onnxruntime.transformers"  # it names itself as the producer
+_TORCH_NAME = re.compile(r"onnx::|val_\d")  # that only torch's exporters give
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,6 @@ def tensor_origins(model: ir.Model) -> Origins:
         model: The model as loaded, its functions inlined.
     """
     signature = {name: kind for kind, name in _signature(model)}  # empty for TorchScript
-    torch = bool(signature) or model.producer_name == "pytorch"
     stored: list[ir.Value] = []
     constants: set[str] = set()
     for graph in model.graphs():
@@ -138,6 +139,9 @@ def tensor_origins(model: ir.Model) -> Origins:
             if is_standard(node, "Constant"):
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
+    torch = bool(signature) or model.producer_name == "pytorch"
+    if model.producer_name == _OPTIMIZER:  # of a file of any exporter
+        torch |= any(_TORCH_NAME.match(value.name or "") for value in stored)
     missing = set(_missing(model, signature, stored))
     blocked = _in_blocks(stored)
     found: dict[str, Origin] = {}

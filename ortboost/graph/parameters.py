@@ -20,7 +20,14 @@ import onnx_ir as ir
 from ortboost.core.errors import ConfigError
 from ortboost.graph.generated import counting, generated
 from ortboost.graph.origins import Origin, origin_of
-from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, match_names
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    ROLE_MARK,
+    input_at,
+    is_standard,
+    match_names,
+    scalar,
+)
 from ortboost.graph.store_weights import COMPUTED
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
@@ -313,11 +320,19 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_AMBIGUOUS}, but '{last}' is a common name of buffers"
         return _Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)
+    if all(_chooses_a_number(usage.node) for usage in value.uses()):
+        return _Verdict("constant", f"one of two numbers, {use.where}", _AMBIGUOUS, by_use)
     if _is_of_a_frozen_norm(value.graph, name):
         return _Verdict("constant", f"of a frozen normalization, {use.where}", _FROZEN, by_use)
     if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return _Verdict(role, use.where, "", role)
     return _Verdict(role, use.where, _AMBIGUOUS, role)
+
+
+def _chooses_a_number(node: ir.Node) -> bool:
+    """Whether a node chooses between two stored numbers, as those that make a mask do."""
+    options = [input_at(node, index) for index in (1, 2)]
+    return is_standard(node, "Where") and all(scalar(option) is not None for option in options)
 
 
 def _is_alone(graph: ir.Graph | None, name: str) -> bool:

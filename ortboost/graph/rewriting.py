@@ -180,10 +180,11 @@ def rewrite_nodes(
     what: str = "",
     *,
     only: Callable[[ir.Node], bool] = lambda _: True,
+    domain: str = "",
     subgraphs: bool = False,
     bypass: bool = False,
 ) -> Report:
-    """Apply to every standard node the rule for its operator, in place.
+    """Apply to every node of a domain the rule for its operator, in place.
 
     The outputs of a rule replace those of the node and take over their names; producers that become
     unused are removed.
@@ -195,6 +196,7 @@ def rewrite_nodes(
         what: Description of the changes of other rules, for the report. A rule can give its own
             with :attr:`Site.note`.
         only: A filter: whether to apply a rule to a node.
+        domain: The domain of the operators; that of the standard if not given.
         subgraphs: Include the nodes of subgraphs. Their rules must not create nodes.
         bypass: If a rule returns an existing value, let consumers read that value. Otherwise they
             read an Identity of it, which keeps the name of the old output.
@@ -210,7 +212,8 @@ def rewrite_nodes(
         rule, done = entry if isinstance(entry, tuple) else (entry, what)
         if node.graph is None or id(node) in removed:  # an earlier rule made it unused
             continue
-        if rule is None or not is_standard(node) or not only(node):
+        foreign = node.domain != domain if domain else not is_standard(node)
+        if rule is None or foreign or not only(node):
             continue
         if builder is None:  # created on demand: it collects all names of the graph
             builder = Builder(model.graph, f"ortboost/{name}")

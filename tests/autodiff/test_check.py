@@ -83,6 +83,7 @@ def test_operators_beside_the_gradient_path_do_not_matter():
     ("body", "op", "reason"),
     [
         ("h = Mul(x, w) y = com.microsoft.FusedMatMul(h, h)", "FusedMatMul", "for inference only"),
+        ("h = Mul(x, w) y = com.microsoft.nchwc.Conv(h, h)", "Conv", "for the processor"),
         ("h = Mul(x, w) y = other.domain.Thing(h)", "Thing", "not a standard operator"),
         ("h = Mul(x, w) y = NonMaxSuppressed(h)", "NonMaxSuppressed", "no gradient"),
         (
@@ -97,7 +98,8 @@ def test_operators_beside_the_gradient_path_do_not_matter():
 )
 def test_kinds_of_blockers(body, op, reason):
     model = ir.from_onnx_text(
-        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1, "other.domain" : 1]>\n'
+        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1, "com.microsoft.nchwc" : 1,'
+        ' "other.domain" : 1]>\n'
         f"g (float[3,3] x, float[3,3] w) => (float[3,3] y) {{ {body} }}"
     )
     (blocker,) = check(model, ["w"]).blockers

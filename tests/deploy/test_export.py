@@ -12,6 +12,7 @@ from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.export import export_model, export_network
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.deploy.strip import inference_model
+from ortboost.deploy.targets import TARGETS
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import load_model
@@ -30,6 +31,7 @@ from tests.support import (
     small_convnet,
     small_mlp,
     stepper,
+    text_model,
     weights,
 )
 
@@ -273,3 +275,21 @@ def test_a_network_with_its_present_weights():
     x = weights(2, 3, 32, 32)
     answer = run(exported.model, {"x": x})["logits"]
     np.testing.assert_allclose(answer, network(x).asnumpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "optimize", "kept"),
+    [("onnxruntime", True, True), ("generic", True, False), ("generic", False, True)],
+)
+def test_operators_of_onnxruntime_stay_for_onnxruntime(target, optimize, kept):
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        net (float[N,4] x, float[4] g) => (float[N,4] y) {
+          y = com.microsoft.SkipSimplifiedLayerNormalization (x, x, g) }""",
+        g=weights(4),
+    )
+    x = weights(3, 4)
+    expected = run(model, {"x": x})["y"]
+    exported = export_network(model, target=TARGETS[target], optimize=optimize)
+    assert any(node.domain for node in exported.model.graph) == kept
+    np.testing.assert_allclose(run(exported.model, {"x": x})["y"], expected, rtol=1e-5, atol=1e-6)

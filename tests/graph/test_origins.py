@@ -35,6 +35,13 @@ def test_other_producers_tell_nothing():
     assert set(kinds(model("tf2onnx")).values()) == {"unknown"}
 
 
+def test_onnxruntimes_optimizer_keeps_the_names_of_torch():
+    optimized = model("onnxruntime.transformers")
+    assert kinds(optimized) == kinds(model())
+    optimized.graph.initializers["val_3"].name = "dense/kernel"
+    assert set(kinds(optimized).values()) == {"unknown"}
+
+
 def dynamo(opset: int = 18) -> ir.Model:
     found = model(opset=opset)
     found.graph.initializers["w"].metadata_props[KIND] = "PARAMETER"

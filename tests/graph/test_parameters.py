@@ -330,6 +330,21 @@ def test_names_of_torchscript_leave_doubt_or_none():
     }
 
 
+def test_one_of_two_numbers_of_a_mask_is_no_parameter():
+    """The zero of a mask of dynamo's, in a file that lost the exporter's metadata."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, bool[batch,4] seen, float zeros, float low, float gain) => (y) {
+          mask = Where(seen, zeros, low)  a = Add(x, mask)  y = Where(seen, a, gain) }""",
+        zeros=np.float32(0),
+        low=np.float32(-1e9),
+        gain=np.float32(2),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "zeros") == (False, True)
+    assert told(model, "gain") == (True, True)
+
+
 @pytest.mark.parametrize(
     ("name", "array", "expected"),
     [

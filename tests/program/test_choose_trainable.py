@@ -138,11 +138,11 @@ def test_what_an_optimization_of_the_exporter_took_away_is_told():
     assert "optimize=False" in note
 
 
-def test_fused_files_are_refused_by_name():
+def test_a_fused_operator_that_is_not_written_out_is_refused_by_name():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
         net (float[N,4] x, float[4,4] w, float[4] b, float[4,3] v) => (float[N,3] y) {
-          [dense] h = com.microsoft.FusedGemm<activation = "Relu">(x, w, b)  y = MatMul(h, v) }""",
+          [dense] h = com.microsoft.FusedGemm<activation = "Mish">(x, w, b)  y = MatMul(h, v) }""",
         w=weights(4, 4),
         b=weights(4),
         v=weights(4, 3),
@@ -150,6 +150,7 @@ def test_fused_files_are_refused_by_name():
     found = check(model, config())
     first = found.blockers[0]
     assert (first.node, first.fix) == ("dense", "Start from the unoptimized export.")
+    assert "'Mish'" in first.reason
     assert {p["name"]: p["trained"] for p in found.parameters} == {"w": True, "b": True, "v": True}
 
 
