@@ -27,6 +27,8 @@ ELSEWHERE = {
     "ortboost/cli/parse.py": ["tests/cli/test_parse_scale.py"],
     "ortboost/boosts/loss_scale.py": ["tests/program/test_step.py"],
     "ortboost/optimizers/base.py": ["tests/optimizers/test_golden.py"],
+    "ortboost/program/step.py": ["tests/boosts/test_own_boost.py"],
+    "ortboost/transforms/attach_loss.py": ["tests/transforms/test_own_loss.py"],
     "ortboost/training/data/csv_file.py": ["tests/training/data/test_tables.py"],
     "ortboost/training/data/npy.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],

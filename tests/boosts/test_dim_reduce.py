@@ -151,6 +151,8 @@ def test_one_process_has_all_rows(tmp_path, alpha):
         assert results[0].metrics == results[1].metrics
     one, other = first.state(), second.state()
     assert {*other} - {*one} == {"ortboost/dim_reduce/rows"}
+    sharded = {entry.name for entry in second.catalogue.state if entry.sharded}
+    assert sharded == {"ortboost/dim_reduce/basis", "ortboost/dim_reduce/rows"}
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 

@@ -286,9 +286,10 @@ def marked(marks, groups=(("w1", "b1"), ("w2", "b2"))):
     return law_of(groups, marks=tuple(marks))
 
 
+@pytest.mark.parametrize("outside", [0, 3])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_marks_say_where_scales_change(engine):
-    law = marked([("a", 1, 2), ("logits", 2, 3)])
+def test_marks_say_where_scales_change(engine, outside):
+    law = marked([("a", 1, 2), ("logits", 2, outside)])
     grouped = stepper(build(small_mlp(), law, engine, optimizer=Sgd()))
     plain = stepper(
         build_program(

@@ -53,7 +53,9 @@ def test_a_node_on_the_cpu_and_what_it_costs():
 
 def test_one_copy_is_one_copy():
     report = check("(float[n,64] x) => (int64[2] s, float[64,64] y) { s = Shape(x) y = Det(x) }")
-    assert rules(report)["CUDA007"].reason == "No CUDA graph: 1 copy (the first: x)."
+    graph = rules(report)["CUDA007"]
+    assert (graph.node, graph.op) == ("graph", "model")
+    assert graph.reason == "No CUDA graph: 1 copy (the first: x)."
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,17 @@ def test_an_input_that_is_dragged_to_the_host():
     assert (dragged.node, dragged.op) == ("y", "Div")
     assert "only host values and inputs" in dragged.reason
     assert dragged.fix == "Make it read a value that is computed on the device."
+
+
+def test_work_on_shapes_and_integers_is_only_told():
+    text = """(float[n,64] x, int64[n,64] i) => (int64[2] c, int64[n,64] y) {
+        s = Shape(x) c = Mul(s, s) y = Mul(i, i) }"""
+    found = [(f.rule, f.severity, f.node, f.op) for f in check(text).findings]
+    assert found == [
+        ("CUDA006", "info", "c", "shapes"),
+        ("CUDA006", "info", "y", "integers"),
+        ("CUDA007", "info", "graph", "model"),
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

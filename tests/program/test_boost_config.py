@@ -48,7 +48,8 @@ def test_a_switch_alone_enables_its_boosts(switch, boosts):
 def test_defaults_are_those_of_mindspore():
     config = resolve_boost()
     assert (config.level, config.mode) == ("O0", "auto")
-    assert (config.less_bn.fn_flag, config.less_bn.gc_flag) == (True, True)
+    less = config.less_bn
+    assert (less.fn_flag, less.gc_flag, less.gc_multiple_of) == (True, True, 16)
     freeze = config.grad_freeze
     assert (freeze.param_groups, freeze.freeze_type) == (10, 1)
     assert (freeze.freeze_p, freeze.total_steps) == (0.7, 65536)

@@ -5,6 +5,7 @@ import pytest
 
 from ortboost.api import check
 from ortboost.core.errors import ModelError, UsageError
+from ortboost.graph.origins import Origin, Origins, stamp_origins
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 from ortboost.program.config import ParameterGroup, ProgramConfig
@@ -248,3 +249,16 @@ def test_weights_before_a_quantizer_are_refused_unless_they_are_frozen(body):
     for fields in ({"freeze": ("w",)}, {"trainable": ("b",)}):
         program = build_program(quantized(), ProgramConfig(engine="portable", **fields))
         assert [e.name for e in program.catalogue.entries("parameter") if e.next] == ["b"]
+
+
+def test_tensors_of_torch_that_no_certain_parameter_represents_are_told():
+    """A transposed weight represents its parameter; a tensor of doubtful origin does not."""
+    model = doubtful()
+    origins = {
+        "weight": Origin("folded", folded_from=("m.w",), transposed=True, direct=True, known=True),
+        "gain": Origin("folded", folded_from=("m.g",), known=True),
+    }
+    stamp_origins(model, Origins(origins, missing=("m.w", "m.g", "m.h")))
+    _, notes = chosen(model)
+    (note,) = [note for note in notes if "not in the file by name" in note]
+    assert note.startswith("not in the file by name: 2 tensors of the torch module, 'm.g', 'm.h';")

@@ -92,3 +92,17 @@ def test_norms_with_frozen_weights_that_still_move_are_told(fields, named):
     notes = [note for note in forward.notes if "frozen weights still" in note]
     assert [named in note for note in notes] == ([] if named is None else [True])
     assert report(forward, "frozen_weights_of_norms").notes == notes
+
+
+def test_a_constant_that_is_trained_on_request_has_the_role_of_a_weight():
+    model = text_model(
+        HEAD
+        + """(float[N,4] x, float[4,3] weight, float temperature) => (float[N,3] y)
+        { a = Mul(x, temperature) y = MatMul(a, weight) }""",
+        weight=weights(4, 3),
+        temperature=np.float32(0.5),
+    )
+    forward = prepared(model, trainable=("weight", "temperature"))
+    assert {p.name for p in forward.trained} == {"weight", "temperature"}
+    assert all(forward.parameters[p.name] is p for p in forward.trained)
+    assert forward.parameters["temperature"].role == "weight"

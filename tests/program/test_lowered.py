@@ -11,7 +11,7 @@ from ortboost.core.errors import ModelError
 from ortboost.program import catalogue as names
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
-from ortboost.program.lowered import find_values, lower_forward
+from ortboost.program.lowered import find_values, lift_state, lower_forward
 from ortboost.program.network import read_network
 from tests.support import small_convnet
 
@@ -34,6 +34,17 @@ def test_weights_statistics_and_scale_are_inputs_with_initial_values():
     assert found.values[names.SCALE] == np.float32(found.config.scaler.start())
     # Next statistics are outputs, or a rewrite would remove them as unused.
     assert set(found.buffers_next.values()) <= {value.name for value in graph.outputs}
+
+
+def test_a_parameter_that_a_rewrite_removed_is_no_state():
+    config, engine = ProgramConfig(), get_engine("portable")
+    forward = prepare_forward(read_network(small_convnet(), config, engine), config)
+    first, *others = forward.parameters
+    value = forward.model.graph.initializers.pop(first)
+    assert set(lift_state(forward.model, forward)) == set(others)
+    forward.model.graph.initializers[first] = value
+    value.const_value = None
+    assert lift_state(forward.model, forward) == {}
 
 
 def test_each_group_gets_a_context_with_its_own_memory():

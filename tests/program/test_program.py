@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from ortboost.core.errors import FileError
 from ortboost.core.version import __version__
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import (
@@ -25,6 +26,7 @@ from ortboost.program.catalogue import (
 )
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.program.program import Program, check_state, read_tensors
+from ortboost.transforms.loss_config import LossConfig
 from tests.support import (
     NAMES,
     assert_same_bits,
@@ -34,6 +36,8 @@ from tests.support import (
     small_convnet,
     small_mlp,
     stepper,
+    text_model,
+    weights,
 )
 
 RATE = {"learning_rate": 0.1}
@@ -72,6 +76,20 @@ def test_round_trip(name, tmp_path):
         losses = [s.step(feeds, {"learning_rate": 0.01}, seed=i).loss for s in runs]
         assert losses[0] == losses[1]
     assert_same_bits(runs[0].state(), runs[1].state())
+
+
+def test_an_input_that_the_loss_does_not_need_has_its_own_batch_axis():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[7,batch] aside, float[4,3] w)
+            => (float[batch,3] logits, float[7,batch] other) {
+            logits = MatMul(x, w) other = Neg(aside) }""",
+        w=weights(4, 3),
+    )
+    inputs, loss = InputConfig(batch_axes={"aside": 1}), LossConfig(output="logits")
+    program = build_program(model, ProgramConfig(inputs=inputs, loss=loss))
+    axes = {spec.name: spec.batch_axis for spec in program.evaluation_inputs}
+    assert axes == {"x": 0, "aside": 1, "labels": 0}
 
 
 def test_the_manifest_is_readable_json(folder):

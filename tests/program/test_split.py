@@ -16,7 +16,13 @@ from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import read_catalogue
 from ortboost.program.config import ProgramConfig
-from ortboost.program.split import save_split, split_program, split_step
+from ortboost.program.split import (
+    cut_exchanges,
+    cut_name,
+    save_split,
+    split_program,
+    split_step,
+)
 from tests.support import (
     ENGINES,
     assert_three_lines,
@@ -170,6 +176,22 @@ def test_in_the_subspace_alone_k_numbers_travel(tmp_path):
     )
     assert [s.shape for s in alone.summed] == [(5,)]
     assert {s.name for s in plain.summed} == {"w1_grad", "b1_grad", "w2_grad", "b2_grad"}
+
+
+def test_only_an_update_with_exchange_points_is_cut():
+    plain = split_program(program("mlp"))["step"].update
+    assert cut_exchanges(plain) == (plain, ())
+    shared = program("lenet5", Thor(frequency=2, distribute_inverses=True))
+    update = split_program(shared)["step"].update
+    cut, points = cut_exchanges(update)
+    named = {spec.name for spec in points}
+    assert named
+    assert named <= {spec.name for spec in read_catalogue(cut).batch}
+    assert named <= {value.name for value in cut.graph.inputs}
+    assert not named & {value.name for value in update.graph.inputs}  # not changed
+    made = {value.name for value in cut.graph.outputs}
+    assert {cut_name(name) for name in named} <= made
+    assert {cut_name(name) for name in named} <= {s.name for s in read_catalogue(cut).outputs}
 
 
 def test_an_old_program_is_refused():

@@ -21,6 +21,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
+    assert_same_bits,
     batch_for,
     needs_native,
     small_convnet,
@@ -342,6 +343,18 @@ def test_decay_reaches_what_the_filter_lets_through(decay):
     for name, delta in moved.items():
         own = 0.0 if decay == "weights" and name.startswith("b") else 0.1 * 0.5 * START[name]
         np.testing.assert_allclose(delta, PLAIN[name] - own, rtol=1e-4, atol=1e-6)
+
+
+def test_lars_adapts_the_rates_of_weights_or_of_what_is_named():
+    def moved(adapt):
+        return deltas(ProgramConfig(optimizer=Lars(), loss_scale=NO_SCALE, adapt=adapt), RATE)
+
+    of_weights, everything, nothing = moved(None), moved(("*",)), moved(())
+    assert_same_bits(of_weights, moved(("w*",)))
+    for name, delta in of_weights.items():
+        like, other = (everything, nothing) if name.startswith("w") else (nothing, everything)
+        assert delta.tobytes() == like[name].tobytes()
+        assert not np.allclose(delta, other[name], rtol=1e-3)
 
 
 def test_norms_do_not_decay_unless_all_do():

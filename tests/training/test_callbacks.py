@@ -9,8 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ortboost.core.errors import ConfigError, UsageError
-from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, Goal, RunView
+from ortboost.core.errors import ArgumentTypeError, ConfigError, UsageError
+from ortboost.training.callbacks import (
+    BestModel,
+    Callback,
+    EarlyStopping,
+    Goal,
+    RunView,
+    as_callbacks,
+)
 
 
 def feed(callback, values, start=0):
@@ -142,3 +149,25 @@ def test_the_base_does_nothing_and_has_no_past():
     callback = Callback()
     assert callback.name == "Callback"
     assert callback.state_dict() == {}
+
+
+class Foreign:
+    """A callback of another API."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def to_trainer(self):
+        return self.own
+
+
+def test_callbacks_of_any_api_become_those_of_the_trainer():
+    first, second = EarlyStopping(), BestModel()
+    found = as_callbacks([first, Foreign(second)])
+    assert found == [first, second]
+
+
+@pytest.mark.parametrize("value", [EarlyStopping, Foreign, "early stopping", None])
+def test_what_is_no_callback_is_refused(value):
+    with pytest.raises(ArgumentTypeError, match="Not a callback"):
+        as_callbacks([EarlyStopping(), value])

@@ -11,13 +11,13 @@ from ortboost.transforms.class_axis import find_class_axis
 from tests.support import assert_three_lines, text_model, weights
 
 
-def net(x: str, body: str, **initializers) -> ir.Model:
+def net(x: str, body: str, opset: int = 18, **initializers) -> ir.Model:
     """A network of one float input that ends in `y`; inference finds its shape."""
     shapes = "".join(
         f", float[{','.join(map(str, w.shape))}] {name}" for name, w in initializers.items()
     )
     model = text_model(
-        f"""<ir_version: 10, opset_import: ["" : 18]>
+        f"""<ir_version: 10, opset_import: ["" : {opset}]>
         net (float[{x}] x{shapes}) => (float y) {{ {body} }}""",
         **initializers,
     )
@@ -64,6 +64,55 @@ def test_it_is_found(case):
     x, body, axis, initializers = FOUND[case]
     model = net(x, body, **initializers)
     assert find_class_axis(model, model.graph.outputs[0]) == axis
+
+
+AS_THEIR_INPUT = {
+    "BatchNormalization": "(h, b, b, b, b)",
+    "Cast": "<to = 1>(h)",
+    "CastLike": "(h, x)",
+    "Clip": "(h)",
+    "Dropout": "(h)",
+    "LayerNormalization": "(h, b)",
+    "LeakyRelu": "(h)",
+    "PRelu": "(h, b)",
+    "Pad": "(h, p)",
+    "Resize": "(h, , r)",
+    "Slice": "(h, e, r2, e)",
+    **dict.fromkeys(("Celu", "Elu", "Exp", "Gelu", "HardSigmoid", "HardSwish"), "(h)"),
+    **dict.fromkeys(("Identity", "Log", "Mish", "Neg", "Relu", "Sigmoid"), "(h)"),
+    **dict.fromkeys(("Softplus", "Tanh"), "(h)"),
+    **dict.fromkeys(("Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"), "(h, h)"),
+    "Concat": "<axis = 1>(h, h)",
+    "Where": "(c, h, h)",
+}
+
+
+@pytest.mark.parametrize("op", AS_THEIR_INPUT)
+def test_it_is_that_of_what_the_operator_reads(op):
+    constants = (
+        "e = Constant<value_ints = [1]>() r2 = Constant<value_ints = [3]>() "
+        "p = Constant<value_ints = [0, 1, 0, 0, 0, 0]>() "
+        "r = Constant<value_floats = [1.0, 2.0, 1.0]>() c = Less(b, b)"
+    )
+    body = f"{constants} h = MatMul(x, w) y = {op}{AS_THEIR_INPUT[op]}"
+    model = net("n,6,6", body, opset=20, w=W, b=B)
+    assert find_class_axis(model, model.graph.outputs[0]) == 2
+
+
+CHANNELS_FIRST = {
+    "ConvTranspose": "(x, k)",
+    "InstanceNormalization": "(x, b, b)",
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), "<kernel_shape = [1, 1]>(x)"),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), "<blocksize = 1>(x)"),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), "(x)"),
+}
+
+
+@pytest.mark.parametrize("op", CHANNELS_FIRST)
+def test_it_is_1_where_the_standard_has_channels_there(op):
+    body = f"y = {op}{CHANNELS_FIRST[op]}"
+    model = net("n,6,6,6", body, k=weights(6, 4, 1, 1), b=B)
+    assert find_class_axis(model, model.graph.outputs[0]) == 1
 
 
 REFUSED = {

@@ -99,6 +99,50 @@ FIRES = {
         ["Constant", "Constant", "Squeeze", "Range", "Slice", "Slice", "Slice", "Gather"],
     ),
     "transpose": (ordinary_forms, "float[N,4] x", "y = Transpose(x)", ["Transpose"]),
+    "steep_leaky_relu": (
+        ordinary_forms,
+        "float[N,4] x",
+        "y = LeakyRelu<alpha=-0.5>(x)",
+        ["Relu", "Mul", "Mul", "Add"],
+    ),
+    "gelu_tanh": (
+        ordinary_forms,
+        "float[N,4] x",
+        'y = Gelu<approximate="tanh">(x)',
+        ["Mul", "Mul", "Add", "Mul", "Mul", "Sigmoid", "Mul"],
+    ),
+    "conv_1d_in_groups": (
+        ordinary_forms,
+        "float[N,4,7] x, float[4,2,3] w, float[4] b",
+        "y = Conv<group=2, strides=[2], dilations=[2], pads=[1,2], kernel_shape=[3]>(x, w, b)",
+        ["Unsqueeze", "Unsqueeze", "Conv", "Squeeze"],
+    ),
+    "gemm_scalar": (
+        ordinary_forms,
+        "float[N,4] x, float[3,4] w, float c",
+        "y = Gemm<transB=1, alpha=2.0, beta=0.5>(x, w, c)",
+        ["Unsqueeze", "Gemm"],
+    ),
+    "norm_of_all": (
+        ordinary_forms,
+        "float[3,4] x",
+        "a = Constant<value_ints=[0,1]>() y = ReduceL2<keepdims=0>(x, a)",
+        ["ReduceL2", "Squeeze"],
+    ),
+    "sum_over_an_axis_twice": (
+        ordinary_forms,
+        "float[3,4] x",
+        "a = Constant<value_ints=[1,-1]>() y = ReduceSum<keepdims=0>(x, a)",
+        ["ReduceSum"],
+    ),
+    "scalar_erf": (ordinary_forms, "float x", "y = Erf(x)", ["Unsqueeze", "Erf", "Squeeze"]),
+    "scatter_add": (
+        ordinary_forms,
+        "float[3,4] x, float[1,4] w",
+        "i = Constant<value=int64[1,4]{2,0,1,1}>() "
+        'y = ScatterElements<axis=0, reduction="add">(x, i, w)',
+        ["Constant", "Shape", "ConstantOfShape", "ScatterElements", "Add"],
+    ),
     "guard": (
         guarded_statistics,
         "float[4,3] x, float[3] s, float[3] b, float[3] m",
@@ -151,7 +195,7 @@ SILENT = {
 
 def model_of(inputs, body):
     text = f"g ({inputs}) => (float y) {{ {body} }}"
-    model = ir.from_onnx_text('<ir_version: 10, opset_import: ["" : 18]>\n' + text)
+    model = ir.from_onnx_text('<ir_version: 10, opset_import: ["" : 20]>\n' + text)
     model.graph.outputs[0].shape = None
     for node in model.graph:
         node.name = f"{node.outputs[0].name}/{node.op_type}"

@@ -200,6 +200,7 @@ def test_the_worst_come_first_and_each_once():
 
 def test_the_report_as_data():
     data = check_tensorrt(small_mlp(), ELEVEN).to_dict()
+    assert list(data) == ["target", "source", "ok", "counts", "findings"]
     assert data["ok"] is True
     assert data["counts"] == {"error": 0, "warn": 1, "info": 0}
     assert set(data["findings"][0]) == {

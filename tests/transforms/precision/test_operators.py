@@ -1,16 +1,17 @@
-"""Types that follow from the definition of an operator."""
+"""What low precision changes of a node, and types that follow from its operator."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
 
-from ortboost.transforms.precision.operators import complete_types
+from ortboost.transforms.precision.operators import Form, complete_types, form_of
 from tests.support import text_model
 
-FLOAT, HALF, INT64, BOOL = (
+FLOAT, HALF, BFLOAT, INT64, BOOL = (
     ir.DataType.FLOAT,
     ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
     ir.DataType.INT64,
     ir.DataType.BOOL,
 )
@@ -58,3 +59,69 @@ def test_a_type_that_is_given_stays():
     value.type = ir.TensorType(HALF)
     complete_types(model)
     assert value.dtype == HALF
+
+
+TYPES = {
+    "y": ir.TensorType(FLOAT),
+    "s": ir.TensorType(INT64),
+    "q": ir.SequenceType(ir.TensorType(FLOAT)),
+    "z": None,
+}
+
+
+def form(node: str, low: ir.DataType = HALF, opset: int = 18, untyped: str = "") -> Form:
+    """The form of the last node, which reads x and k, float, and i, int64."""
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1, "other" : 1]>
+        net (float[2,4] x, float[4] k, int64[4] i, bool b) => (float[2,4] y) {{ {node} }}"""
+    )
+    last = model.graph[-1]
+    last.outputs[0].type = TYPES[last.outputs[0].name]
+    for value in last.inputs:
+        if value is not None and value.name == untyped:
+            value.type = None
+    return form_of(last, low, model.opset_imports)
+
+
+@pytest.mark.parametrize(
+    ("node", "low", "opset", "expected"),
+    [
+        ("y = Add(x, k)", HALF, 18, Form((0, 1), (0,), ())),
+        ("y = Clip(x, , k)", HALF, 18, Form((0, 2), (0,), ())),
+        ("s = Shape(x)", HALF, 18, Form((0,), (), ())),  # reads any type
+        ("y = ai.onnx.Relu(x)", HALF, 18, Form((0,), (0,), ())),
+        # Scales of a Resize are a setting with a type of their own.
+        ("y = Resize(x, , k)", HALF, 18, Form((0,), (0,), (2,))),
+        ("y = com.microsoft.FastGelu(x, k)", HALF, 18, Form((0, 1), (0,), ())),
+        (
+            "y = com.microsoft.FastGelu(x, k)",
+            BFLOAT,
+            18,
+            Form((), (), (0, 1), "its types are unknown"),
+        ),
+        ("y = other.Unknown(x)", HALF, 18, Form((), (), (0,), "its types are unknown")),
+        ("y = Cast<to = 1>(i)", HALF, 18, Form((), (), (), "an attribute sets its type")),
+        ("q = SequenceConstruct(x, k)", HALF, 18, Form((), (), (0, 1), "a sequence of tensors")),
+        (
+            "y = If(b) <then_branch = t () => (float[2,4] a) { a = Identity(x) }, "
+            "else_branch = e () => (float[2,4] c) { c = Neg(x) }>",
+            HALF,
+            18,
+            Form((), (), (), "control flow"),
+        ),
+        (
+            "y = Relu(x)",
+            BFLOAT,
+            12,
+            Form((), (), (0,), "Relu has no bfloat16 at opset 12; opset 13 has it"),
+        ),
+    ],
+)
+def test_what_low_precision_changes(node, low, opset, expected):
+    assert form(node, low, opset) == expected
+
+
+def test_an_unknown_type_is_left_alone():
+    unknown = "the type of '{}' is unknown"
+    assert form("y = Add(x, k)", untyped="x") == Form((), (), (1,), unknown.format("x"))
+    assert form("z = Add(x, k)") == Form((), (), (0, 1), unknown.format("z"))

@@ -47,7 +47,6 @@ def pad(b: Backward) -> Gradients:
         flat = b.op("Reshape", g, joined(b, [before, sizes[axis], after]), allowzero=1)
         sizes[axis] = own
         g = add_at(b, [before, own, after], index, flat, axis=1)
-        g = b.op("Reshape", g, joined(b, sizes), allowzero=1)
     return [g if g is b.gradient() else reshape_like(b, g, x)]
 
 

@@ -302,3 +302,14 @@ def test_output_padding_as_large_as_the_stride_is_written_out():
     found = run(differentiate(model, "loss", ["x", "w"], "portable"), feeds)
     assert found["loss"] == 81.0  # no windows overlap: each of 9 x 9 products once
     np.testing.assert_array_equal(found["w_grad"], np.full((1, 1, 3, 3), 18.0, np.float32))
+
+
+def test_the_weight_gradient_of_one_element():
+    """It is no empty batch, for which the gradient is written out as zero."""
+    model = graph(
+        """g (float[N,1,1] x, float[1,1,40] w) => (float loss) {
+        y = Conv<pads = [39, 0]>(x, w) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }"""
+    )
+    feeds = {"x": np.full((1, 1, 1), 3, np.float32), "w": np.ones((1, 1, 40), np.float32)}
+    found = run(differentiate(model, "loss", ["w"], "portable"), feeds)["w_grad"]
+    np.testing.assert_array_equal(found.ravel(), [0] * 39 + [18])

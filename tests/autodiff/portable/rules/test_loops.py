@@ -207,9 +207,18 @@ def test_refused_with_a_reason(step, reason):
         differentiate(model, "loss", ["h"], "portable")
 
 
-def test_a_sequence_of_tensors_is_refused():
-    sequence = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
-    state = ir.Value(name="s", type=sequence)
+TENSOR = ir.TensorType(ir.DataType.FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [(ir.SequenceType(TENSOR), True), (TENSOR, False), (None, False)]
+)
+def test_only_a_sequence_of_tensors_is_refused(kind, refused):
+    state = ir.Value(name="s", type=kind)
     body = ir.Graph([state], [state], nodes=[], name="b")
-    node = ir.node("Scan", [ir.Value(name="h", type=sequence)], {"body": body})
-    assert "sequence of tensors" in (get_engine("portable").gradient_support(node) or "")
+    output = ir.Value(name="y", type=kind)
+    node = ir.Node(
+        "", "Scan", [ir.Value(name="h", type=kind)], [ir.AttrGraph("body", body)], outputs=[output]
+    )
+    reason = get_engine("portable").gradient_support(node)
+    assert ("sequence of tensors" in (reason or "")) == refused

@@ -94,6 +94,12 @@ def test_slice(shape, named, fed, random):
     np.testing.assert_allclose(found["x_grad"], np.where(mask, 2 * x, 0)[tuple(every)], rtol=1e-5)
 
 
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("named", [0, 5])
+def test_a_slice_without_axes_takes_the_first(named, fed):
+    assert_adjoint("Slice", (4, 5, 3), [ints(1, -3), ints(3, 9)], named=named, fed=fed)
+
+
 @few
 @given(shapes, named, st.booleans(), st.randoms(use_true_random=False))
 def test_pad_constant(shape, named, fed, random):
@@ -111,6 +117,12 @@ def test_pad_with_copies(shape, named, mode, random):
     limit = 1 if mode == "reflect" else 0
     pads = [random.randint(0, max(dim - limit, 0)) for _ in range(2) for dim in shape]
     assert_adjoint("Pad", shape, [ints(*pads)], named=named, opset=19, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+def test_pad_with_copies_at_known_places_computes_no_indices(mode):
+    model = assert_adjoint("Pad", (3, 4), [ints(1, 0, 2, 3)], opset=19, mode=mode)
+    assert not {"Pad", "Range"} & {node.op_type for node in model.graph if node.name != "probed"}
 
 
 def test_pad_with_copies_of_a_large_axis():
