@@ -38,15 +38,16 @@ from tests.parallel.steps import (
     part_of,
     program,
     short,
+    smooth,
     spoiled,
     uncounted,
 )
 from tests.program.test_combine import network
-from tests.support import model_path, text_model, weights
+from tests.support import text_model, weights
 
 
-def resnet() -> str:
-    return str(model_path("resnet20"))
+def resnet() -> ir.Model:
+    return smooth("resnet20")
 
 
 def varying() -> ir.Model:
