@@ -21,7 +21,6 @@ from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, format_shape, known_shape, label
-from ortboost.graph.runtime_operators import OLDEST_OPSET
 from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
@@ -354,9 +353,7 @@ def _parameters(
     named = {value.name for value, _ in all_tensors(model)}
     normal = model.clone()
     try:
-        fused = "com.microsoft" in normal.opset_imports
-        opsets = _ANY_OPSET[OLDEST_OPSET - 1 :] if fused else _ANY_OPSET
-        normalize(normal, opsets=opsets, ir_version=model.ir_version)
+        normalize(normal, opsets=_ANY_OPSET, ir_version=model.ir_version)
         separate_equals(normal)
         store_weights(normal)
         tie_copies(normal, apart=listed or ())

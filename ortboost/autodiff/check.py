@@ -19,7 +19,7 @@ from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, reach
-from ortboost.graph.runtime_operators import write_out_runtime_operators
+from ortboost.graph.runtime_operators import has_runtime_operators, write_out_runtime_operators
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 
@@ -111,7 +111,9 @@ def check_trainable(
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
-    refused = write_out_runtime_operators(model.clone()).kept  # the reasons of normalize
+    # The reasons for which `normalize` has left operators of a runtime as they were.
+    left = has_runtime_operators(model)
+    refused = write_out_runtime_operators(model.clone()).kept if left else {}
     refused |= {name: why for report in reports for name, why in report.kept.items()}
     reached = reach(work, wrt, targets)
     known = {(blocker.node, blocker.op) for blocker in blockers}

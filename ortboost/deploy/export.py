@@ -29,7 +29,6 @@ from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import convert_opset, normalize
-from ortboost.graph.runtime_operators import OLDEST_OPSET
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.program.program import Program
@@ -126,10 +125,9 @@ def export_network(source: ModelSource, **settings: Any) -> Exported:
     # The opset is kept here if the rewrites can work with it; `_finish` fits it to the target.
     version = model.opset_imports.get("", 0)
     keep_fused = chosen.target.name.startswith("onnxruntime") or not chosen.optimize
-    written_out = "com.microsoft" in model.opset_imports and not keep_fused
-    oldest = OLDEST_OPSET if written_out else _OLDEST
-    kept = version >= oldest or not chosen.optimize
-    opsets = range(version, version + 1) if kept else range(oldest, 22)
+    opsets = range(version, version + 1)
+    if chosen.optimize:
+        opsets = range(max(version, _OLDEST), max(version + 1, 22))
     reports = [
         *fixed,
         *normalize(model, opsets=opsets, ir_version=model.ir_version, keep_fused=keep_fused),

@@ -40,6 +40,7 @@ from ortboost.graph.query import (
 from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
+    has_runtime_operators,
     name_their_domain,
     write_out_runtime_operators,
 )
@@ -93,6 +94,8 @@ def normalize(
     _drop_idle_attributes(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         name_their_domain(model)
+        if has_runtime_operators(model):
+            opsets = range(max(opsets[0], OLDEST_OPSET), opsets.stop)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)

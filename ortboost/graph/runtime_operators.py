@@ -21,7 +21,12 @@ from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 from ortboost.graph.runtime_attention import attention, multi_head_attention, rotary_embedding
 from ortboost.graph.shape_inference import infer_shapes
 
-__all__ = ["OLDEST_OPSET", "name_their_domain", "write_out_runtime_operators"]
+__all__ = [
+    "OLDEST_OPSET",
+    "has_runtime_operators",
+    "name_their_domain",
+    "write_out_runtime_operators",
+]
 
 _DOMAIN: Final = "com.microsoft"
 _LAYER_NORM_SINCE: Final = 17
@@ -57,6 +62,11 @@ def name_their_domain(model: ir.Model) -> None:
             model.opset_imports.setdefault(_DOMAIN, 1)
 
 
+def has_runtime_operators(model: ir.Model) -> bool:
+    """Whether there are operators that :func:`write_out_runtime_operators` replaces, or refuses."""
+    return any(node.domain == _DOMAIN and node.op_type in _RULES for node in model.graph)
+
+
 def write_out_runtime_operators(model: ir.Model) -> Report:
     """Replace operators of com.microsoft by operators of the standard, in place.
 
@@ -79,7 +89,7 @@ def write_out_runtime_operators(model: ir.Model) -> Report:
     report = Report("write_out_runtime_operators")
     if model.opset_imports.get("", 0) < OLDEST_OPSET:
         return report
-    while any(node.domain == _DOMAIN and node.op_type in _RULES for node in model.graph):
+    while has_runtime_operators(model):
         infer_shapes(model)  # which gets no further than the next operator that it does not know
         found = rewrite_nodes(
             model, report.rewrite, _RULES, "written out in standard operators", domain=_DOMAIN

@@ -236,3 +236,22 @@ def test_a_form_that_is_not_covered_is_refused(case):
     model = ir.from_proto(proto)
     assert why in " ".join(write_out_runtime_operators(model).kept.values())
     assert [node.domain for node in model.graph] == ["com.microsoft"]
+
+
+@pytest.mark.parametrize(
+    ("op", "keep", "opset"),
+    [
+        ("FusedMatMul <alpha = 0.5> (x, w)", False, 18),
+        ("FusedMatMul <alpha = 0.5> (x, w)", True, 17),
+        ("FastGelu (x)", False, 17),
+    ],
+    ids=["written out", "kept on request", "differentiated as it is"],
+)
+def test_only_a_file_with_operators_to_write_out_gets_a_newer_opset(op, keep, opset):
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        net (float[N,3] x, float[3,3] w) => (float[N,3] y) {{ y = com.microsoft.{op} }}"""
+    )
+    normalize(model, opsets=range(15, 22), ir_version=10, keep_fused=keep)
+    assert model.opset_imports[""] == opset
+    assert any(node.domain for node in model.graph) == (opset == 17)

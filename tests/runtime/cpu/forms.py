@@ -12,7 +12,15 @@ from onnx_ir.passes import common
 
 from tests.support import run
 
-__all__ = ["assert_same", "needs_blocks", "operators"]
+__all__ = ["PADS", "assert_same", "needs_blocks", "operators"]
+
+PADS = {
+    "same": {"pads": (1, 1, 1, 1)},
+    "valid": {},
+    "one-sided": {"pads": (2, 0, 0, 1)},
+    "more at the end": {"pads": (0, 1, 2, 1)},
+}
+"""Paddings of a convolution with 3x3 taps."""
 
 needs_blocks = pytest.mark.skipif(
     # Not asked of `block_size`: it tries the rewrite, and a broken one would skip its own tests.

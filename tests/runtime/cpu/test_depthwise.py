@@ -3,7 +3,7 @@ import pytest
 from ortboost.autodiff.engine import differentiate
 from ortboost.runtime.cpu import depthwise
 from tests.autodiff.oracle import graph, random_feeds
-from tests.runtime.cpu.forms import assert_same, needs_blocks, operators
+from tests.runtime.cpu.forms import PADS, assert_same, needs_blocks, operators
 
 pytestmark = needs_blocks
 
@@ -21,10 +21,7 @@ def gradient(channels=4, kernel=(3, 3), size=(9, 8), batch="N", **attributes):
 
 
 FIRES = {
-    "same": {"pads": (1, 1, 1, 1)},
-    "valid": {},
-    "one-sided": {"pads": (2, 0, 0, 1)},
-    "more at the end": {"pads": (0, 1, 2, 1)},
+    **PADS,
     "stride 2, even": {"pads": (1, 1, 1, 1), "strides": (2, 2), "size": (8, 10)},
     "stride 2, odd": {"pads": (1, 1, 1, 1), "strides": (2, 2), "size": (9, 7)},
     "stride 3 and 2": {"pads": (1, 1, 1, 1), "strides": (3, 2), "kernel": (5, 3), "size": (12, 9)},

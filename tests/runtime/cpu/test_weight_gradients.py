@@ -5,7 +5,7 @@ from ortboost.autodiff.engine import differentiate
 from ortboost.graph.build import Builder
 from ortboost.runtime.cpu import weight_gradients
 from tests.autodiff.oracle import graph, random_feeds
-from tests.runtime.cpu.forms import assert_same, operators
+from tests.runtime.cpu.forms import PADS, assert_same, operators
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +32,7 @@ def gradient(channels=64, outputs=3, kernel=(3, 3), size=(9, 8), batch="N", befo
 
 
 FIRES = {
-    "same": {"pads": (1, 1, 1, 1)},
-    "valid": {},
-    "one-sided": {"pads": (2, 0, 0, 1)},
-    "more at the end": {"pads": (0, 1, 2, 1)},
+    **PADS,
     "one product for all images": {"pads": (1, 1, 1, 1), "outputs": 80},
     "one row": {"kernel": (1, 3), "pads": (0, 1, 0, 1)},
     "one column": {"kernel": (3, 1)},

@@ -105,8 +105,8 @@ def _image_gradient(
     if not (simple and isinstance(outputs, int) and isinstance(inputs, int)):
         return transposed_conv(b, g, w, window, x, groups)
     depthwise = groups == outputs == inputs
-    few = outputs > inputs and (inputs < _MIN_INPUTS or outputs > _MAX_RATIO * inputs)
-    dense = groups == 1 and (window.pointwise or not few)
+    narrow = outputs > inputs and (inputs < _MIN_INPUTS or outputs > _MAX_RATIO * inputs)
+    dense = groups == 1 and (window.pointwise or not narrow)
     if not (depthwise or dense):
         return transposed_conv(b, g, w, window, x, groups)
     order = [1, 0, *range(2, 2 + window.spatial)]

@@ -24,9 +24,9 @@ Patches, for few channels and taps, compared with swapped (1.19, 1.31):
     C 3, M 32, 64x64, 3x3 / 2        1.48 for 2.10    1.11 for 2.00
 
 :mod:`ortboost.runtime.cpu.depthwise` recognizes the products of the depthwise algorithm, and
-:mod:`ortboost.runtime.cpu.weight_gradients` those of the taps of large images. The
-forward convolution of the second layer takes 1.45. One Gather of all taps, and im2col by Slices and
-a Concat, were slower in nearly all cases.
+:mod:`ortboost.runtime.cpu.weight_gradients` those of the taps of large images. The forward
+convolution of the second layer takes 1.45. One Gather of all taps, and im2col by Slices and a
+Concat, were slower in nearly all cases.
 """
 
 from __future__ import annotations
