@@ -18,7 +18,7 @@ from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.graph.query import label
-from ortboost.graph.reach import Reach, reach
+from ortboost.graph.reach import Reach, descendants, reach
 from ortboost.graph.runtime_operators import has_runtime_operators, write_out_runtime_operators
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
@@ -161,9 +161,14 @@ def find_blockers(
 
 
 def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:
+    foreign = [node for node in reached.nodes if node.domain.startswith(_ORT)]
+    # Shape inference gets no further than these: what it leaves unknown is no reason of its own.
+    behind = descendants(out for n in foreign if label(n) in refused for out in n.outputs)
     for node in reached.nodes:
         reason = engine.gradient_support(node)
         if reason is None:
+            continue
+        if node in behind and any(v is not None and v.shape is None for v in node.inputs):
             continue
         if node.domain == _ORT:
             reason = f"{_ORT}::{node.op_type} {_FOR_INFERENCE}"

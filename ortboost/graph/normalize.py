@@ -41,7 +41,7 @@ from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
-    name_their_domain,
+    restore_runtime_domain,
     write_out_runtime_operators,
 )
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
@@ -93,7 +93,7 @@ def normalize(
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
-        name_their_domain(model)
+        restore_runtime_domain(model)
         if has_runtime_operators(model):
             opsets = range(max(opsets[0], OLDEST_OPSET), opsets.stop)
     report = convert_opset(model, opsets)

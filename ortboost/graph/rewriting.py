@@ -64,7 +64,7 @@ class Site:
         """A required input; raises :class:`Refusal` if it is missing."""
         value = self.optional(index)
         if value is None:
-            raise Refusal(f"its input {index} is missing; the model is invalid")
+            raise Refusal(f"its input {index} is missing; the file is not valid, export it again")
         return value
 
     def optional(self, index: int) -> ir.Value | None:

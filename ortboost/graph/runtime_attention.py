@@ -56,7 +56,10 @@ def attention(site: Site) -> list[ir.Value | None]:
     query, key, value = site.ops("Split", projected, site.ints(*widths), count=3, axis=-1)
     heads = site.integer("num_heads", 0)
     if not heads or any(width % heads for width in widths):
-        raise Refusal(f"{heads} heads do not divide its widths {widths}; the model is invalid")
+        raise Refusal(
+            f"{heads} heads do not divide its widths {widths}; the file is not valid, export it "
+            "again"
+        )
     q, k, v = (_by_head(site, part, heads) for part in (query, key, value))
     mask = _Mask(site.optional(3), site.optional(5))
     return [_attend(site, q, k, v, mask, widths[0] // heads)]
@@ -122,7 +125,7 @@ def rotary_embedding(site: Site) -> list[ir.Value]:
     heads = site.integer("num_heads", 0)
     if rank == 3:
         if turned != 2 * half or (site.integer("rotary_embedding_dim", 0) and not heads):
-            raise Refusal("its sizes contradict each other; the model is invalid")
+            raise Refusal("its sizes contradict each other; the file is not valid, export it again")
         split = (0, 0, heads, -1) if site.integer("rotary_embedding_dim", 0) else (0, 0, -1, turned)
         x = site.op("Reshape", x, site.ints(*split))
     if site.rank(1) == 1:  # the first position, of all samples

@@ -24,7 +24,7 @@ from ortboost.graph.shape_inference import infer_shapes
 __all__ = [
     "OLDEST_OPSET",
     "has_runtime_operators",
-    "name_their_domain",
+    "restore_runtime_domain",
     "write_out_runtime_operators",
 ]
 
@@ -49,7 +49,7 @@ _ACTIVATIONS: Final = {
 """Activation of a fused operator to the names of its settings, in the order of FusedConv."""
 
 
-def name_their_domain(model: ir.Model) -> None:
+def restore_runtime_domain(model: ir.Model) -> None:
     """Move normalizations that onnxruntime has put into the standard domain into its own, in place.
 
     There, SimplifiedLayerNormalization never was, and LayerNormalization is only since opset 17.

@@ -177,11 +177,16 @@ def _title(axis: Any, text: str) -> None:
 
 
 def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A centred moving mean of the finite values at up to 2,000 points, narrower at both ends."""
+    """A moving mean of the finite values at up to 2,000 points.
+
+    It is centred, and narrower at the start. At the end it goes back by half its width, as the mean
+    of a few values would jump.
+    """
     values, width = curve.y, max(5, len(curve) // 30)
     at = np.unique(np.linspace(0, len(values) - 1, _PLACES).round().astype(np.int64))
-    half = np.minimum(np.minimum(at, len(values) - 1 - at), width // 2)
-    windows = np.stack([at - half, at + half + 1], axis=1).ravel()
+    before = np.minimum(at, width // 2)
+    after = np.minimum(before, len(values) - 1 - at)
+    windows = np.stack([at - before, at + after + 1], axis=1).ravel()
     finite = np.isfinite(values)
     # Each window is summed separately: with differences of running sums, one value like 1e30
     # would cancel all others.

@@ -208,3 +208,17 @@ def test_a_loss_written_wrongly_is_known_after_a_conversion_of_the_opset(opset):
     assert model.opset_imports[""] in (18, 21)
     report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
     assert ["label_smoothing" in b.reason for b in report.blockers] == [True]
+
+
+def test_what_is_unknown_behind_an_operator_that_was_refused_is_no_reason_of_its_own():
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        net (float[N,4,6] x, float[6,18] w, float[6,6] u) => (float y) {
+          [attend] a = com.microsoft.Attention <num_heads = 5> (x, w)
+          [product] b = MatMul(a, u)
+          [sum] y = ReduceSum <keepdims = 0> (b) }"""
+    )
+    for name in ("portable", "native"):
+        report = check_trainable(model, wrt=["w", "u"], engine=get_engine(name))
+        assert [blocker.node for blocker in report.blockers] == ["attend"]
+        assert "5 heads do not divide" in str(report)

@@ -163,14 +163,14 @@ def test_an_empty_log_is_refused(tmp_path):
         plot_log(tmp_path / "log.jsonl", tmp_path / "curves.png")
 
 
-def test_smoothing_is_a_centred_mean_of_the_finite_values():
+def test_smoothing_is_a_mean_of_the_finite_values_that_has_half_its_width_at_the_end():
     def smooth(values):
         x, y = _smooth(Curve(array("q", range(len(values))), array("d", values)))
         assert list(x) == list(range(len(values)))
         return y.tolist()
 
     values = [1.0, 2.0, np.nan, 4.0, 9.0]
-    assert smooth(values) == [1.0, 1.5, 4.0, 6.5, 9.0]
+    assert smooth(values) == [1.0, 1.5, 4.0, 5.0, 6.5]
     assert smooth([2.0] * 9) == [2.0] * 9
     assert smooth([1e30] * 3 + [2.0] * 9)[6:] == [2.0] * 6  # a large value leaves no trace
 

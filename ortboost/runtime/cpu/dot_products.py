@@ -58,8 +58,7 @@ def _dot_product(site: Site) -> list[ir.Value | None] | None:
     if left is None or right is None or left.dtype != ir.DataType.FLOAT:
         return None
     shape = known_shape(left)
-    # An unknown length may be broadcast.
-    if not shape or shape != known_shape(right) or None in shape or site.integer("keepdims", 1):
+    if not shape or shape != known_shape(right) or site.integer("keepdims", 1):
         return None
     reduced = {int(axis) % len(shape) for axis in axes.tolist()}
     first = len(shape)

@@ -1,4 +1,5 @@
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ortboost.runtime.cpu import dot_products
@@ -68,6 +69,15 @@ def test_what_does_not_fit_is_left_alone(name):
     before = operators(model)
     assert not dot_products.dot_products(model)
     assert operators(model) == before
+
+
+def test_unknown_lengths_may_be_broadcast():
+    model = reduction()
+    for value in model.graph.inputs[:2]:
+        value.shape = ir.Shape([None, *value.shape[1:]])
+    feeds = random_feeds(model)
+    feeds["z"] = feeds["z"][:1]
+    assert_same(model, dot_products.dot_products, feeds)
 
 
 def test_an_empty_batch_has_the_sum_0():

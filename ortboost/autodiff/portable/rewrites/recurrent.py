@@ -183,7 +183,7 @@ class _Layer:
         """`[1, gates * hidden, n]` as `[n, gates * hidden]`."""
         value = self._part(index)
         if value is None:
-            raise Refusal("its weights are missing; the model is invalid")
+            raise Refusal("its weights are missing; the file is not valid, export it again")
         return self.site.op("Transpose", value, perm=[1, 0])
 
     def _bias(self) -> Sequence[ir.Value] | None:
