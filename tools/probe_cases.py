@@ -1133,7 +1133,6 @@ def contributed() -> Iterator[Case]:
     yield Case("FastGelu", [(3, 4), (4,)], (0, 1), note="ms bias", **ms)
     yield Case("BiasGelu", [(3, 4), (4,)], (0, 1), note="ms", **ms)
     yield Case("QuickGelu", [(3, 4)], note="ms", **ms)
-    yield Case("SimplifiedLayerNormalization", [(3, 4), (4,)], (0, 1))
     yield Case("QuickGelu", [(3, 4)], attrs={"alpha": 1.0}, **ms)
 
 

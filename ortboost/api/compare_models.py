@@ -17,6 +17,7 @@ from ortboost.api.image_settings import as_images
 from ortboost.api.run_folder import refuse_checkpoint
 from ortboost.api.stored_batches import Feeds, map_batches
 from ortboost.core.arguments import checked
+from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
@@ -29,7 +30,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
-from ortboost.runtime.model_evaluator import ModelEvaluator, takes
+from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data.images import ImageConfig
 
 __all__ = ["Comparison", "compare"]
@@ -109,7 +110,7 @@ def _check_inputs(
         )
     for spec in inputs:
         shape = np.shape(batch[spec.name])
-        if not takes(spec, shape):
+        if not matches(shape, spec.shape):
             raise UsageError(
                 f"The models need '{spec.name}' in different shapes.",
                 where=f"{one}: {list(shape)}; {other}: {format_shape(spec.shape)}",

@@ -13,6 +13,7 @@ from ortboost.api.former_run import trained_network
 from ortboost.api.learning_rates import ANY_STEPS, schedules
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, refuse_checkpoint
 from ortboost.core.arguments import checked
+from ortboost.core.collector import without_collector
 from ortboost.core.errors import UsageError
 from ortboost.core.files import finish_replacement, foreign_files
 from ortboost.core.report import Report
@@ -29,6 +30,7 @@ _CONSUMED = (CHECKPOINTS, LOG, PLOT)
 
 
 @checked
+@without_collector()
 def convert(
     model: ModelSource,
     out: str | os.PathLike[str],

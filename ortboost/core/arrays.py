@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from tokenize import TokenError
 from typing import Any
 
@@ -13,7 +13,23 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, first_line
 
-__all__ = ["as_array", "as_dtype", "npy_faults", "read_npy"]
+__all__ = ["as_array", "as_dtype", "matches", "npy_faults", "read_npy"]
+
+
+def matches(have: Sequence[int], want: Sequence[int | str | None]) -> bool:
+    """Whether a shape matches the required one, axis by axis.
+
+    Args:
+        have: The shape of an array.
+        want: Per axis a length, or anything else for an arbitrary length.
+
+    Example:
+        >>> matches((2, 3), ("N", 3)), matches((2, 3), (3, 3))
+        (True, False)
+    """
+    return len(have) == len(want) and all(
+        not isinstance(w, int) or w == h for h, w in zip(have, want, strict=True)
+    )
 
 
 @contextlib.contextmanager

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.arrays import as_dtype
+from ortboost.core.arrays import as_dtype, matches
 from ortboost.core.errors import UsageError, first_line
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session
 
-__all__ = ["ModelEvaluator", "takes"]
+__all__ = ["ModelEvaluator"]
 
 _TYPES = {
     "tensor(float)": np.float32,
@@ -79,7 +79,7 @@ class ModelEvaluator:
                 array = as_dtype(array, spec.dtype, f"input '{spec.name}'")
             taken[spec.name] = np.asarray(array, spec.dtype, order="C")
             shape = taken[spec.name].shape
-            if not takes(spec, shape):
+            if not matches(shape, spec.shape):
                 raise UsageError(
                     f"The input '{spec.name}' does not accept an array of this shape.",
                     where=f"array {list(shape)}, input {format_shape(spec.shape)}",
@@ -94,14 +94,6 @@ class ModelEvaluator:
                 fix="Check that the shapes of the data fit the model.",
             ) from error
         return dict(zip(self.outputs, answers, strict=True))
-
-
-def takes(spec: TensorSpec, shape: Sequence[int]) -> bool:
-    """Whether an input accepts an array of this shape."""
-    return len(shape) == len(spec.shape) and all(
-        not isinstance(dim, int) or dim == length
-        for dim, length in zip(spec.shape, shape, strict=True)
-    )
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -256,8 +256,8 @@ def convert_once(path: Path, folder: Path, engine: str) -> dict[str, Any]:
         Seconds in total and by stage, peak memory in MiB (of the process, and what it was before),
         number of nodes of the step graph.
     """
+    from ortboost.api.convert_model import convert
     from ortboost.autodiff.engine import get_engine
-    from ortboost.program import build
     from ortboost.program.config import ProgramConfig
 
     get_engine()  # imports the runtime, which is not what is measured
@@ -266,8 +266,7 @@ def convert_once(path: Path, folder: Path, engine: str) -> dict[str, Any]:
     before = _peak_mib()
     start, start_cpu = time.perf_counter(), time.process_time()
     with clock.stage(OTHER):
-        program = build.build_program(path, ProgramConfig(engine=engine))
-        program.save(folder)
+        program = convert(path, folder, ProgramConfig(engine=engine))
     seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     return {
         "seconds": seconds,

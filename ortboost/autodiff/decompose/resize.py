@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.sizes import joined, length
-from ortboost.graph.query import constant, input_at, known_shape
+from ortboost.graph.dimensions import dimensions, elements
+from ortboost.graph.query import constant, producer_of
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
@@ -180,52 +181,12 @@ def _resize(site: Site) -> list[ir.Value | None]:
 
 def _is_kept(site: Site, axis: int, place: int) -> bool:
     """Whether an axis certainly keeps its length."""
-    sizes, length = site.optional(3), site.shape()[axis]
-    if sizes is None:
-        return _element(site.input(2), place) == 1.0
-    found = _element(sizes, place)
-    if isinstance(found, tuple):
-        source, index = found
-        shape = known_shape(source)
-        same = source is site.input(0) and index == axis
-        return same or (shape is not None and length is not None and shape[index] == length)
-    return found is not None and found == length
-
-
-def _element(value: ir.Value, place: int) -> float | tuple[ir.Value, int] | None:
-    """An element of a computed vector: a number, or a dimension of a value; None if unknown."""
-    array = constant(value)
-    if array is not None:
-        return float(array.reshape(-1)[place]) if place < array.size else None
-    # Exporters join sizes from lengths of the input: Concat(Slice(Shape(x)), constants).
-    node = value.producer()
-    source = None if node is None else input_at(node, 0)
-    if node is None or source is None:
-        return None
-    if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"):
-        return _element(source, place)
-    # From here on, an element comes from another place of the source.
-    if node.op_type == "Shape":
-        rank = len(known_shape(source) or ())
-        index = node.attributes.get_int("start", 0)
-        index = place + (index + rank if index < 0 else index)
-        return (source, index) if index < rank else None
-    if node.op_type in ("Gather", "Slice"):
-        given = constant(input_at(node, 1))
-        steps = input_at(node, 4)
-        if given is None or given.min() < 0 or (steps is not None and constant(steps) != 1):
-            return None
-        flat = given.reshape(-1)
-        if node.op_type == "Slice":
-            return _element(source, place + int(flat[0]))
-        return _element(source, int(flat[place])) if place < flat.size else None
-    if node.op_type == "Concat":
-        for part in node.inputs:
-            shape = () if part is None else known_shape(part) or (None,)
-            count = shape[0] if len(shape) == 1 else None
-            if part is None or not isinstance(count, int):
-                return None
-            if place < count:
-                return _element(part, place)
-            place -= count
-    return None
+    sizes = site.optional(3)
+    if sizes is not None:
+        found, lengths = elements(sizes), dimensions(site.input(0))
+        if found is None or lengths is None or place >= len(found):
+            return False
+        return found[place] == lengths[axis]
+    parts = producer_of(site.input(2), "Concat")  # ones, and computed scales behind them
+    array = constant(site.input(2) if parts is None else parts.inputs[0])
+    return array is not None and place < array.size and bool(array.reshape(-1)[place] == 1.0)

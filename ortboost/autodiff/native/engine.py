@@ -51,10 +51,10 @@ class NativeEngine:
     name = "native"
     opsets = range(18, 22)
     ir_version = 10
-    fp32_operators: Mapping[str, str] = dict.fromkeys(
-        ("LayerNormalization", "SimplifiedLayerNormalization"),
-        "its native gradient has no float16 kernel on the CPU, and no valid definition",
-    )
+    fp32_operators: Mapping[str, str] = {
+        "LayerNormalization": "its native gradient has no float16 kernel on the CPU, and no valid "
+        "definition"
+    }
 
     def unavailable(self) -> str | None:
         """Why onnxruntime-training cannot be used here, and how to fix it."""

@@ -39,7 +39,6 @@ _ALWAYS_WRITTEN = {
     "Concat": slice(None),
     "FastGelu": slice(1, 2),
     "LayerNormalization": slice(1, 3),
-    "SimplifiedLayerNormalization": slice(1, 2),
 }
 COPY_PREFIX = "ortboost/native/own"
 _STOPPED = "ortboost/native/stopped/"

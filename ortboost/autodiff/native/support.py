@@ -29,8 +29,8 @@ NATIVE = frozenset(
     "Expand Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity "
     "LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal "
     "ReduceL2 ReduceLogSumExp ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Sigmoid "
-    "Sin Slice Softmax SimplifiedLayerNormalization SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub "
-    "Tanh Tile TopK Transpose Trilu Unsqueeze Where".split()
+    "Sin Slice Softmax SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh Tile TopK Transpose "
+    "Trilu Unsqueeze Where".split()
 )
 """Standard operators with a correct gradient on CPU and CUDA, possibly after ``prepare``."""
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.arrays import as_dtype
+from ortboost.core.arrays import as_dtype, matches
 from ortboost.core.errors import UsageError, first_line
 from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
@@ -30,7 +30,6 @@ from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
-from ortboost.training.data.shapes import matches
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import PrecisionConfig
 from ortboost.transforms.trainable_norm import to_training

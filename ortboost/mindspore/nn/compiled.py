@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.arrays import matches
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
@@ -35,7 +36,6 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
 from ortboost.runtime.updater import Updater
-from ortboost.training.data.shapes import matches
 from ortboost.training.run_state import step_seed
 from ortboost.transforms.attach_loss import LossConfig
 

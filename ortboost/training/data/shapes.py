@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Wanted", "fit_shape", "matches"]
+from ortboost.core.arrays import matches
+
+__all__ = ["Wanted", "fit_shape"]
 
 Wanted = tuple[int | str | None, ...]
 """Per axis a length, or anything else for an arbitrary length."""
-
-
-def matches(have: tuple[int, ...], want: Wanted) -> bool:
-    """Whether a shape matches the required one, axis by axis.
-
-    Example:
-        >>> matches((2, 3), ("N", 3)), matches((2, 3), (3, 3))
-        (True, False)
-    """
-    return len(have) == len(want) and all(
-        not isinstance(w, int) or w == h for h, w in zip(have, want, strict=True)
-    )
 
 
 def fit_shape(have: tuple[int, ...], want: Wanted) -> tuple[int, ...] | None:

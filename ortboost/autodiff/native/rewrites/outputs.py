@@ -23,7 +23,6 @@ def complete_nodes(model: ir.Model) -> Report:
     dropout = "inference mode: replaced by Identity; training mode: mask added"
     rules: dict[str, tuple[Rule, str]] = {
         "LayerNormalization": (_layer_norm, "bias and outputs added that its gradient needs"),
-        "SimplifiedLayerNormalization": (_simplified, "output added that its gradient needs"),
         "Dropout": (_dropout, dropout),
         "SoftmaxCrossEntropyLoss": (_cross_entropy, "log_prob output added"),
     }
@@ -53,15 +52,6 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     for output in outputs[1:]:  # the statistics, float32 whatever the input
         output.type = ir.TensorType(ir.DataType.FLOAT)
     return outputs[: len(site.node.outputs)]
-
-
-def _simplified(site: Site) -> Sequence[ir.Value] | None:
-    node = site.node
-    if len(node.outputs) == 2:
-        return None
-    outputs = site.ops(node.op_type, *node.inputs, count=2, **node.attributes)
-    outputs[1].type = ir.TensorType(ir.DataType.FLOAT)
-    return outputs[:1]
 
 
 def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value]:
