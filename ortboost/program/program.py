@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -44,7 +43,6 @@ from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.core.tensor_file import TensorFile, form_of, pieces_of, write_tensors
 from ortboost.core.version import __version__
-from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
@@ -152,24 +150,8 @@ class Program(Shown):
     @property
     def evaluation_inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs of the evaluation graph that are data."""
-        state = {entry.name for entry in self.catalogue.state}
         known = {spec.name: spec for spec in self.catalogue.batch}
-        data = [value for value in self.evaluation.graph.inputs if value.name not in state]
-        specs = [known.get(value.name or "") or TensorSpec.of(value) for value in data]
-        # The axes are known from the step, as a rule.
-        if all(spec.name in known for spec in specs):
-            return tuple(specs)
-        axes = model_batch_axes(  # inputs read only by other outputs are not in the step
-            self.evaluation,
-            self.config.inputs.batch_axes,
-            inputs={spec.name: spec.shape for spec in specs},
-            prediction=self.prediction,
-            labels=self.labels,
-        )
-        return tuple(
-            spec if spec.name in known else dataclasses.replace(spec, batch_axis=axes[spec.name])
-            for spec in specs
-        )
+        return tuple(known[v.name] for v in self.evaluation.graph.inputs if v.name in known)
 
     @checked
     @without_collector()
