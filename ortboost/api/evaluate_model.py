@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import onnx_ir as ir
 
 from ortboost.api.data import Data
-from ortboost.api.export_subject import WithConstants, batched, file_labels, score_output
+from ortboost.api.export_subject import WithConstants, batched
+from ortboost.api.file_labels import file_labels, score_output
 from ortboost.api.image_settings import images_of
 from ortboost.api.run_folder import load_run, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.api.accuracies import Accuracies
 from ortboost.api.data import Data
 from ortboost.api.export_subject import (
-    Accuracies,
     Collected,
     Subject,
     collect,

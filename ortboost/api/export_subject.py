@@ -13,10 +13,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.api.accuracies import Accuracies
+from ortboost.api.file_labels import LABELS, file_labels, score_output
 from ortboost.api.image_settings import images_note, images_of
 from ortboost.api.run_folder import load_run
 from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
-from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
+from ortboost.core.errors import OrtBoostError
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
 from ortboost.deploy.intermediates import measure_ranges
@@ -24,38 +26,24 @@ from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synth
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import is_map, load_model
-from ortboost.graph.query import FLOAT_TYPES, known_shape
-from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.source import source_name
+from ortboost.graph.io import load_model
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
-from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, open_source, static_batch
-from ortboost.training.data.batches import rows_of
 from ortboost.training.data.images import ImageConfig
-from ortboost.training.evaluation import by_sample
 from ortboost.training.label_rule import LabelRule
-from ortboost.training.metrics import strict
-from ortboost.transforms.attach_loss import IGNORED
-from ortboost.transforms.class_axis import find_class_axis
 
 __all__ = [
-    "Accuracies",
     "Collected",
     "Subject",
     "WithConstants",
     "batched",
     "collect",
-    "file_labels",
     "plain_subject",
-    "score_output",
     "trained_subject",
 ]
-
-_LABELS = "labels"
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ class Subject:
     @property
     def rule(self) -> LabelRule:
         """How labels are compared with scores."""
-        return LabelRule.of(self.inputs, self.labels or _LABELS)
+        return LabelRule.of(self.inputs, self.labels or LABELS)
 
     def synthetic(self) -> Feeds:
         """Make a batch of synthetic inputs; see :mod:`ortboost.deploy.synthetic_inputs`."""
@@ -251,14 +239,14 @@ def plain_subject(
         prediction = score_output(loaded)
         labels = file_labels(loaded, prediction)
     except OrtBoostError:  # export it anyway; the accuracy is measured only if that is unambiguous
-        labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
+        labels = TensorSpec(LABELS, np.dtype(np.int64), (None,))
     evaluator.inputs = batched(loaded, evaluator.inputs, config)
     return Subject(
         evaluator,
         [*evaluator.inputs, labels],
         export,
         device,
-        _LABELS,
+        LABELS,
         prediction,
         classes=False,
         images=images,
@@ -279,74 +267,6 @@ def batched(
     shapes = {spec.name: spec.shape for spec in inputs}
     axes = model_batch_axes(model, config.batch_axes, inputs=shapes, prediction=prediction)
     return tuple(dataclasses.replace(spec, batch_axis=axes[spec.name]) for spec in inputs)
-
-
-def score_output(model: ir.Model, output: str | None = None) -> str:
-    """Find the output of a plain model with the scores.
-
-    Args:
-        model: The model as loaded.
-        output: Its name; the first float output if not given, because classifiers of scikit-learn
-            have the class labels as the first output.
-
-    Raises:
-        UsageError: The output is unknown, or not float.
-    """
-    outputs = {value.name or "": value for value in model.graph.outputs}
-    scores = [name for name, v in outputs.items() if v.dtype in FLOAT_TYPES]
-    # Else one of unknown type.
-    scores = scores or [name for name, v in outputs.items() if v.dtype is None and not is_map(v)]
-    if output is None and scores:
-        return scores[0]
-    name = output or next(iter(outputs), "")
-    require_known(name, outputs, f"The model has no output '{name}'.", source_name(model))
-    if name not in scores:
-        raise UsageError(
-            f"The output '{name}' is {outputs[name].dtype}: class indices, not scores.",
-            where=source_name(model),
-            fix=f"Measure on {' or '.join(scores)} (--output)."
-            if scores
-            else "Export the model with an output of scores.",
-        )
-    return name
-
-
-def file_labels(
-    model: ir.Model,
-    output: str | None = None,
-    *,
-    class_axis: int | None = None,
-    ignored: int | None = None,
-    shifted: bool = False,
-) -> TensorSpec:
-    """Specify the class labels that the scores of a plain model are compared with.
-
-    Args:
-        model: The model as loaded.
-        output: The output with the scores; see :func:`score_output`.
-        class_axis: See :func:`ortboost.transforms.class_axis.find_class_axis`.
-        ignored: A label to ignore.
-        shifted: Whether each position is compared with the next label.
-
-    Raises:
-        UsageError: The output or axis does not exist.
-        ModelError: The class axis is ambiguous.
-    """
-    name = score_output(model, output)
-    outputs = {value.name or "": value for value in model.graph.outputs}
-    infer_shapes(model)
-    shape = known_shape(outputs[name]) or ()
-    axis, rest = 1, shape[:1]
-    if len(shape) > 1:
-        given = -1 if shifted and class_axis is None else class_axis
-        axis = find_class_axis(model, outputs[name], given)
-        rest = tuple(dim for i, dim in enumerate(shape) if i != axis)
-    wanted = tuple(dim if isinstance(dim, int) else None for dim in rest) or (None,)
-    if shifted and ignored is None:
-        ignored = IGNORED
-    return TensorSpec(
-        _LABELS, np.dtype(np.int64), wanted, ignored=ignored, class_axis=axis, shifted=shifted
-    )
 
 
 class Collected(NamedTuple):
@@ -403,88 +323,3 @@ def collect(
         if error.what != f"No array feeds the input '{subject.labels}'.":
             notes = (f"no accuracy: the labels of the data do not fit. {error.what}",)
     return Collected(*padded_batches(found, subject.inputs, fixed), notes)
-
-
-class Accuracies:
-    """Accuracy before and after, accumulated over the batches.
-
-    Args:
-        output: The output with the class scores; the first if not given.
-        labels: Key of the class indices in the batches.
-        feeds: The batches.
-        expected: The outputs before.
-        lengths: Number of real samples per batch; the rest is padding.
-        rule: How labels are compared with scores.
-        axis: Batch axis of the labels.
-    """
-
-    def __init__(
-        self,
-        output: str | None,
-        labels: str | None,
-        feeds: Sequence[Feeds],
-        expected: Sequence[Feeds],
-        lengths: Sequence[int | None] | None = None,
-        rule: LabelRule | None = None,
-        axis: int | None = 0,
-    ) -> None:
-        self._output, self._labels, self._rule = output, labels, rule or LabelRule()
-        self._axis = axis
-        self._feeds, self._expected, self._lengths = feeds, expected, lengths
-        self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
-        self.judged: tuple[str, ...] = ()
-        """The output that the accuracy is measured on, if any."""
-        self.notes: list[str] = []
-        """Why no accuracy could be measured, if so."""
-        self._wanted = bool(feeds) and labels is not None and labels in feeds[0]
-
-    def add(self, number: int, answers: Feeds) -> None:
-        """Add the outputs of one batch of the exported file."""
-        if not self._wanted:
-            return
-        accuracy = strict(get_metric("accuracy")).function
-        output = self._output or next(iter(answers))
-        assert accuracy is not None
-        assert self._labels is not None
-        real = slice(None if self._lengths is None else self._lengths[number])
-        try:
-            labels = rows_of(np.asarray(self._feeds[number][self._labels]), real, self._axis)
-            for side, found in (("before", self._expected[number]), ("after", answers)):
-                # The predicted class of a classifier, or a map from class to score.
-                if np.asarray(found[output]).dtype.kind in "iubO":
-                    raise UsageError(f"The output '{output}' does not contain scores.")
-                scores = np.asarray(found[output], np.float32)
-                rows = by_sample(scores, labels, self._rule, self._axis, real)
-                self._right[side].append(accuracy(*rows))
-            self.judged = (output,)
-        except (OrtBoostError, ValueError, IndexError, KeyError) as error:
-            self._wanted, self.judged = False, ()
-            why = error.what if isinstance(error, OrtBoostError) else "they do not fit the scores."
-            self.notes.append(f"no accuracy was measured with the labels of the data: {why}")
-
-    def require(self, most: float, where: str, parity: Parity) -> None:
-        """Require that the accuracy fell by at most ``most``.
-
-        Raises:
-            ParityError: It fell by more.
-        """
-        for name, (before, after) in self.found().items():
-            if before - after > most + 1e-9:  # 0.98 - 0.97 is a little more than 0.01
-                noise = ", ".join(
-                    f"'{d.output}' {d.sqnr:.1f} dB"
-                    for d in parity.differences
-                    if d.sqnr is not None
-                )
-                raise ParityError(
-                    f"The {name} fell from {before:.4f} to {after:.4f}, by more than {most:g}.",
-                    where=f"{where}: signal-to-quantization-noise ratio {noise}",
-                    fix="Nothing was written. Try another --calibration, more data in --calib, "
-                    "--skip for the affected layers, or allow more with --max-drop.",
-                )
-
-    def found(self) -> dict[str, tuple[float, float]]:
-        """``accuracy`` before and after; empty if the data have no class indices."""
-        if not self._wanted or not self._right["before"]:
-            return {}
-        before, after = (float(np.concatenate(self._right[s]).mean()) for s in ("before", "after"))
-        return {"accuracy": (before, after)}
