@@ -21,7 +21,7 @@ scales the loss updates the scale (:class:`ortboost.boosts.roles.LossScaler`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,18 +34,16 @@ from ortboost.boosts.roles import PART
 from ortboost.core.errors import ConfigError
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names
-from ortboost.graph.reach import values_by_name
-from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import StateEntry
-from ortboost.program.config import ProgramConfig, decays
+from ortboost.program.config import ProgramConfig
 from ortboost.program.gradients import ScaledGradients
+from ortboost.program.parameter_update import ParameterUpdate
+from ortboost.program.step_state import StepState
 
 __all__ = ["StepParts", "append_flush", "append_update"]
 
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 _FULL = "ortboost/full"
 _SKIPS = (names.LAST_SKIPPED, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS)
 
@@ -111,25 +109,20 @@ class _Writer:
     """Appends the update to one graph."""
 
     def __init__(self, graph: GraphContext, config: ProgramConfig) -> None:
-        self.graph = graph.model.graph
         self.config = config
-        self.slots = config.optimizer.slots if config.line_search is None else ()
-        self.trained = graph.trained
+        self.b = Builder(graph.model.graph, "ortboost/update")
+        self.state = StepState(self.b)
+        self.inputs = self.state.inputs
         # With separate states, each freeze group has its own slots and count of updates.
         separate = config.splitter is not None and config.splitter.separate_state
-        self.group = graph.number if separate else 0
         # The last one is the count that the optimizer sees, see `_update_context`.
         self.counters = [names.STEP] + ([names.group_step(graph.number)] if separate else [])
-        self.b = Builder(self.graph, "ortboost/update")
-        self.inputs = {value.name or "": value for value in self.graph.inputs}
-        self.context = StepContext(
-            self.b, self.trained, self.inputs, graph.memory, graph.number, graph.window
+        self.parameters = ParameterUpdate(
+            self.b, graph, config, self.state, graph.number if separate else 0
         )
-        # The numbers of the rows of a sparse gradient were made by a rewrite of the gradients.
-        values = values_by_name(self.graph) if graph.rows else {}
-        self.rows = {
-            p.name: values[graph.rows[p.name]] for p in self.trained if p.name in graph.rows
-        }
+        self.context = StepContext(
+            self.b, graph.trained, self.inputs, graph.memory, graph.number, graph.window
+        )
         self.boosts = config.enabled_boosts
         self.accumulator = config.accumulator
         self.scale = self.inputs.get(names.SCALE)  # a flush has none
@@ -137,28 +130,17 @@ class _Writer:
         self.own: list[str] = []  # states of boosts that change with the update
         self.each_step: list[str] = []  # states that change in every step
         self._early: dict[str, ir.Value] = {}  # next states that are computed before the branches
-        self.state: list[StateEntry] = []
-        self.initial: dict[str, NDArray[np.generic]] = {}
-        self.hyper: dict[str, ir.Value] = {}
-        self._declare_update(graph)
+        self._declare_states(graph)
 
-    # ---- inputs -------------------------------------------------------------------------------
+    # ---- states -------------------------------------------------------------------------------
 
-    def _declare_update(self, graph: GraphContext) -> None:
-        """Declare the inputs and states of the optimizer and the boosts."""
-        self._learning_rate(None)
-        for group in self.config.groups:
-            if group.learning_rate is not None:
-                self._learning_rate(group.name)
-        for parameter in self.trained:
-            for slot in self.slots:
-                zeros = np.zeros(parameter.shape, parameter.dtype.numpy())
-                self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
+    def _declare_states(self, graph: GraphContext) -> None:
+        """Declare the states of boosts, and the counts of updates."""
         for boost in self.boosts:
             for state in boost.states_of(graph):
-                if state.name == PART and PART in self.initial:
+                if state.name == PART and PART in self.state.initial:
                     continue  # several boosts may read it
-                self._add_state(
+                self.state.add(
                     state.name, state.kind, state.initial, state.role, sharded=state.sharded
                 )
                 if boost is self.accumulator or state.changes_at == "step":
@@ -173,47 +155,14 @@ class _Writer:
                 elif state.changes_at == "update":
                     self.own.append(state.name)
         for name in reversed(self.counters):
-            self._add_state(name, "counter", np.int64(0))
+            self.state.add(name, "counter", np.int64(0))
 
     def declare_step(self) -> None:
         """Declare the states of the gate: counters of the loss scale and of skipped steps."""
         counters = {} if self.scaler is None else self.scaler.counters()
         skips = dict.fromkeys(_SKIPS, 0) if self.config.check_finite else {}
         for name, start in {**counters, **skips}.items():
-            self._add_state(name, "counter", np.int64(start))
-
-    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | None]) -> ir.Value:
-        if name in self.inputs:  # already declared by a rewrite of the gradients
-            self.inputs[name].shape = ir.Shape(shape)
-            return self.inputs[name]
-        value = ir.val(self.b.unique(name), dtype, shape)
-        self.graph.inputs.append(value)
-        self.inputs[name] = value
-        return value
-
-    def _learning_rate(self, group: str | None) -> None:
-        name = names.learning_rate_name(group)
-        self.hyper[name] = self._input(name, _FLOAT, ())
-
-    def _add_state(
-        self,
-        name: str,
-        kind: str,
-        initial: NDArray[np.generic] | np.generic,
-        role: str = "",
-        *,
-        sharded: bool = False,
-    ) -> None:
-        array = np.asarray(initial)
-        shape = (None, *array.shape[1:]) if sharded else array.shape
-        self._input(name, ir.DataType.from_numpy(array.dtype), shape)
-        self.initial[name] = array
-        self.state.append(
-            StateEntry(name, kind, array.dtype, array.shape, names.next_name(name), role, sharded)
-        )
-
-    def _slot(self, slot: str, parameter: Parameter) -> str:
-        return names.slot_name(slot, parameter.name, self.group)
+            self.state.add(name, "counter", np.int64(start))
 
     def take_means(self) -> None:
         """Compute the batch means of boosts outside all branches, where the step is split."""
@@ -377,9 +326,9 @@ class _Writer:
         loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
         self.b.flush()
         return StepParts(
-            tuple(self.hyper.values()),
-            tuple(self.state),
-            self.initial,
+            tuple(self.parameters.rates.values()),
+            tuple(self.state.entries),
+            self.state.initial,
             next_of,
             (overflow, loss_scale, *scales),
         )
@@ -388,33 +337,12 @@ class _Writer:
 
     def _updated(self, means: Callable[[], Mapping[str, ir.Value]]) -> dict[str, ir.Value]:
         """Parameters, slots, the states of boosts, and the count of updates."""
-        b, counts, next_of = self.b, self._counts(), dict(self._early)
+        counts, next_of = self._counts(), dict(self._early)
         context = self._update_context(next_of, counts)
         gradients = means()
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)
-        for parameter in self.trained if self.config.line_search is None else ():
-            rate, decay = self._group(parameter)
-            # With a state per freeze group, each group has slots of its own.
-            slots = {s: self._slot(s, parameter) for s in self.slots}
-            update = self.config.optimizer.update(
-                b,
-                UpdateInputs(
-                    weight=self._read(parameter.name, parameter),
-                    grad=gradients[parameter.name],
-                    slots={slot: self._read(name, parameter) for slot, name in slots.items()},
-                    learning_rate=rate,
-                    step=context.step,
-                    weight_decay=decay,
-                    adapt=self._adapts(parameter),
-                    after_decay=partial(self._after_decay, context, parameter),
-                ),
-            )
-            found = {parameter.name: update.weight}
-            found |= {slots[slot]: value for slot, value in update.slots.items()}
-            next_of |= {
-                name: self._written(name, parameter, value) for name, value in found.items()
-            }
+        next_of |= self.parameters.updated(context, gradients)
         # A boost need not change a state at every update, but both branches need the same results.
         own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
         return {**next_of, **own, **counts}
@@ -442,49 +370,8 @@ class _Writer:
         prefix = names.next_name("")
         return choose(self.b, name, condition, then, otherwise, self.inputs, prefix=prefix)
 
-    def _read(self, state: str, parameter: Parameter) -> ir.Value:
-        """A state of a parameter; of a table with a sparse gradient, its rows of this batch."""
-        value, rows = self.inputs[state], self.rows.get(parameter.name)
-        return value if rows is None else self.b.op("Gather", value, rows, axis=0)
-
-    def _written(self, state: str, parameter: Parameter, value: ir.Value) -> ir.Value:
-        """The next value of a state from what replaces :meth:`_read`."""
-        old, rows = self.inputs[state], self.rows.get(parameter.name)
-        if rows is None:
-            return value
-        b = self.b
-        # ScatterND wants a list of coordinates, here of one: [rows] -> [rows, 1].
-        places = b.shared(("places", rows.name), lambda: b.op("Unsqueeze", rows, b.ints(1)))
-        return b.op("ScatterND", old, places, value, shape=old.shape)
-
-    def _after_decay(
-        self, context: UpdateContext, parameter: Parameter, gradient: ir.Value
-    ) -> ir.Value:
-        for boost in self.boosts:
-            gradient = boost.after_decay(context, parameter, gradient)
-        return gradient
-
     def _unchanged(self) -> dict[str, ir.Value]:
         """The states of :meth:`_updated`, unchanged."""
-        kept = [*self.counters, *self.own]
-        for parameter in self.trained:
-            kept.append(parameter.name)
-            kept += [self._slot(slot, parameter) for slot in self.slots]
-        return {name: self.inputs[name] for name in kept}
-
-    def _group(self, parameter: Parameter) -> tuple[ir.Value, float]:
-        """Learning-rate input and weight decay of a parameter."""
-        rate = self.hyper[names.LEARNING_RATE]
-        decay = self.config.weight_decay if decays(parameter, self.config.decay) else 0.0
-        for group in self.config.groups:
-            if match_names([parameter.name], group.patterns)[0]:
-                if group.learning_rate is not None:
-                    rate = self.hyper[names.learning_rate_name(group.name)]
-                return rate, decay if group.weight_decay is None else group.weight_decay
-        return rate, decay
-
-    def _adapts(self, parameter: Parameter) -> bool:
-        """Whether LARS adapts the rate of a parameter."""
-        if self.config.adapt is None:
-            return parameter.role == "weight"
-        return bool(match_names([parameter.name], self.config.adapt)[0])
+        return {
+            name: self.inputs[name] for name in (*self.counters, *self.own, *self.parameters.states)
+        }
