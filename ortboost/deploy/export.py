@@ -24,11 +24,12 @@ from ortboost.deploy.low_precision import LowPrecision, precision_steps
 from ortboost.deploy.pipeline import Step, optimize
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
+from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model
-from ortboost.graph.normalize import convert_opset, normalize
+from ortboost.graph.normalize import normalize
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.program.program import Program

@@ -22,7 +22,7 @@ from ortboost.deploy.pipeline import Step
 from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.rewrites.separate_transposes import separate_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
-from ortboost.graph.normalize import convert_opset
+from ortboost.graph.convert_opset import convert_opset
 from ortboost.transforms.precision import PrecisionConfig, place_precision
 
 __all__ = ["LowPrecision", "precision_steps"]

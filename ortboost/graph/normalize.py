@@ -7,37 +7,27 @@ inferred with symbolic dimensions kept.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
-
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.core.errors import ModelError, first_line
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs
 from ortboost.graph.branch_names import separate_branch_names
 from ortboost.graph.build import Builder
+from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.function_bodies import expand_by_definition, has_definition
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
-from ortboost.graph.old_resizes import keep_positions
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
     constant,
-    find_schema,
     input_at,
     is_read,
     is_standard,
     known_shape,
-    label,
 )
-from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
@@ -45,19 +35,12 @@ from ortboost.graph.runtime_operators import (
     write_out_runtime_operators,
 )
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
-from ortboost.graph.source import source_name
 from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
-__all__ = ["convert_opset", "free_weights", "inline_functions", "name_nodes", "normalize", "quiet"]
+__all__ = ["free_weights", "inline_functions", "name_nodes", "normalize"]
 
-_UNKNOWN = "ortboost.out_of_sight"
-_MAKES_MAPS = ("ZipMap",)
-# Opsets that changed what an operator computes, which onnx's converter does not know.
-_SCAN_WITHOUT_BATCH = 9
-_BATCH_NORM_PER_CHANNEL = 9
-_HARDMAX_OF_ONE_AXIS = 13
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
@@ -179,153 +162,6 @@ def free_weights(model: ir.Model) -> Report:
     if report.modified:
         common.RemoveInitializersFromInputsPass()(model)
     return report
-
-
-def convert_opset(model: ir.Model, opsets: range) -> Report:
-    """Convert the standard opset to the nearest one in ``opsets``, in place.
-
-    Raises:
-        ModelError: The model has no standard opset, or the conversion failed.
-    """
-    report = Report("convert_opset")
-    version = model.opset_imports.get("")
-    if version is None:
-        raise ModelError(
-            "The model imports no standard ONNX opset.",
-            where=source_name(model),
-            fix="Export it with the standard operators (domain 'ai.onnx').",
-        )
-    if version in opsets:
-        return report
-    _refuse_former_meanings(model, version)
-    target = opsets[0] if version < opsets[0] else opsets[-1]
-    fix = (
-        f"Export the model with opset {opsets[0]} to {opsets[-1]}."
-        if len(opsets) > 1
-        else f"Keep opset {version}."
-    )
-    # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
-    known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
-    report.changed.update(_expand_newer(model, version, target).changed)
-    from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
-
-    try:
-        with quiet("onnxscript", "onnx_ir"), _maps_out_of_sight(model):
-            version_converter.convert_version(model, target, fallback=True)
-    except Exception as error:
-        raise ModelError(
-            f"The model cannot be converted from opset {version} to {target}.",
-            where=f"{source_name(model)}: {first_line(error)}",
-            fix=fix,
-        ) from error
-    reached = model.opset_imports.get("")
-    if reached != target:  # the converter gives up half-way without an error
-        newer = _unknown_operators(model, target)
-        foreign = [op for op in newer if find_schema(op, onnx.defs.onnx_opset_version()) is None]
-        about = f": added later: {', '.join(newer)}" if newer else ""
-        raise ModelError(
-            f"The model cannot be converted from opset {version} to {target}: the result has opset "
-            f"{reached}.",
-            where=source_name(model)
-            + (f": not operators of ONNX: {', '.join(foreign)}" if foreign else about),
-            fix="Convert the file as it was exported, before onnxruntime's optimizer or another "
-            "tool put in its own operators."
-            if foreign
-            else fix,
-        )
-    for node in model.graph.all_nodes():
-        if node.outputs:
-            node.metadata_props.update(known.get(node.outputs[0].name, {}))
-    keep_positions(model, version)
-    report.changed["model"] = f"opset {version} -> {target}"
-    return report
-
-
-def _expand_newer(model: ir.Model, version: int, target: int) -> Report:
-    """Replace operators that ``target`` lacks by their definitions in the standard, in place."""
-    newer = [op for op in _unknown_operators(model, target) if has_definition(op, version)]
-    if newer:
-        infer_shapes(model)  # a definition depends on the types of the inputs
-    return rewrite_nodes(
-        model,
-        "expand_newer",
-        dict.fromkeys(newer, expand_by_definition),
-        f"not in opset {target}: expanded as defined by the standard",
-    )
-
-
-def _refuse_former_meanings(model: ir.Model, version: int) -> None:
-    for node in model.graph.all_nodes():
-        meaning = _former_meaning(node, version)
-        if meaning is not None:
-            since, what = meaning
-            raise ModelError(
-                f"{node.op_type} of opset {version} {what}; the converter treats it like that of "
-                f"opset {since}, which does not.",
-                where=f"{source_name(model)}: '{label(node)}'",
-                fix=f"Export the model with opset {since} or newer.",
-            )
-
-
-def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
-    """The opset that changed a node's meaning, and what it was, if the converter ignores it."""
-    if not is_standard(node):
-        return None
-    if node.op_type == "Scan" and version < _SCAN_WITHOUT_BATCH:
-        return _SCAN_WITHOUT_BATCH, "scans each sample of a batch"
-    if node.op_type == "BatchNormalization" and not node.attributes.get_int("spatial", 1):
-        return _BATCH_NORM_PER_CHANNEL, "with spatial=0 normalizes each position separately"
-    if node.op_type == "Hardmax" and version < _HARDMAX_OF_ONE_AXIS:
-        given, axis = input_at(node, 0), node.attributes.get_int("axis", 1)
-        shape = None if given is None else known_shape(given)
-        # From the last axis on, there is only one: both meanings agree.
-        if axis != -1 and (not shape or axis % len(shape) != len(shape) - 1):
-            return _HARDMAX_OF_ONE_AXIS, "joins all axes from its 'axis' on"
-    return None
-
-
-def _unknown_operators(model: ir.Model, version: int) -> list[str]:
-    """Standard operators of the model that an opset lacks."""
-    used = {node.op_type for node in model.graph.all_nodes() if is_standard(node)}
-    return sorted(op for op in used if find_schema(op, version) is None)
-
-
-@contextlib.contextmanager
-def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
-    """Hide ZipMap from ONNX shape inference, which sets a map type that onnx_ir does not support.
-
-    The code inside may replace nodes and outputs.
-    """
-    nodes = [node for node in model.graph.all_nodes() if node.op_type in _MAKES_MAPS]
-    if not nodes:
-        yield
-        return
-    domain, kept = nodes[0].domain, {value.name: dict(value.meta) for value in model.graph.outputs}
-    try:
-        model.opset_imports[_UNKNOWN] = 1
-        for node in nodes:
-            node.domain = _UNKNOWN
-        yield
-    finally:
-        model.opset_imports.pop(_UNKNOWN, None)
-        for node in model.graph.all_nodes():
-            if node.domain == _UNKNOWN:
-                node.domain = domain
-        for value in model.graph.outputs:
-            value.meta.update(kept.get(value.name, {}))
-
-
-@contextlib.contextmanager
-def quiet(*loggers: str) -> Iterator[None]:
-    """Suppress warnings of libraries about problems that are handled here."""
-    levels = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
-    try:
-        for logger, level in levels:
-            logger.setLevel(max(level, logging.ERROR))
-        yield
-    finally:
-        for logger, level in levels:
-            logger.setLevel(level)
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:

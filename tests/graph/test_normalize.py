@@ -8,7 +8,7 @@ from onnx import helper
 
 from ortboost.core.errors import ModelError
 from ortboost.graph.io import load_model
-from ortboost.graph.normalize import convert_opset, normalize
+from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
 from ortboost.transforms.inference_norm import to_inference
 from tests.support import (
@@ -159,44 +159,11 @@ def test_a_newer_opset_comes_down():
     np.testing.assert_array_equal(run(model, {"x": x})["y"], np.maximum(x, 0))
 
 
-@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 24, reason="needs opset 24")
-def test_an_operator_that_no_older_opset_has_is_refused():
-    model = text_model(
-        '<ir_version: 12, opset_import: ["" : 24]> net (float[2,4,3] x, float[2,1,3] s) =>'
-        " (float[2,4,3] y) { h = TensorScatter(x, s)  y = Relu(h) }"
-    )
-    with pytest.raises(ModelError) as info:
-        convert_opset(model, OPSETS)
-    assert_three_lines(info.value)
-    assert "24" in info.value.what
-    assert "added later: TensorScatter" in info.value.where
-
-
-def test_an_operator_of_a_runtime_in_the_standard_domain_is_refused_as_such():
-    """As onnxruntime's optimizer writes it; a newer opset would not help."""
-    model = text_model(
-        '<ir_version: 8, opset_import: ["" : 17]> net (float[2,4] x, float[4] s) =>'
-        " (float[2,4] y) { h = MemcpyToHost(x)  y = Relu(h) }"
-    )
-    with pytest.raises(ModelError) as info:
-        convert_opset(model, OPSETS)
-    assert_three_lines(info.value)
-    assert "not operators of ONNX: MemcpyToHost" in info.value.where
-    assert "before onnxruntime's optimizer" in info.value.fix
-
-
 def test_a_model_without_a_standard_opset_is_refused():
     model = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"com.microsoft": 1}), ir_version=10)
     with pytest.raises(ModelError) as info:
         normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
     assert_three_lines(info.value)
-
-
-def test_an_allowed_opset_is_left_alone():
-    model = small_mlp()
-    model.opset_imports[""] = 20
-    assert not convert_opset(model, OPSETS).modified
-    assert model.opset_imports[""] == 20
 
 
 def test_duplicate_and_missing_node_names_are_mended():
@@ -258,44 +225,6 @@ def test_small_integers_are_compared_as_int32(kind):
     assert len(model.graph) == before
 
 
-def test_scan_of_opset_8_is_refused():
-    """It had a batch axis; the converter treats it like the later version."""
-    body = onnx.parser.parse_graph(
-        "body (float[2] a, float[2] b) => (float[2] c, float[2] d) { c = Add(a, b) d = Identity(c) "
-        "}"
-    )
-    node = helper.make_node(
-        "Scan", ["", "s", "x"], ["y", "z"], "scan", num_scan_inputs=1, body=body
-    )
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [value("s", 1, [1, 2]), value("x", 1, [1, 3, 2])],
-        [value("y", 1, [1, 2]), value("z", 1, [1, 3, 2])],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
-    with pytest.raises(ModelError) as caught:
-        normalized(proto)
-    assert_three_lines(caught.value)
-    assert "'scan'" in caught.value.where
-
-
-@pytest.mark.parametrize(
-    ("opset", "node", "what"),
-    [
-        (11, "y = Hardmax<axis = 1>(x)", "joins all axes"),
-        (8, "y = BatchNormalization<spatial = 0>(x, s, s, s, s)", "each position"),
-    ],
-)
-def test_operators_that_the_converter_changes_are_refused(opset, node, what):
-    text = f"""<ir_version: 4, opset_import: ["" : {opset}]>
-        g (float[2,3,4] x, float[3,4] s) => (float[2,3,4] y) {{ {node} }}"""
-    with pytest.raises(ModelError, match=what) as caught:
-        normalized(onnx.parser.parse_model(text))
-    assert_three_lines(caught.value)
-
-
 @pytest.mark.parametrize(
     ("opset", "node"),
     [
@@ -309,18 +238,6 @@ def test_idle_attributes_do_not_stop_the_converter(opset, node):
         g (float[2,3] x, float[3] s) => (float[2,n] y) {{ {node} }}""")
     )
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
-
-
-@pytest.mark.parametrize("shape", [[2, 3], [2, 3, 4]])
-def test_hardmax_of_the_last_axis_is_converted(shape):
-    axis = len(shape) - 1
-    model = normalized(
-        onnx.parser.parse_model(f"""<ir_version: 4, opset_import: ["" : 11]>
-        g (float{shape} x) => (float{shape} y) {{ y = Hardmax<axis = {axis}>(x) }}""")
-    )
-    x = np.random.default_rng(0).random(shape, np.float32)
-    found = run(model, {"x": x})["y"]
-    np.testing.assert_array_equal(found, x == x.max(-1, keepdims=True))
 
 
 def test_a_sequence_out_of_a_branch_is_no_tensor():

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.fuse_gelu import count_gelus
-from ortboost.graph.normalize import convert_opset
+from ortboost.graph.convert_opset import convert_opset
 
 __all__ = ["lift_opset"]
 

@@ -22,7 +22,8 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.targets import ir_version_for
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Release
-from ortboost.graph.normalize import convert_opset, free_weights, inline_functions
+from ortboost.graph.convert_opset import convert_opset
+from ortboost.graph.normalize import free_weights, inline_functions
 from ortboost.graph.query import FLOAT_TYPES, all_tensors, input_at, is_read, is_standard
 from ortboost.graph.shape_inference import infer_shapes
 

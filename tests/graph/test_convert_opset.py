@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+
+from ortboost.core.errors import ModelError
+from ortboost.graph.convert_opset import convert_opset
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import normalize
+from tests.support import assert_three_lines, run, small_mlp, text_model
+
+OPSETS, IR_VERSION = range(18, 22), 10
+
+
+def normalized(source) -> ir.Model:
+    model = load_model(source)
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    return model
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 24, reason="needs opset 24")
+def test_an_operator_that_no_older_opset_has_is_refused():
+    model = text_model(
+        '<ir_version: 12, opset_import: ["" : 24]> net (float[2,4,3] x, float[2,1,3] s) =>'
+        " (float[2,4,3] y) { h = TensorScatter(x, s)  y = Relu(h) }"
+    )
+    with pytest.raises(ModelError) as info:
+        convert_opset(model, OPSETS)
+    assert_three_lines(info.value)
+    assert "24" in info.value.what
+    assert "added later: TensorScatter" in info.value.where
+
+
+def test_an_operator_of_a_runtime_in_the_standard_domain_is_refused_as_such():
+    """As onnxruntime's optimizer writes it; a newer opset would not help."""
+    model = text_model(
+        '<ir_version: 8, opset_import: ["" : 17]> net (float[2,4] x, float[4] s) =>'
+        " (float[2,4] y) { h = MemcpyToHost(x)  y = Relu(h) }"
+    )
+    with pytest.raises(ModelError) as info:
+        convert_opset(model, OPSETS)
+    assert_three_lines(info.value)
+    assert "not operators of ONNX: MemcpyToHost" in info.value.where
+    assert "before onnxruntime's optimizer" in info.value.fix
+
+
+def test_an_allowed_opset_is_left_alone():
+    model = small_mlp()
+    model.opset_imports[""] = 20
+    assert not convert_opset(model, OPSETS).modified
+    assert model.opset_imports[""] == 20
+
+
+def test_scan_of_opset_8_is_refused():
+    """It had a batch axis; the converter treats it like the later version."""
+    body = onnx.parser.parse_graph(
+        "body (float[2] a, float[2] b) => (float[2] c, float[2] d) { c = Add(a, b) d = Identity(c) "
+        "}"
+    )
+    node = helper.make_node(
+        "Scan", ["", "s", "x"], ["y", "z"], "scan", num_scan_inputs=1, body=body
+    )
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [value("s", 1, [1, 2]), value("x", 1, [1, 3, 2])],
+        [value("y", 1, [1, 2]), value("z", 1, [1, 3, 2])],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
+    with pytest.raises(ModelError) as caught:
+        normalized(proto)
+    assert_three_lines(caught.value)
+    assert "'scan'" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("opset", "node", "what"),
+    [
+        (11, "y = Hardmax<axis = 1>(x)", "joins all axes"),
+        (8, "y = BatchNormalization<spatial = 0>(x, s, s, s, s)", "each position"),
+    ],
+)
+def test_operators_that_the_converter_changes_are_refused(opset, node, what):
+    text = f"""<ir_version: 4, opset_import: ["" : {opset}]>
+        g (float[2,3,4] x, float[3,4] s) => (float[2,3,4] y) {{ {node} }}"""
+    with pytest.raises(ModelError, match=what) as caught:
+        normalized(onnx.parser.parse_model(text))
+    assert_three_lines(caught.value)
+
+
+@pytest.mark.parametrize("shape", [[2, 3], [2, 3, 4]])
+def test_hardmax_of_the_last_axis_is_converted(shape):
+    axis = len(shape) - 1
+    model = normalized(
+        onnx.parser.parse_model(f"""<ir_version: 4, opset_import: ["" : 11]>
+        g (float{shape} x) => (float{shape} y) {{ y = Hardmax<axis = {axis}>(x) }}""")
+    )
+    x = np.random.default_rng(0).random(shape, np.float32)
+    found = run(model, {"x": x})["y"]
+    np.testing.assert_array_equal(found, x == x.max(-1, keepdims=True))
