@@ -11,7 +11,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import FileError
 from ortboost.core.report import Report
-from ortboost.program.catalogue import LOSS
+from ortboost.program.names import LOSS
 from ortboost.program.program import Program
 
 __all__ = ["inference_model"]

@@ -26,11 +26,12 @@ from ortboost.graph.guard_dropouts import guard_dropouts
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.io import ModelSource
 from ortboost.graph.source import source_name
-from ortboost.program.catalogue import STEP_GRAPH, merged, stamp
+from ortboost.program.catalogue import merged, stamp
 from ortboost.program.choose_engine import choose_engine, refuse_blockers
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward
 from ortboost.program.lowered import lift_state, lower_forward
+from ortboost.program.names import STEP_GRAPH
 from ortboost.program.program import Program
 from ortboost.program.training_graphs import build_graphs
 from ortboost.transforms.inference_norm import to_inference

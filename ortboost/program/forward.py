@@ -17,7 +17,7 @@ from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import is_standard, label, static_shape
 from ortboost.graph.source import source_name
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
 from ortboost.program.network import Network

@@ -19,7 +19,7 @@ from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.reach import values_by_name
 from ortboost.graph.source import source_name
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward

@@ -14,7 +14,7 @@ from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 from ortboost.graph.reach import values_by_name
 from ortboost.optimizers import UpdateInputs
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.config import ProgramConfig, decays
 from ortboost.program.step_state import StepState
 

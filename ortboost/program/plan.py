@@ -7,8 +7,8 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.program.catalogue import STEP_GRAPH
 from ortboost.program.config import ProgramConfig
+from ortboost.program.names import STEP_GRAPH
 
 __all__ = ["step_plan"]
 

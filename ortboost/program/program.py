@@ -45,8 +45,9 @@ from ortboost.core.tensor_file import TensorFile, form_of, pieces_of, write_tens
 from ortboost.core.version import __version__
 from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
-from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
+from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
+from ortboost.program.names import STEP_GRAPH
 
 __all__ = [
     "EVAL",

@@ -48,8 +48,8 @@ from ortboost.graph.build import detach
 from ortboost.graph.io import save_model
 from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import ancestors
-from ortboost.program import catalogue as names
-from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue, stamp
+from ortboost.program import names
+from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue, stamp
 from ortboost.program.gradients import INCOMING, ZEROS
 from ortboost.program.program import Program
 
@@ -349,7 +349,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     return model
 
 
-def _read(model: ir.Model, entries: Sequence[names.StateEntry]) -> tuple[names.StateEntry, ...]:
+def _read(model: ir.Model, entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
     """The states that a graph reads or writes."""
     read = {value.name for value in model.graph.inputs}
     return tuple(entry for entry in entries if entry.name in read)

@@ -34,7 +34,7 @@ from ortboost.boosts.roles import PART
 from ortboost.core.errors import ConfigError
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig
 from ortboost.program.gradients import ScaledGradients

@@ -9,7 +9,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder
-from ortboost.program.catalogue import StateEntry, next_name
+from ortboost.program.catalogue import StateEntry
+from ortboost.program.names import next_name
 
 __all__ = ["StepState"]
 

@@ -17,17 +17,11 @@ from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.query import all_nodes, is_random, is_read
 from ortboost.graph.rewriting import remove_unused
-from ortboost.program import catalogue as names
-from ortboost.program.catalogue import (
-    FLUSH_GRAPH,
-    STEP_GRAPH,
-    Catalogue,
-    StateEntry,
-    TensorSpec,
-    stamp,
-)
+from ortboost.program import names
+from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, stamp
 from ortboost.program.config import ProgramConfig
 from ortboost.program.lowered import Lowered, find_values
+from ortboost.program.names import FLUSH_GRAPH, STEP_GRAPH
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.program.trials import build_trials
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels

@@ -11,7 +11,7 @@ from onnx_ir.passes import common
 from ortboost.boosts.roles import LineSearch
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
 
 __all__ = ["build_trials"]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.graph.query import FLOAT_TYPES
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.gradients import LARGEST_NORM, ZEROS
 from ortboost.runtime.findings import Diagnosis, Finding

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ortboost.program.catalogue import EXCHANGED_GRADIENT, TensorSpec
+from ortboost.program.catalogue import TensorSpec
+from ortboost.program.names import EXCHANGED_GRADIENT
 from ortboost.program.split import cut_name
 from ortboost.runtime.process_group import Buffer, ProcessGroup
 

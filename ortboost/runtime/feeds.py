@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_array, as_dtype
 from ortboost.core.errors import UsageError, first_line, nearest
-from ortboost.program.catalogue import LEARNING_RATE, TensorSpec
+from ortboost.program.catalogue import TensorSpec
+from ortboost.program.names import LEARNING_RATE
 
 __all__ = ["arrays_of", "check_batch", "check_lengths", "check_rates", "fed_array", "refused_batch"]
 

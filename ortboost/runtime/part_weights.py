@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = ["PartWeights", "count_samples"]

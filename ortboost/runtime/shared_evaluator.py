@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of
 from ortboost.runtime.part_weights import count_samples

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.adasum import AdaSum
 from ortboost.core.errors import ModelError
 from ortboost.core.tensor_file import pieces_of
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.gradients import LARGEST_NORM
 from ortboost.program.program import Program

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.program import Program
 from ortboost.program.split import split_program
 from ortboost.runtime.compiled_graph import CompiledGraph

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ortboost.core.errors import ModelError
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import TensorSpec, read_catalogue
 from ortboost.program.segments import order_exchanges, order_gradients, place_gradients
 from ortboost.program.split import SplitStep, cut_name

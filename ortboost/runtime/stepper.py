@@ -15,7 +15,7 @@ from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.core.step_result import StepResult
 from ortboost.graph.query import format_shape
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan

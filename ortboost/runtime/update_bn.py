@@ -25,7 +25,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DivergedError, ModelError, UsageError
-from ortboost.program.catalogue import RAW, TensorSpec
+from ortboost.program.catalogue import TensorSpec
+from ortboost.program.names import RAW
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
 from ortboost.runtime.feeds import check_batch, refused_batch

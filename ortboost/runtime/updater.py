@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.core.errors import ConfigError
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, TensorSpec, merged, read_catalogue
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step

@@ -15,7 +15,7 @@ from ortboost.graph.io import load_model
 from ortboost.graph.layers import Layer, find_layers
 from ortboost.graph.parameters import find_parameters
 from ortboost.optimizers import Adam, Momentum, Sgd
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.program import Program

@@ -13,7 +13,7 @@ from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Adam, Momentum, Sgd
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program

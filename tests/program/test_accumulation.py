@@ -8,7 +8,7 @@ import pytest
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Adam, Lars, Momentum, Sgd
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.program import Program

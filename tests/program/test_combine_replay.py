@@ -24,7 +24,7 @@ from ortboost.core.loss_scale import (
     GroupedScaleConfig,
 )
 from ortboost.optimizers import Adam, AdamW, Momentum, Sgd
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from tests.boosts import thor_replay

@@ -8,7 +8,7 @@ import pytest
 from ortboost.autodiff.engine import get_engine
 from ortboost.boosts import GradFreeze
 from ortboost.core.errors import ModelError
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
 from ortboost.program.lowered import find_values, lift_state, lower_forward

@@ -36,7 +36,7 @@ from ortboost.core.loss_scale import (
     ScaleConfig,
 )
 from ortboost.optimizers import Momentum
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program

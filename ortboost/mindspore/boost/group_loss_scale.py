@@ -34,7 +34,7 @@ from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell
 from ortboost.mindspore.nn.wrap import network_of
-from ortboost.program import catalogue as names
+from ortboost.program import names
 
 __all__ = ["GroupLossScaleManager"]
 

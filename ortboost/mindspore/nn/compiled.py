@@ -29,7 +29,7 @@ from ortboost.mindspore.core.network import Network, as_input, check_count
 from ortboost.mindspore.nn.loss import LossBase
 from ortboost.mindspore.nn.optimizer import exact_patterns
 from ortboost.mindspore.nn.updates import Updates
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig

@@ -26,7 +26,7 @@ from ortboost.mindspore.nn.parameter_groups import (
     shown_rate,
 )
 from ortboost.optimizers import Optimizer as Rule
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from ortboost.program.config import ParameterGroup
 
 __all__ = ["Optimizer", "exact_patterns"]

@@ -27,7 +27,7 @@ from ortboost.mindspore.nn.loss_scale import GroupedScaleCell, LossScaleUpdateCe
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
 from ortboost.mindspore.nn.wrap import network_of, parts_of
-from ortboost.program import catalogue as names
+from ortboost.program import names
 
 __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 

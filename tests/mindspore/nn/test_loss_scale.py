@@ -11,7 +11,7 @@ from ortboost import amp, nn
 from ortboost.core.loss_scale import initial_state, update
 from ortboost.mindspore.core.network import Parameter
 from ortboost.mindspore.core.tensor import Tensor
-from ortboost.program import catalogue as names
+from ortboost.program import names
 from tests.mindspore.nn import golden
 from tests.support import assert_three_lines
 
