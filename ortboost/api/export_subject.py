@@ -129,23 +129,44 @@ class Subject:
 
 
 class WithConstants:
-    """An evaluator that supplies constant values for some inputs.
+    """An evaluator that supplies constant values for some inputs, and labels if there are none.
 
     Args:
         evaluator: The evaluator.
         config: The values, and lengths of open dimensions.
+        labels: The input with the labels, on which only the loss depends.
 
     Raises:
         UsageError: An input or dimension is unknown, or a value does not fit.
     """
 
-    def __init__(self, evaluator: Any, config: InputConfig) -> None:
+    def __init__(self, evaluator: Any, config: InputConfig, labels: str | None = None) -> None:
         self._evaluator = evaluator
         self.inputs, self.constants = fix_specs(evaluator.inputs, config)
+        self._labels = next((spec for spec in self.inputs if spec.name == labels), None)
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether batches may lack the labels: the other inputs determine their shape."""
+        if self._labels is None:
+            return False
+        known = {dim for spec in self.inputs if spec is not self._labels for dim in spec.shape}
+        return all(isinstance(dim, int) or dim in known - {None} for dim in self._labels.shape)
 
     def evaluate(self, feeds: Feeds) -> Feeds:
-        """Compute the outputs for a batch of the other inputs."""
-        found: Feeds = self._evaluator.evaluate({**self.constants, **feeds})
+        """Compute the outputs for a batch of the other inputs; without labels the loss is void."""
+        given = {**self.constants, **feeds}
+        labels = self._labels
+        if labels is not None and labels.name not in given:
+            lengths = {
+                dim: length
+                for spec in self.inputs
+                if spec is not labels
+                for dim, length in zip(spec.shape, given[spec.name].shape, strict=True)
+            }
+            shape = [dim if isinstance(dim, int) else lengths[dim] for dim in labels.shape]
+            given[labels.name] = np.zeros(shape, labels.dtype)
+        found: Feeds = self._evaluator.evaluate(given)
         return found
 
 
@@ -178,7 +199,7 @@ def trained_subject(
     if refresh is not None:
         state = refresh(program, state, images=images)
     opened = open_evaluator(program, state, device=device)
-    evaluator = WithConstants(opened, config)
+    evaluator = WithConstants(opened, config, program.labels)
     step = None if found is None else int(found.step)
     provenance = {"step": "initial" if step is None else str(step), **images_note(images)}
     loss = program.config.loss
@@ -315,11 +336,14 @@ def collect(
     notes: tuple[str, ...] = ()
     try:
         found = read(subject.inputs)
-    except OrtBoostError as error:  # a plain model does not need labels
-        if subject.inputs == subject.evaluator.inputs:
+    except OrtBoostError as error:  # only the accuracy needs labels
+        missing = error.what == f"No array feeds the input '{subject.labels}'."
+        trained = subject.inputs == subject.evaluator.inputs
+        # A program says what its labels are: others are a mistake.
+        if trained and not (missing and subject.evaluator.unlabelled):
             raise
-        found = read(subject.evaluator.inputs)
+        found = read([spec for spec in subject.inputs if spec.name != subject.labels])
         # Data without labels are common, and need no note.
-        if error.what != f"No array feeds the input '{subject.labels}'.":
+        if not missing:
             notes = (f"no accuracy: the labels of the data do not fit. {error.what}",)
     return Collected(*padded_batches(found, subject.inputs, fixed), notes)

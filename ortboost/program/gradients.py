@@ -4,6 +4,7 @@ With scaled gradients `G = S g` from the engine, and `d` the gradient divisor:
 
     g      = G / S / d                 a multiplication with the rounded reciprocal, as in MindSpore
     finite = all(16 sum(g^2) < inf)    as 0 * 16 sum(g^2) == 0: 0 * inf and 0 * nan are nan
+             and all(|s| < inf)        s: the next running statistics
 
 The square protects the new state. Adam squares the gradient, and norms for clipping or adaptation
 sum squares: with finite gradients above 1.8e19 the result is inf, which sooner or later leads to
@@ -12,6 +13,9 @@ norm is 2^62 = 4.6e18 or more counts as overflow. Below this, every optimizer st
 decay and momentum may add a factor of 4 before a square overflows, and clipping, centralization and
 the mean over a window or over processes do not increase the norm of a gradient. `G` itself may use
 the whole range of float32.
+
+The variance of activations above 1.8e19 is inf too, while the normalized values and all gradients
+are 0: only the statistics show it. Taken over, they would stay infinite for the rest of the run.
 
 With a scale for each group of layers (:mod:`ortboost.boosts.group_loss_scale`) all of this is done
 for each group with its own `S_i`.
@@ -32,13 +36,16 @@ from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
-__all__ = ["INCOMING", "LARGEST_NORM", "ZEROS", "ScaledGradients"]
+__all__ = ["INCOMING", "LARGEST_NORM", "STATISTICS", "ZEROS", "ScaledGradients"]
 
 ZEROS, INCOMING = "ortboost/zeros", "ortboost/incoming"
 """Name prefixes of float32 scalars that are zero if gradients are finite.
 
 These are the gradients of parameters, and those that enter a scale group.
 """
+
+STATISTICS = "ortboost/statistics"
+"""Name of a float32 scalar that is zero if the next running statistics are finite."""
 
 LARGEST_NORM = 2.0**62
 """The norm from which an unscaled gradient counts as overflow."""
@@ -87,9 +94,11 @@ class ScaledGradients:
         for bundle in self.bundles.values():
             bundle.pack()
 
-    def finite(self) -> ir.Value:
-        """Whether all gradients are finite: bool scalar."""
+    def finite(self, statistics: Sequence[ir.Value] = ()) -> ir.Value:
+        """Whether all gradients are finite, and these running statistics: bool scalar."""
         sums = [s for bundle in self.bundles.values() for s in self._zeros(bundle)]
+        if statistics:
+            sums.append(_zero_sum(self.b, self.b.op("Concat", *statistics, axis=0), STATISTICS))
         return _is_zero(self.b, sums)
 
     def caused(self) -> dict[int, ir.Value]:

@@ -64,6 +64,8 @@ MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.s
 _FORMAT = 1
 # Names of graphs; no others are read from a manifest, because they become part of a path.
 _GRAPH = re.compile(r"(step|flush)(\.\d+)?|trial|accept")
+_GRAPHS, _EVAL = "graphs", "eval"  # of the state of a pickle
+_NO_GRAPHS = {"step": None, "evaluation": None, "variants": None}
 _OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
 
 
@@ -109,6 +111,20 @@ class Program(Shown):
             "state": f"{len(self.catalogue.state)} tensors",
             "boosts": ", ".join(boost.name for boost in self.config.enabled_boosts),
         }
+
+    # Pickles and deep copies contain the graphs as files do: their objects link to each other, and
+    # following these links through a long graph exceeds Python's recursion limit.
+
+    def __getstate__(self) -> dict[str, Any]:
+        graphs = {**self.graphs, _EVAL: self.evaluation}
+        data = {name: ir.to_proto(model).SerializeToString() for name, model in graphs.items()}
+        return {**self.__dict__, **_NO_GRAPHS, "initial": dict(self.initial), _GRAPHS: data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        data = state.pop(_GRAPHS)
+        read = {name: ir.from_proto(onnx.ModelProto.FromString(data[name])) for name in data}
+        graphs = {"step": read.pop(STEP_GRAPH), "evaluation": read.pop(_EVAL), "variants": read}
+        self.__dict__.update(state | graphs)
 
     @property
     def graphs(self) -> dict[str, ir.Model]:

@@ -12,7 +12,8 @@ cut, and how the processes exchange them:
   sum, so that all detect an inf of any process and skip the same step;
 - batch means that boosts use besides gradients (``ortboost/batch_mean/...``, the factors of THOR)
   are averaged;
-- the indicators of overflow in a scale group above (``ortboost/incoming``) are summed, too;
+- the indicators of overflow in a scale group above (``ortboost/incoming``) and in the running
+  statistics (``ortboost/statistics``) are summed, too;
 - raw running statistics (``ortboost/raw/...``) stay in their process, as in torch's
   DistributedDataParallel.
 
@@ -50,7 +51,7 @@ from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import ancestors
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue, stamp
-from ortboost.program.gradients import INCOMING, ZEROS
+from ortboost.program.gradients import INCOMING, STATISTICS, ZEROS
 from ortboost.program.program import Program
 
 __all__ = [
@@ -273,7 +274,8 @@ def _values_to_cut(
         gradients = [search.exchanged] if search.exchanged else found
         joins = joins or search.exchanged is not None
     # Here not all processes see the same summed gradients: they sum those of the check.
-    checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
+    own = (INCOMING, STATISTICS)
+    checks = (ZEROS, *own) if accumulates or joins else own
     zeros = [name for name in made if name.startswith(checks)]
     means = [name for name in made if name.startswith(names.BATCH_MEAN)]
     raw = [name for name in made if name.startswith(names.RAW)]

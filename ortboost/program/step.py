@@ -192,7 +192,9 @@ class _Writer:
     def gated(self, scaled: ScaledGradients, buffers_next: Mapping[str, ir.Value]) -> StepParts:
         """If a gradient is not finite, change only scale and counters."""
         scaled.pack()  # before the check, which then reads one vector
-        finite = scaled.finite()
+        # Without the gate, a skipped step takes the statistics over: they need no check.
+        gated = self.config.gate_buffers
+        finite = scaled.finite([*buffers_next.values()] if gated else ())
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
         caused = scaled.caused()
         self.b.flush()

@@ -24,7 +24,7 @@ from ortboost.autodiff.engine import gradient_name
 from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue
-from ortboost.program.gradients import LARGEST_NORM, ZEROS
+from ortboost.program.gradients import LARGEST_NORM, STATISTICS, ZEROS
 from ortboost.runtime.findings import Diagnosis, Finding
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import drawing, open_session
@@ -143,7 +143,8 @@ def diagnose(
     gradients = [gradient_name(name) for name in sorted(parameters)]
     makers = {out.name: node for node in model.graph for out in node.outputs if out.name}
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
-    sinks = sinks or [name for name in bad if name.startswith(ZEROS)]  # too large, yet finite
+    # Gradients too large, yet finite; or only running statistics that are not.
+    sinks = sinks or [name for name in bad if name.startswith((ZEROS, STATISTICS))]
     way = _back(sinks, makers, among=bad)  # non-finite from the origin to the sinks
     # In which part of the step a node is; the first of these that contains it.
     forward = _back([names.LOSS], makers)

@@ -128,6 +128,42 @@ def test_data_without_labels_will_do(convnet, tmp_path):
     assert result.metrics == {}
 
 
+def test_a_program_needs_no_labels_either(trained, tmp_path):
+    x, y = (np.load(DIGITS)[name] for name in ("x_test", "y_test"))
+    out = tmp_path / "o.onnx"
+    result = api.export(trained, out, verify={"x": x}, device="cpu")
+    assert (result.parity.samples, result.metrics) == (360, {})
+    assert api.compare(trained, out, data={"x": x}, device="cpu").metrics == {}
+    settings = {"precision": "int8", "calibration": {"x": x}, "device": "cpu"}
+    unlabelled = api.export(trained, tmp_path / "a.onnx", **settings)
+    api.export(trained, tmp_path / "b.onnx", **settings | {"calibration": (x, y)})
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert any("No accuracy was measured" in note for note in unlabelled.notes)
+    with pytest.raises(UsageError, match="The label 10 is not a class"):
+        api.export(trained, out, verify=(x, y + 1), device="cpu")
+
+
+def test_labels_of_another_size_than_the_data_are_needed(tmp_path):
+    """Every second value: the inputs do not have the length of the labels."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,length,2] x, float[2,3] w) => (float[batch,half,3] y) {
+          scaled = MatMul(x, w)
+          one = Constant<value = int64[1] {1}>()
+          two = Constant<value = int64[1] {2}>()
+          end = Constant<value = int64[1] {99}>()
+          y = Slice(scaled, one, end, one, two)
+        }""",
+        w=weights(2, 3),
+    )
+    api.convert(model, tmp_path / "run", ProgramConfig(loss=LossConfig("mse")))
+    data = {"x": weights(6, 4, 2)}
+    with pytest.raises(UsageError, match="No array feeds the input 'labels'"):
+        api.export(
+            tmp_path / "run", tmp_path / "o.onnx", verify=data, checkpoint="initial", device="cpu"
+        )
+
+
 def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
     result = api.export(trained, tmp_path / "o.onnx", verify=DIGITS, device="cpu")
     measured = api.evaluate(tmp_path / "o.onnx", DIGITS, device="cpu")["accuracy"]

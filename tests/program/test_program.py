@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ortboost.boosts import GradFreeze
 from ortboost.core.errors import FileError
 from ortboost.core.version import __version__
 from ortboost.graph.input_config import InputConfig
@@ -32,6 +35,7 @@ from tests.support import (
     assert_same_bits,
     assert_three_lines,
     batch_for,
+    model_path,
     shipped_program,
     small_convnet,
     small_mlp,
@@ -76,6 +80,24 @@ def test_round_trip(name, tmp_path):
         losses = [s.step(feeds, {"learning_rate": 0.01}, seed=i).loss for s in runs]
         assert losses[0] == losses[1]
     assert_same_bits(runs[0].state(), runs[1].state())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_copy_in_memory(copied, loaded, tmp_path):
+    """The graphs of ResNet-20 are too long to follow from node to node."""
+    program = build_program(str(model_path("resnet20")), ProgramConfig(boosts=(GradFreeze(),)))
+    if loaded:
+        program.save(tmp_path / "run")
+        program = Program.load(tmp_path / "run")
+    again = copied(program)
+    assert list(again.graphs) == list(program.graphs)
+    assert again.fingerprint == program.fingerprint
+    assert again.config == program.config
+    assert_same_bits(dict(again.initial), dict(program.initial))
+    feeds = batch_for(program, 2)
+    results = [stepper(p).step(feeds, RATE) for p in (program, again)]
+    assert results[0].loss == results[1].loss
 
 
 def test_an_input_that_the_loss_does_not_need_has_its_own_batch_axis():

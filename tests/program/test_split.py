@@ -30,6 +30,7 @@ from tests.support import (
     model_path,
     run,
     session,
+    small_convnet,
     small_mlp,
 )
 
@@ -48,6 +49,14 @@ class Watching(Boost):
 def program(model, *boosts, engine="portable", **settings):
     config = ProgramConfig(engine=engine, boosts=boosts, **settings)
     return build_program(model if isinstance(model, ir.Model) else str(model_path(model)), config)
+
+
+def test_a_step_is_skipped_where_the_statistics_of_another_process_overflow():
+    (split,) = split_program(program(small_convnet())).values()
+    (check,) = split.checks
+    assert check.name == "ortboost/statistics"
+    assert check.name in {value.name for value in split.gradients.graph.outputs}
+    assert check.name in {value.name for value in split.update.graph.inputs}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -147,7 +156,8 @@ def test_each_half_describes_itself():
     assert [s.name for s in first.batch] == [s.name for s in built.catalogue.batch]
     assert not first.hyper
     assert all(entry.next is None for entry in first.state)
-    assert {s.name for s in second.batch} == {s.name for s in (*split.summed, *split.kept)}
+    received = (*split.summed, *split.checks, *split.kept)
+    assert {s.name for s in second.batch} == {s.name for s in received}
     assert {e.name for e in second.state if e.next} == {
         e.name for e in built.catalogue.state if e.next
     }

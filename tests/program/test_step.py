@@ -260,6 +260,37 @@ def test_running_statistics_of_a_skipped_step(gated):
         assert before[entry.name].tobytes() == after[entry.name].tobytes()
 
 
+def large_batch(feeds):
+    """One image of 1e25: its layer normalizes it away, so only the variance overflows."""
+    x = feeds["x"].copy()
+    x[0] *= np.float32(1e25)
+    return {**feeds, "x": x}
+
+
+@pytest.mark.parametrize("scale", ["window3", "fixed", "off"])
+def test_running_statistics_that_overflow_alone(scale):
+    program = build_program(small_convnet(), ProgramConfig(loss_scale=SCALES[scale]))
+    training, feeds = stepper(program), batch_for(program, 4)
+    training.watch()
+    training.step(feeds, RATE)
+    before = training.state()
+    result = training.step(large_batch(feeds), RATE)
+    assert np.isfinite(result.loss)
+    assert result.overflow
+    assert "forward" in str(training.diagnose(large_batch(feeds), RATE))
+    for name in ("mean", "var", "cw"):
+        assert before[name].tobytes() == training.get(name).tobytes()
+    assert not training.step(feeds, RATE).overflow
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_running_statistics_are_checked_where_they_are_gated(gated):
+    """Without the gate they are taken over in any case: skipping the step would not help."""
+    program = build_program(small_convnet(), ProgramConfig(gate_buffers=gated))
+    made = {value.name for node in program.step.graph for value in node.outputs}
+    assert ("ortboost/statistics" in made) == gated
+
+
 @pytest.mark.parametrize("variance", ["unbiased", "onnx"])
 def test_running_statistics_follow_the_batch(variance):
     program = build_program(small_convnet(), ProgramConfig(running_variance=variance))

@@ -63,7 +63,9 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
         raise FileError(
             f"'{source.name}' is not a table of numbers.",
             where=f"{source}: {_cause(error, source, separator)}",
-            fix="Fill or drop empty cells, write text as numbers, and give each row as many cells "
+            fix="Save the file in UTF-8."
+            if isinstance(error, UnicodeError)
+            else "Fill or drop empty cells, write text as numbers, and give each row as many cells "
             "as the header.",
         ) from error
     if rows.shape[0] == 0 or rows.shape[1] != len(header):
@@ -85,7 +87,7 @@ def _check_header(header: list[str], source: Path) -> None:
     elif not all(header) or len(set(header)) < len(header):
         what, fix = (
             "has a column without a name or with a duplicate one",
-            "Give each column a unique name.",
+            "Give each column a unique name, and drop an index (pandas: to_csv(index=False)).",
         )
     elif len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
         what = "is not separated by commas"

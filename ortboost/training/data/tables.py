@@ -100,11 +100,16 @@ class Table(abc.ABC):
         for spec in inputs:
             usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()
             # Its own name or that of --map; for labels also a usual name, in upper or lower case.
-            wanted = [(mapping or {}).get(spec.name, spec.name), *usual]
-            found = next((name for name in wanted if name in self.columns), None)
-            found = found or next((name for name in self.columns if name.lower() in usual), None)
-            if found is not None:
-                own[spec.name] = found
+            given = (mapping or {}).get(spec.name, spec.name)
+            found = [given] if given in self.columns else self._labels(inputs, mapping, usual)
+            if len(found) > 1:
+                raise self.kind(
+                    f"Several columns could feed the input '{spec.name}'.",
+                    where=f"{self.where}: columns {', '.join(found)}",
+                    fix=f"Select one: --map {spec.name}={found[0]}",
+                )
+            if found:
+                own[spec.name] = found[0]
             elif usual:
                 raise self.kind(
                     f"No array feeds the input '{spec.name}'.",
@@ -124,6 +129,16 @@ class Table(abc.ABC):
             )
         arrays = {name: self.column(name) for name in own.values()}
         return {**arrays, left[0]: self.features(rest)} if rest and left else arrays
+
+    def _labels(
+        self,
+        inputs: Sequence[InputLike],
+        mapping: Mapping[str, str] | None,
+        usual: Sequence[str],
+    ) -> list[str]:
+        """The columns with a usual name of labels that no input has by name or mapping."""
+        taken = {spec.name for spec in inputs} | set((mapping or {}).values())
+        return [name for name in self.columns if name.lower() in usual and name not in taken]
 
 
 class MemoryTable(Table):

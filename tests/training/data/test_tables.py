@@ -103,6 +103,20 @@ def test_labels_of_any_name_and_tables_without_labels(tmp_path):
     assert next(open_source(path, INPUTS, "train", 1, None).epoch(0))["labels"].tolist() == [2]
 
 
+def test_two_columns_that_could_be_the_labels(tmp_path):
+    """The one that comes first in a list of usual names was taken, the other one ignored."""
+    path = write(tmp_path, "a,label,b,y\n1,2,3,0\n")
+    with pytest.raises(FileError, match="Several columns could feed the input 'labels'") as caught:
+        open_source(path, INPUTS, "train", 1, None)
+    assert caught.value.where.endswith("columns label, y")
+    assert_three_lines(caught.value)
+    for mapping, label in (({"labels": "label"}, 2), ({"labels": "y"}, 0)):
+        batch = next(open_source(path, INPUTS, "train", 1, mapping).epoch(0))
+        assert (batch["labels"].tolist(), batch["x"].tolist()) == ([label], [[1, 3]])
+    path = write(tmp_path, "a,labels,b,y\n1,2,3,0\n")  # its own name
+    assert next(open_source(path, INPUTS, "train", 1, None).epoch(0))["labels"].tolist() == [2]
+
+
 def test_large_whole_numbers_stay_exact(tmp_path):
     """Tokens above 2^24 were rounded to float32."""
     path = write(tmp_path, "a,b\n16777217,3\n")
@@ -116,6 +130,7 @@ def test_bytes_that_are_no_text(tmp_path):
     path.write_bytes(b"a,label\n\xff\xfe,1\n")
     with pytest.raises(FileError) as caught:
         load_csv(path)
+    assert "UTF-8" in caught.value.fix
     assert_three_lines(caught.value)
 
 
