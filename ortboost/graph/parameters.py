@@ -283,7 +283,9 @@ def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
     if use.kind == UseKind.OTHER:
         return "constant"
     # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
-    if single and (use.kind == UseKind.PLAIN or use.computed):
+    # So is one that is expanded to a bias: the zero that torch writes where there is none.
+    expanded = use.kind == UseKind.BIAS and rank == 0
+    if single and (use.kind == UseKind.PLAIN or use.computed or expanded):
         return "constant"
     return "bias" if use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" else use.role
 

@@ -8,6 +8,7 @@ decision.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -29,6 +30,7 @@ __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
 CHOOSE_TRAINABLE = "choose_trainable"
 """Name of the report; its first note gives the number of trained parameters."""
 
+_WEIGHT = re.compile(r"\.(weight|bias)$")  # torch's names of parameters
 _SMALL_SHARE = 0.5  # of all elements: a smaller share is reported unless requested
 
 
@@ -163,6 +165,12 @@ def _nothing(
             f"There is nothing to train: {blocker.reason}.",
             where=source_name(model),
             fix=blocker.fix,
+        )
+    elif weights := [v.name for v in model.graph.inputs if _WEIGHT.search(v.name or "")]:
+        return ModelError(
+            f"There is nothing to train: the file has no values for '{weights[0]}', an input.",
+            where=source_name(model),
+            fix="Export the model with its weights (torch: export_params=True).",
         )
     elif parameters:
         fix = "See the roles of float tensors with 'ortboost inspect MODEL --params'; select "

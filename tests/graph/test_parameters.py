@@ -402,6 +402,22 @@ def test_numbers_in_the_code_of_torch_are_no_parameters():
     assert [n for n, p in find_parameters(model).items() if p.trainable] == ["w", "v"]
 
 
+def test_a_number_that_is_expanded_to_a_bias_is_none_without_the_metadata_of_torch():
+    """As after `onnx.utils.extract_model` or `onnx.compose`: one number would serve all layers."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,2,2] x, float[2,1,1,1] w, float[2,2,1,1] v, float[2] own)
+            => (float[N,2,2,2] y) {
+          zero = Constant<value_float = 0.0>() typed = CastLike(zero, w)
+          two = Constant<value_ints = [2]>() bias = Expand(typed, two)
+          c = Conv(x, w, bias) d = Conv(c, v, bias) y = Conv(d, v, own) }""",
+        w=weights(2, 1, 1, 1),
+        v=weights(2, 2, 1, 1),
+        own=np.zeros(2, np.float32),
+    )
+    assert [n for n, p in find_parameters(model).items() if p.trainable] == ["w", "v", "own"]
+
+
 def test_a_parameter_that_counts_is_taken_for_a_projection():
     """The last layer of a distribution focal loss, which has requires_grad=False in torch."""
     counts = np.arange(4, dtype=np.float32).reshape(4, 1)

@@ -195,6 +195,20 @@ def test_a_file_whose_weights_are_all_quantized_is_called_so():
     assert "Start from the float model" in str(caught.value)
 
 
+def test_a_file_without_its_weights_is_called_so():
+    """torch's `export_params=False` writes parameters as inputs."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,3] w) => (float[N,3] y) {
+          half = Constant<value_float = 0.5>()  h = MatMul(x, w)  y = Mul(h, half) }"""
+    )
+    model.graph.inputs[1].name = "fc.weight"
+    with pytest.raises(ModelError, match=r"has no values for 'fc\.weight', an input") as caught:
+        build_program(model, config())
+    assert_three_lines(caught.value)
+    assert "export_params=True" in str(caught.value)
+
+
 def test_what_the_loss_does_not_depend_on_is_not_said_to_be_trained():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
