@@ -50,8 +50,11 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
 _GENERATED = re.compile(r'\s*File "<eval_with_key>')
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
-# Names that torch's exporters give to tensors they create; onnx.compose may put a prefix before.
-_EXPORTER_NAME = re.compile(r"^(.*onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
+# Names that torch's exporters give to tensors they create (onnx.compose may put a prefix before),
+# and onnxsim (`_v_12`).
+_EXPORTER_NAME = re.compile(
+    r"^(.*onnx::.*|/.*|\d+|_?val_\d+.*|_v_\d+|scalar_tensor.*|lifted_tensor_.*)$"
+)
 # Those of them that a transposed parameter may have.
 _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 

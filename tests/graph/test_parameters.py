@@ -453,6 +453,18 @@ def test_a_number_that_is_expanded_to_a_bias_is_none_without_the_metadata_of_tor
     assert [n for n, p in find_parameters(model).items() if p.trainable] == ["w", "v", "own"]
 
 
+def test_a_recurrent_layer_of_a_scripted_module_has_constants_as_weights():
+    """`torch.jit.script` packs them into Constant nodes; the layer was not trained."""
+    model = torch_model(
+        """i = Constant<value_ints = [1, -1, 4]>() steps = Reshape(x, i)
+        r = Constant<value = float[1,4,1] {1, 2, 3, 4}>()
+        y = LSTM<hidden_size = 1>(steps, u, r)""",
+        None,
+        u=weights(1, 4, 4),
+    )
+    assert told(model, "r") == (True, False)
+
+
 def test_a_parameter_that_counts_is_taken_for_a_projection():
     """The last layer of a distribution focal loss, which has requires_grad=False in torch."""
     counts = np.arange(4, dtype=np.float32).reshape(4, 1)

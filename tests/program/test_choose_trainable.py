@@ -116,6 +116,23 @@ def test_nothing_to_train_blames_only_what_was_given():
     assert raised.value.fix.startswith("Loosen --freeze;")
 
 
+@pytest.mark.parametrize(("second", "told"), [("1", 1), ("0", 0)], ids=["copies", "one module"])
+def test_copies_of_a_fresh_layer_that_torchscript_merged_are_told(second, told):
+    """`nn.TransformerEncoder` copies its layer: equal weights are folded into one tensor."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w) => (float[N,4] y) {{
+          ["/layers.0/fc/MatMul"] a = MatMul(x, w)  v = Identity(w)
+          ["/layers.{second}/fc/MatMul"] y = MatMul(a, v) }}""",
+        w=weights(4, 4),
+    )
+    model.graph.initializers["w"].name = "onnx::MatMul_7"
+    model.graph[1].outputs[0].name = "onnx::MatMul_8"
+    notes = [note for note in chosen(model)[1] if "read by several modules" in note]
+    assert len(notes) == told
+    assert all("first 'onnx::MatMul_7'" in note for note in notes)
+
+
 def test_a_small_share_is_told_loudly():
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
