@@ -50,8 +50,11 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
 _GENERATED = re.compile(r'\s*File "<eval_with_key>')
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
-# Names that torch's exporters give to tensors they create.
-_EXPORTER_NAME = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
+# Names that torch's exporters give to tensors they create (onnx.compose may put a prefix before),
+# and onnxsim (`_v_12`).
+_EXPORTER_NAME = re.compile(
+    r"^(.*onnx::.*|/.*|\d+|_?val_\d+.*|_v_\d+|scalar_tensor.*|lifted_tensor_.*)$"
+)
 # Those of them that a transposed parameter may have.
 _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 
@@ -142,6 +145,10 @@ def tensor_origins(model: ir.Model) -> Origins:
     torch = bool(signature) or model.producer_name == "pytorch"
     if model.producer_name == _OPTIMIZER:  # of a file of any exporter
         torch |= any(_TORCH_NAME.match(value.name or "") for value in stored)
+    # torch.jit.freeze makes all weights Constant nodes: only their use tells them from numbers.
+    frozen = not signature and all(
+        value.name in constants or _EXPORTER_NAME.match(value.name or "") for value in stored
+    )
     missing = set(_missing(model, signature, stored))
     blocked = _in_blocks(stored)
     found: dict[str, Origin] = {}
@@ -155,7 +162,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = Origin("parameter", in_block=name in blocked)
         elif kind is not None:  # BUFFER, CONSTANT_TENSOR
             found[name] = Origin("buffer")
-        elif not torch:
+        elif not torch or (frozen and name in constants):
             found[name] = _UNKNOWN
         elif name in constants:
             found[name] = Origin("literal")
@@ -168,7 +175,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
         # TorchScript: no signature; only the name tells what the exporter created.
         elif _EXPORTER_NAME.match(name):
-            direct = name.startswith(_TORCHSCRIPT_FOLDED)
+            direct = _TORCHSCRIPT_FOLDED in name
             found[name] = Origin("folded", direct=direct, transposed=True)
         else:
             found[name] = Origin("module")

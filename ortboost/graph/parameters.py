@@ -230,7 +230,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
         return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
-    if origin.kind == "literal":
+    if origin.kind == "literal" and (single or not use.recurrent):  # a scripted LSTM packs weights
         # If no formula explains the values, they may come from a parameter in the same file.
         doubtful = origin.computed and _formula(value, use, uses, origin, fitted=fitted) is None
         why = f"a number in the code of the torch module, {use.where}"
@@ -283,7 +283,9 @@ def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
     if use.kind == UseKind.OTHER:
         return "constant"
     # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
-    if single and (use.kind == UseKind.PLAIN or use.computed):
+    # So is one that is expanded to a bias: the zero that torch writes where there is none.
+    expanded = use.kind == UseKind.BIAS and rank == 0
+    if single and (use.kind == UseKind.PLAIN or use.computed or expanded):
         return "constant"
     return "bias" if use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" else use.role
 

@@ -8,6 +8,7 @@ decision.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -29,6 +30,7 @@ __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
 CHOOSE_TRAINABLE = "choose_trainable"
 """Name of the report; its first note gives the number of trained parameters."""
 
+_WEIGHT = re.compile(r"\.(weight|bias)$")  # torch's names of parameters
 _SMALL_SHARE = 0.5  # of all elements: a smaller share is reported unless requested
 
 
@@ -164,6 +166,12 @@ def _nothing(
             where=source_name(model),
             fix=blocker.fix,
         )
+    elif weights := [v.name for v in model.graph.inputs if _WEIGHT.search(v.name or "")]:
+        return ModelError(
+            f"There is nothing to train: the file has no values for '{weights[0]}', an input.",
+            where=source_name(model),
+            fix="Export the model with its weights (torch: export_params=True).",
+        )
     elif parameters:
         fix = "See the roles of float tensors with 'ortboost inspect MODEL --params'; select "
         fix += "those to train with --trainable NAME or --parameters FILE."
@@ -296,9 +304,10 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
         return []
     return [
         f"not in the file by name: {count_of(len(lost), 'tensor')} of the torch module, "
-        f"{_shown(lost)}; shared with another module, folded into another tensor (a "
-        "BatchNormalization into its convolution: export again with optimize=False to train the "
-        "same parameters as torch), or not needed by the outputs"
+        f"{_shown(lost)}; trained as one with that of another module (shared, or equal in fresh "
+        "copies of a layer as those of nn.TransformerEncoder), folded into another tensor (a "
+        "BatchNormalization into its convolution), or not needed by the outputs: export again with "
+        "optimize=False to train the same parameters as torch"
     ]
 
 
@@ -319,26 +328,48 @@ def _idle_groups(trained: Sequence[Parameter], config: ProgramConfig) -> list[st
 def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     """Notes on layers of a fresh model tied by an exporter that stores equal tensors once.
 
-    Only constant-valued tensors, the ones and zeros of a fresh layer, can be equal by chance. A
+    Only constant-valued tensors, the ones and zeros of a fresh layer, can be equal by chance; those
+    of a copy of a whole layer are equal, too, but only TorchScript's folded ones lose their name. A
     tensor shared by two kinds of nodes, such as an embedding that is also the output layer, is tied
     on purpose.
     """
-    tied = []
+    tied, copies = [], []
     for parameter in trained:
         value = model.graph.initializers[parameter.name]
+        if origin_of(value).kind == "folded" and len(_scopes(value)) > 1:
+            copies.append(parameter.name)
+            continue
         uses = weight_uses(value)  # also through the Identities of the TorchScript exporter
         operators = {use.op for use in uses}
         if len(uses) > 1 and len(operators) == 1 and value.const_value is not None:
             numbers = value.const_value.numpy()
             if (numbers == numbers.flat[0]).all():
                 tied.append(parameter.name)
-    if not tied:
-        return []
-    return [
-        f"{count_of(len(tied), 'tensor')} with the same value everywhere, {_shown(tied)}, are "
-        "shared by several nodes and trained as one; if they should be separate, export again "
-        "without merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
-    ]
+    notes = []
+    if copies:
+        notes.append(
+            f"{count_of(len(copies), 'tensor')}, first '{copies[0]}', read by several modules and "
+            "trained as one: if they are fresh copies of a layer, as those of "
+            "nn.TransformerEncoder, export again with do_constant_folding=False to separate them"
+        )
+    if tied:
+        notes.append(
+            f"{count_of(len(tied), 'tensor')} with the same value everywhere, {_shown(tied)}, are "
+            "shared by several nodes and trained as one; if they should be separate, export again "
+            "without merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
+        )
+    return notes
+
+
+def _scopes(value: ir.Value) -> set[str]:
+    """The torch modules that read a tensor, from the names that TorchScript gives to nodes."""
+    found = set()
+    for node in (usage.node for usage in value.uses()):
+        if is_standard(node, "Identity"):  # TorchScript's of a tensor that equals another one
+            found |= _scopes(node.outputs[0])
+        elif (node.name or "").startswith("/"):
+            found.add((node.name or "").rpartition("/")[0])
+    return found
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.fourier import write_out_real_inverses
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import free_name
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
-from ortboost.graph.query import is_standard, label, static_shape
+from ortboost.graph.query import format_shape, is_standard, known_shape, label, static_shape
 from ortboost.graph.source import source_name
 from ortboost.program import names
 from ortboost.program.choose_trainable import choose_trainable
@@ -67,10 +67,11 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
         config: The configuration.
 
     Raises:
-        ModelError: A rewrite rejects the model.
+        ModelError: A rewrite rejects the model, or no batch fits an input.
         UsageError: A name or pattern matches nothing.
     """
     model, log = network.model, RewriteLog(network.model, network.reports)
+    _check_inputs(model)
     # The loss, with names that inputs and outputs of a step need.
     loss = attach_loss(model, config.loss)
     log.add(loss.report)
@@ -103,6 +104,23 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
         batch_axes=axes,
         padding_rows=padding,
     )
+
+
+def _check_inputs(model: ir.Model) -> None:
+    """Refuse an input for which no batch can be checked, or to which none fits."""
+    for value in model.graph.inputs:
+        if value.is_initializer() or not value.uses():
+            continue
+        shape = known_shape(value)
+        if shape is None or 0 in shape:
+            raise ModelError(
+                f"The rank of the input '{value.name}' is unknown."
+                if shape is None
+                else f"The input '{value.name}' has an axis of length 0: {format_shape(shape)}.",
+                where=source_name(model),
+                fix="Export the model with the shapes of its inputs; an axis of any length has a "
+                "name instead of a length.",
+            )
 
 
 def _still_norms(model: ir.Model, frozen: Callable[[ir.Node], bool]) -> Report:

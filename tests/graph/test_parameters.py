@@ -10,6 +10,7 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.origins import missing_parameters
 from ortboost.graph.parameters import find_parameters, named_parameters
 from ortboost.graph.store_weights import store_weights
+from ortboost.graph.tie_copies import tie_copies
 from tests.support import (
     GOLDEN,
     NAMES,
@@ -400,6 +401,68 @@ def test_numbers_in_the_code_of_torch_are_no_parameters():
         v=weights(2, 2, 1, 1),
     )
     assert [n for n, p in find_parameters(model).items() if p.trainable] == ["w", "v"]
+
+
+def test_constants_of_a_frozen_torch_module_are_known_by_their_use():
+    """`torch.jit.freeze`: all were taken for weights, and a tied one was trained as two."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x) => (float[N,2] y) {
+        w = Constant<value = float[4,2] {1, 2, 3, 4, 5, 6, 7, 9}>() h = MatMul(x, w)
+        half = Constant<value_float = 0.5>() scaled = Mul(h, half)
+        t = Constant<value = float[2,4] {1, 3, 5, 7, 2, 4, 6, 9}>() up = MatMul(scaled, t)
+        down = MatMul(up, w) b = Constant<value = float[2] {0.5, 2}>() y = Add(down, b) }"""
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    tie_copies(model)
+    assert {n: p.trainable for n, p in find_parameters(model).items()} == {
+        "w": True,
+        "half": False,
+        "b": True,
+    }
+
+
+@pytest.mark.parametrize("name", ["onnx::MatMul_7", "decoder/onnx::MatMul_7"])
+def test_names_of_torchscript_may_have_a_prefix(name):
+    """As `onnx.compose.add_prefix` writes them: a tied weight was trained as two."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,2] w, float[2,4] t) => (float[N,4] y) {
+          h = MatMul(x, w) y = MatMul(h, t) }""",
+        w=weights(4, 2),
+        t=weights(4, 2).T,
+    )
+    model.graph.initializers["t"].name = name
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert name in tie_copies(model).changed
+
+
+def test_a_number_that_is_expanded_to_a_bias_is_none_without_the_metadata_of_torch():
+    """As after `onnx.utils.extract_model` or `onnx.compose`: one number would serve all layers."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,2,2] x, float[2,1,1,1] w, float[2,2,1,1] v, float[2] own)
+            => (float[N,2,2,2] y) {
+          zero = Constant<value_float = 0.0>() typed = CastLike(zero, w)
+          two = Constant<value_ints = [2]>() bias = Expand(typed, two)
+          c = Conv(x, w, bias) d = Conv(c, v, bias) y = Conv(d, v, own) }""",
+        w=weights(2, 1, 1, 1),
+        v=weights(2, 2, 1, 1),
+        own=np.zeros(2, np.float32),
+    )
+    assert [n for n, p in find_parameters(model).items() if p.trainable] == ["w", "v", "own"]
+
+
+def test_a_recurrent_layer_of_a_scripted_module_has_constants_as_weights():
+    """`torch.jit.script` packs them into Constant nodes; the layer was not trained."""
+    model = torch_model(
+        """i = Constant<value_ints = [1, -1, 4]>() steps = Reshape(x, i)
+        r = Constant<value = float[1,4,1] {1, 2, 3, 4}>()
+        y = LSTM<hidden_size = 1>(steps, u, r)""",
+        None,
+        u=weights(1, 4, 4),
+    )
+    assert told(model, "r") == (True, False)
 
 
 def test_a_parameter_that_counts_is_taken_for_a_projection():

@@ -116,6 +116,23 @@ def test_nothing_to_train_blames_only_what_was_given():
     assert raised.value.fix.startswith("Loosen --freeze;")
 
 
+@pytest.mark.parametrize(("second", "told"), [("1", 1), ("0", 0)], ids=["copies", "one module"])
+def test_copies_of_a_fresh_layer_that_torchscript_merged_are_told(second, told):
+    """`nn.TransformerEncoder` copies its layer: equal weights are folded into one tensor."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w) => (float[N,4] y) {{
+          ["/layers.0/fc/MatMul"] a = MatMul(x, w)  v = Identity(w)
+          ["/layers.{second}/fc/MatMul"] y = MatMul(a, v) }}""",
+        w=weights(4, 4),
+    )
+    model.graph.initializers["w"].name = "onnx::MatMul_7"
+    model.graph[1].outputs[0].name = "onnx::MatMul_8"
+    notes = [note for note in chosen(model)[1] if "read by several modules" in note]
+    assert len(notes) == told
+    assert all("first 'onnx::MatMul_7'" in note for note in notes)
+
+
 def test_a_small_share_is_told_loudly():
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
@@ -193,6 +210,20 @@ def test_a_file_whose_weights_are_all_quantized_is_called_so():
         build_program(model, config())
     assert_three_lines(caught.value)
     assert "Start from the float model" in str(caught.value)
+
+
+def test_a_file_without_its_weights_is_called_so():
+    """torch's `export_params=False` writes parameters as inputs."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,3] w) => (float[N,3] y) {
+          half = Constant<value_float = 0.5>()  h = MatMul(x, w)  y = Mul(h, half) }"""
+    )
+    model.graph.inputs[1].name = "fc.weight"
+    with pytest.raises(ModelError, match=r"has no values for 'fc\.weight', an input") as caught:
+        build_program(model, config())
+    assert_three_lines(caught.value)
+    assert "export_params=True" in str(caught.value)
 
 
 def test_what_the_loss_does_not_depend_on_is_not_said_to_be_trained():

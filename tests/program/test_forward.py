@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import get_engine
+from ortboost.core.errors import ModelError
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
 from ortboost.program.network import read_network
 from ortboost.transforms.attach_loss import LossConfig
-from tests.support import small_mlp, text_model, weights
+from tests.support import assert_three_lines, small_mlp, text_model, weights
 
 HEAD = '<ir_version: 10, opset_import: ["" : 18]> net '
 
@@ -106,3 +110,20 @@ def test_a_constant_that_is_trained_on_request_has_the_role_of_a_weight():
     assert {p.name for p in forward.trained} == {"weight", "temperature"}
     assert all(forward.parameters[p.name] is p for p in forward.trained)
     assert forward.parameters["temperature"].role == "weight"
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [(None, "The rank of the input 'x' is unknown."), ([0, 2], "an axis of length 0: [0, 2].")],
+)
+def test_an_input_that_no_batch_fits_is_refused_before_the_first_step(shape, words):
+    """It was converted; then each batch was "float32[4, 2], but float32[] is needed"."""
+    model = text_model(
+        HEAD + "(float[N,2] x, float[2,2] w) => (float[N,2] y) { y = MatMul(x, w) }",
+        w=weights(2, 2),
+    )
+    model.graph.inputs[0].shape = None if shape is None else ir.Shape(shape)
+    model.graph.outputs[0].shape = ir.Shape(["N", 2])
+    with pytest.raises(ModelError, match=re.escape(words)) as caught:
+        prepared(model, loss=LossConfig(name="mse"))
+    assert_three_lines(caught.value)
