@@ -35,9 +35,9 @@ settings.load_profile("fixed")  # --hypothesis-profile=random comes before it wh
 WITHOUT_RUNTIME = (
     "api/test_cards.py",
     "api/test_list_runs.py",
-    "cli/test_compare_runs.py",
+    "cli/test_runs.py",
     "cli/test_parse.py",
-    "cli/test_watching.py",
+    "cli/test_watch.py",
     "core",
     "drawing/test_layout.py",
     "drawing/test_picture.py",
@@ -70,7 +70,7 @@ WITHOUT_RUNTIME = (
 # Benchmarks, arguments, files, examples, and forms of graphs for a GPU: they run once, with the
 # current onnxruntime. Nothing here may ask for the native engine.
 EITHER_RUNTIME = (
-    "api/test_bench.py",
+    "api/test_bench_models.py",
     "api/test_former_run.py",
     "api/test_images.py",
     "api/test_interrupted_writing.py",

@@ -42,11 +42,11 @@ def test_a_test_without_runtime_finds_none(ask):
 
 
 def test_what_needs_no_runtime_can_be_left_out():
-    files = ("core/test_report.py", "api/test_bench.py", "runtime/test_diagnosis.py")
+    files = ("core/test_report.py", "api/test_bench_models.py", "runtime/test_diagnosis.py")
     found = suite("--collect-only", "--runtime-only", *(f"tests/{file}" for file in files))
     assert "test_diagnosis.py" in found
     assert "test_report.py" not in found
-    assert "test_bench.py" not in found
+    assert "test_bench_models.py" not in found
     assert "deselected" in found
 
 

@@ -269,11 +269,11 @@ def _settled(
         learning_rate: As for :func:`train`.
         settings: The fields that the user gave.
     """
-    loss, asked = program.config.loss.name, tuple(settings.get("metrics") or ())
-    if asked and loss not in ("softmax-cross-entropy", "bce-with-logits"):
+    loss, asked = program.config.loss, tuple(settings.get("metrics") or ())
+    if asked and not loss.has_classes:
         raise UsageError(
             f"The metric '{asked[0]}' needs classes, but the loss of this program has none.",
-            where=f"loss '{loss}'",
+            where=f"loss '{loss.name}'",
             fix="Leave --metric out: the loss itself is reported.",
         )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
@@ -282,7 +282,7 @@ def _settled(
         learning_rate=schedules(program.config, learning_rate, total),
         labels=program.labels or base.labels,
         output=program.prediction if program.labels else None,
-        metrics=base.metrics if loss == "softmax-cross-entropy" else asked,
+        metrics=base.metrics if loss.name == "softmax-cross-entropy" else asked,
         loss_scale=program.config.loss_scale,
     )
 

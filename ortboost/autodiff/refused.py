@@ -1,4 +1,4 @@
-"""Standard operators without a native gradient; the portable engine has rules for some of them."""
+"""Standard operators that an engine without a gradient for them refuses, and the reasons."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ REFUSED: Final[Mapping[str, str]] = {
         _QUANTIZED,
     ),
     "Det": "it has no gradient",
-    "GlobalLpPool": "it has no gradient; use GlobalAveragePool or GlobalMaxPool",
-    "LpPool": "it has no gradient; use AveragePool or MaxPool",
+    "GlobalLpPool": "it has no gradient; use --engine portable",
+    "LpPool": "it has no gradient; use --engine portable",
     "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
     "Mod": "it has no gradient",
     "RoiAlign": "it has no gradient",
     "SequenceMap": "it maps a sequence of tensors; export one tensor of them and a Loop or Scan",
 }
-"""Refused operators, with the reason. Operators in no table are refused as unknown."""
+"""Operator to the reason. An engine looks here only if it has no gradient for the operator.
+
+Operators in no table are refused as unknown.
+"""

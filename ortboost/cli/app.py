@@ -12,21 +12,26 @@ import typer
 
 import ortboost
 from ortboost.cli import (
-    catalogue,
+    bench,
     check,
-    compare_runs,
-    components,
+    compare,
     convert,
-    deploy,
-    examine,
-    measure,
-    picture,
-    use,
-    watching,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    list_boosts,
+    pca,
+    plot,
+    runs,
+    train,
+    watch,
 )
 from ortboost.core.errors import UsageError
 
 __all__ = ["app", "run"]
+
+_INTERRUPTED = 128 + signal.SIGINT  # exit status
 
 app = typer.Typer(
     name="ortboost",
@@ -57,23 +62,22 @@ def _top(
     """Global options."""
 
 
-_INTERRUPTED = 128 + signal.SIGINT
-
+# In the order of the help.
 for _verb in (
     check.check,
     convert.convert,
-    use.train,
-    components.pca,
-    watching.watch,
-    compare_runs.list_runs,
-    use.evaluate,
-    deploy.export,
-    deploy.compare,
-    measure.bench,
-    examine.inspect,
-    examine.doctor,
-    picture.plot,
-    catalogue.list_boosts,
+    train.train,
+    pca.pca,
+    watch.watch,
+    runs.list_runs,
+    evaluate.evaluate,
+    export.export,
+    compare.compare,
+    bench.bench,
+    inspect.inspect,
+    doctor.doctor,
+    plot.plot,
+    list_boosts.list_boosts,
 ):
     app.command(_verb.name, epilog=_verb.epilog, short_help=_verb.short)(_verb.command)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from ortboost.cli.command import option
 from ortboost.core.printable import printable
 
-__all__ = ["Output", "shape_text"]
+__all__ = ["Output", "number_text", "shape_text"]
 
 
 class _Printable(logging.Formatter):
@@ -80,6 +80,16 @@ class Output:
             console.print(table)
         for text in capture.get().rstrip("\n").splitlines():
             print(text.rstrip())
+
+
+def number_text(value: Any) -> str:
+    """Format a metric or another value of a result.
+
+    Example:
+        >>> number_text(0.5), number_text(3)
+        ('0.5000', '3')
+    """
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def shape_text(shape: Sequence[Any] | None) -> str:

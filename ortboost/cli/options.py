@@ -26,6 +26,7 @@ __all__ = [
     "Input",
     "InputOptions",
     "Map",
+    "Metric",
     "Run",
     "Shape",
     "Split",
@@ -61,11 +62,12 @@ UpdateBn = Annotated[
         "BatchNormalization.",
     ),
 ]
+Metric = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="accuracy, top5, ... (repeatable).")
+]
 Checkpoint = Annotated[
     str, typer.Option(help="best, last, initial, or the path of a checkpoint file.")
 ]
-
-
 Map = Annotated[
     list[str] | None,
     typer.Option(

@@ -22,7 +22,10 @@ _SMALL = 1024  # elements of a captured constant that inference and rewrites may
 
 
 def captured_values(body: ir.Graph) -> list[ir.Value]:
-    """The outer values that a body or a body within it reads or returns, each once."""
+    """The outer values that the nodes of a body, and of the bodies within it, read, each once.
+
+    One that is an output of the body as it is does not count, see :func:`own_outputs`.
+    """
     inside = {id(body), *map(id, body.subgraphs())}
     found: dict[int, ir.Value] = {}
     for node in body.all_nodes():

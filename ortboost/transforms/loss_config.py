@@ -113,6 +113,11 @@ class LossConfig:
                 )
 
     @property
+    def has_classes(self) -> bool:
+        """Whether predictions and labels are classes, so that there is an accuracy."""
+        return self.name in ("softmax-cross-entropy", "bce-with-logits")
+
+    @property
     def is_file(self) -> bool:
         """Whether the loss is a user-defined one in a file."""
         return self.name.lower().endswith(".onnx")

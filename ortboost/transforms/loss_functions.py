@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -107,18 +108,35 @@ def dense_losses(
         log_softmax = builder.op("LogSoftmax", x, axis=over)
         product = builder.op("Mul", log_softmax, _in_shape_of(x, labels, config, builder))
         return builder.op("Neg", builder.op("ReduceSum", product, builder.ints(over), keepdims=0))
-    labels = _in_shape_of(x, labels, config, builder)
-    if config.name == "mse":
-        difference = builder.op("Sub", x, labels)
-        return builder.op("Mul", difference, difference)
-    if config.name == "l1":
-        return builder.op("Abs", builder.op("Sub", x, labels))
-    one = builder.const(1.0)
-    positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
-    positive = _weighted(builder, positive, x, "pos_weight", config.pos_weight)
-    negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
-    losses = builder.op("Add", positive, negative)
-    return _weighted(builder, losses, x, "weight", config.weight)
+    return _ELEMENTWISE[config.name](builder, x, _in_shape_of(x, labels, config, builder), config)
+
+
+def _squared_error(b: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
+    difference = b.op("Sub", x, labels)
+    return b.op("Mul", difference, difference)
+
+
+def _absolute_error(b: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
+    return b.op("Abs", b.op("Sub", x, labels))
+
+
+def _binary_cross_entropy(
+    b: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
+) -> ir.Value:
+    one = b.const(1.0)
+    positive = b.op("Mul", labels, _softplus(b, b.op("Neg", x)))
+    positive = _weighted(b, positive, x, "pos_weight", config.pos_weight)
+    negative = b.op("Mul", b.op("Sub", one, labels), _softplus(b, x))
+    losses = b.op("Add", positive, negative)
+    return _weighted(b, losses, x, "weight", config.weight)
+
+
+_ELEMENTWISE: Final[Mapping[str, Callable[..., ir.Value]]] = {
+    "mse": _squared_error,
+    "l1": _absolute_error,
+    "bce-with-logits": _binary_cross_entropy,
+}
+"""Name to the loss of each element, from predictions and labels of one shape."""
 
 
 def _in_shape_of(x: ir.Value, labels: ir.Value, config: LossConfig, b: Builder) -> ir.Value:

@@ -61,7 +61,7 @@ class ForwardLoop:
 
     Attributes:
         copy: The copy of the body.
-        before: Index of the first state among the inputs of the node.
+        first_state: Index of the first state among the inputs of the node.
         states: Each state before and after a step, in the copy.
         read: The tensors whose slices the steps of a Scan read.
         written: The tensors that stack results of the steps.
@@ -75,11 +75,10 @@ class ForwardLoop:
         self.copy = self.body.clone(allow_outer_scope_values=True)
         rename_values(self.copy, builder.unique)
         inputs, outputs = list(self.copy.inputs), list(self.copy.outputs)
-        self.before, first, count = states_of(node)
-        end = self.before + count
-        self.states = list(
-            zip(inputs[self.before : end], outputs[first : first + count], strict=True)
-        )
+        self.first_state, first, count = states_of(node)
+        end = self.first_state + count
+        befores, afters = inputs[self.first_state : end], outputs[first : first + count]
+        self.states = list(zip(befores, afters, strict=True))
         self.read = _slices(node, "scan_input", inputs[end:], end)
         self.written = _slices(node, "scan_output", outputs[first + count :], count)
         self.counter = None if self.is_scan else inputs[0]
@@ -131,30 +130,29 @@ def _slices(node: ir.Node, what: str, steps: Sequence[ir.Value], start: int) -> 
 def backward_loop(
     b: Backward,
     forward: ForwardLoop,
+    gradient_nodes: Sequence[ir.Node],
     carried: Sequence[Carried],
     given: Sequence[tuple[Slices, ir.Value]],
     stacked: Sequence[Slices],
-    before: Sequence[ir.Node],
 ) -> tuple[tuple[ir.Value, ...], tuple[ir.Value, ...]]:
-    """Build the backward loop from the nodes of one step, which the builder holds.
+    """Build the backward loop.
 
     Args:
         b: The place of the forward node in the reverse pass; receives the loop.
-        forward: The forward loop.
+        forward: The forward loop; its copy becomes the body.
+        gradient_nodes: The nodes that compute the gradients of one step from values of the copy.
         carried: What the backward loop carries from step to step.
         given: What each step is given, with the outer tensors.
         stacked: Results of the steps to be stacked.
-        before: The nodes of the outer graph that come first.
 
     Returns:
         What is carried, after the last step; and the stacked results.
     """
     body = forward.copy
-    added = b.builder.take()
     body.outputs.clear()
-    body.extend(added)
+    body.extend(gradient_nodes)
     results = [*(c.after for c in carried), *(s.step for s in stacked)]
-    kept = _kept_results(forward, added, results)
+    kept = _kept_results(forward, gradient_nodes, results)
     results = [kept[value][0].step if value in kept else value for value in results]
     _remove_unneeded(body, results)
     given = [*given, *kept.values(), *_kept_inputs(forward, results)]
@@ -164,7 +162,7 @@ def backward_loop(
             b.builder.graph.register_initializer(constant)
     body.inputs.clear()
     steps = [*(c.before for c in carried), *(slices.step for slices, _ in given)]
-    b.builder.nodes = [*before, *_take_out_invariant(body, steps)]
+    b.builder.nodes += _take_out_invariant(body, steps)
     made = _scan if forward.is_scan else _loop
     outputs = made(b, forward, carried, given, stacked, results)
     for output, value in zip(outputs, results, strict=True):
@@ -180,7 +178,7 @@ def _like(value: ir.Value, builder: Builder) -> ir.Value:
 
 
 def _kept_results(
-    forward: ForwardLoop, added: Sequence[ir.Node], results: Sequence[ir.Value]
+    forward: ForwardLoop, gradient_nodes: Sequence[ir.Node], results: Sequence[ir.Value]
 ) -> dict[ir.Value, tuple[Slices, ir.Value]]:
     """Let the forward loop keep what the gradient reads of its steps.
 
@@ -189,8 +187,8 @@ def _kept_results(
     Returns:
         Value of the copy to the input of a backward step that replaces it, and its tensor.
     """
-    read = {*results, *(value for node in added for value in values_read(node))}
-    own, varying = set(added), set(forward.copy.inputs)
+    read = {*results, *(value for node in gradient_nodes for value in values_read(node))}
+    own, varying = set(gradient_nodes), set(forward.copy.inputs)
     found = {}
     for node in forward.copy:
         if node in own or varying.isdisjoint(values_read(node)):
@@ -227,7 +225,8 @@ def _kept_inputs(
         sequence = forward.node.inputs[slices.index]
         if sequence is not None and (slices.step.uses() or slices.step in results):
             found.append((slices.backwards(slices.step), sequence))
-    if forward.counter is not None:  # kept in any case: its length is the number of steps
+    # Kept in any case: its length is the number of steps. Last, where `_loop` looks for it.
+    if forward.counter is not None:
         found.append((Slices(forward.counter, reverse=True), forward.keep(forward.counter)))
     return found
 
@@ -296,7 +295,7 @@ def _loop(
 ) -> tuple[ir.Value, ...]:
     """A Loop has no slices: each step gathers its own, the last first."""
     body, builder = forward.copy, b.builder
-    _, counters = given[-1]
+    _, counters = given[-1]  # see `_kept_inputs`
     steps = builder.op("Squeeze", b.shape_of(counters), shape=[], dtype=ir.DataType.INT64)
     last = builder.op("Sub", steps, b.const(1, ir.DataType.INT64), shape=[])
     outer = builder.take()

@@ -67,8 +67,10 @@ def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Va
 
 
 def batch_centered(node: ir.Node) -> ir.Value | None:
-    """`x - mean` of an inference-mode node that normalizes by the statistics of its own input.
+    """`x - mean`, if an inference-mode node normalizes by the statistics of its own input.
 
+    ``None`` otherwise. The gradient rule of BatchNormalization and the CPU's fused form ask this:
+    a BatchNormalization in training mode reaches them only as what :func:`batch_statistics` wrote.
     Only the form that this module builds is recognized, by its structure: a marker would not
     survive copies of the model.
     """

@@ -52,14 +52,16 @@ def loop(b: Backward) -> Gradients:
     captured = {_name(v): v for v in captured_values(forward.copy) if v.name in b.active}
     products = _take_products(forward, captured)
     read = [slices for slices in forward.read if b.needs_gradient(slices.index)]
-    starts = [v for i, (v, _) in enumerate(forward.states) if b.needs_gradient(forward.before + i)]
+    first = forward.first_state
+    starts = [v for i, (v, _) in enumerate(forward.states) if b.needs_gradient(first + i)]
     sources = {*captured, *map(_name, starts), *(_name(s.step) for s in read)}
     sources |= {_name(product.result) for product in products}
-    carried = _active_states(forward, sources)
-    sources |= {_name(before) for before, _ in carried.values()}
+    active = _active_states(forward, sources)
+    sources |= {_name(before) for before, _ in active.values()}
 
-    grads = {i: b.value_like(before, "state_grad") for i, (before, _) in carried.items()}
-    seeds = {_name(after): grads[i] for i, (_, after) in carried.items()}
+    # What a step of the backward loop is given: the gradients of its states and results.
+    grads = {i: b.value_like(before, "state_grad") for i, (before, _) in active.items()}
+    seeds = {_name(after): grads[i] for i, (_, after) in active.items()}
     given = []
     for slices in forward.written:
         gradient = b.gradients[slices.index]
@@ -67,7 +69,7 @@ def loop(b: Backward) -> Gradients:
             seeds[_name(slices.step)] = step = b.value_like(slices.step, "step_grad")
             given.append((slices.backwards(step), gradient))
 
-    outer = b.builder.take()  # the nodes below belong to the body
+    outer = b.builder.take()  # from here on, the nodes belong to the body of the backward loop
     reached = reach(ir.Model(forward.copy, ir_version=10), sources, seeds)
     found = reverse_pass(reached, seeds, list(sources), b.builder, b.opset)
     for product in products:
@@ -76,7 +78,7 @@ def loop(b: Backward) -> Gradients:
     def total(value: ir.Value) -> ir.Value:
         return found[_name(value)] or b.zeros_like(value)
 
-    states = {i: (grads[i], total(before)) for i, (before, _) in carried.items()}
+    states = {i: (grads[i], total(before)) for i, (before, _) in active.items()}
     sums = {}
     for name, value in captured.items():
         if (term := found[name]) is not None:
@@ -86,21 +88,21 @@ def loop(b: Backward) -> Gradients:
     products = [product for product in products if found[_name(product.result)] is not None]
     for product in products:
         results += [Slices(product.left), Slices(total(product.result))]
-    body = b.builder.take()
-    b.builder.nodes = outer
-    moved = [
+
+    # Here the body ends: its nodes are passed on, and those below stand before the loop.
+    body, b.builder.nodes = b.builder.take(), outer
+    carried = [
         *(
-            Carried(b.gradients[i] or b.zeros_like(b.input(forward.before + i)), *pair)
+            Carried(b.gradients[i] or b.zeros_like(b.input(first + i)), *pair)
             for i, pair in states.items()
         ),
         *(Carried(b.zeros_like(captured[name]), *pair) for name, pair in sums.items()),
     ]
-    outer, b.builder.nodes = b.builder.take(), body
-    last, stacked = backward_loop(b, forward, moved, given, results, outer)
+    last, stacked = backward_loop(b, forward, body, carried, given, results)
 
     gradients: list[ir.Value | None] = [None] * len(b.node.inputs)
     for i, gradient in zip(states, last, strict=False):
-        gradients[forward.before + i] = gradient
+        gradients[first + i] = gradient
     for name, gradient in zip(sums, last[len(states) :], strict=True):
         b.contribute(captured[name], gradient)
     for slices, gradient in zip(read, stacked, strict=False):

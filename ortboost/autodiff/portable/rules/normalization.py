@@ -47,13 +47,14 @@ def batch_norm(b: Backward) -> Gradients:
     """
     g, x, scale, mean, variance = b.gradient(), b.input(0), b.input(1), b.input(3), b.input(4)
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
-    through = batch_centered(b.node) is not None
+    through = batch_centered(b.node) is not None  # through the statistics of the batch
     if not through:  # the search is long: not for every batch normalization of a deep network
         nodes = ancestors([mean, variance])
         sources = [mean, variance, *(v for node in nodes for v in node.inputs if v is not None)]
         if {value.name for value in sources} & b.active:
             # their gradient would be lost without a word
             raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
+    # The statistics get no gradient of their own: that of the data contains it.
     grads: list[ir.Value | None] = [None] * 5
     none = _filled(b, scale, 0.0)
 
@@ -66,23 +67,23 @@ def batch_norm(b: Backward) -> Gradients:
 
     axes = b.ints(0, *range(2, b.rank()))
     # The gradient of the data needs both sums, whether or not scale and bias are trained.
-    needs_moment = b.needs_gradient(1) or (through and b.needs_gradient(0))
-    if b.needs_gradient(2) or needs_moment:
+    needs_gscale = b.needs_gradient(1) or (through and b.needs_gradient(0))
+    if b.needs_gradient(2) or needs_gscale:
         grads[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)
-    if needs_moment:
+    if needs_gscale:
         normal = affine(x, _filled(b, scale, 1.0), none, mean)
         product = b.op("Mul", g, normal, shape=shape)
         grads[1] = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
     if not b.needs_gradient(0):
         return grads
-    total, moment = grads[2], grads[1]
-    if not through or total is None or moment is None:
+    gbias, gscale = grads[2], grads[1]
+    if not through or gbias is None or gscale is None:
         grads[0] = affine(g, scale)
         return grads
     count = _count(b, x, scale)
-    gbias, gscale = (b.op("Div", part, count, shape=vector) for part in (total, moment))
-    along = affine(x, gscale, gbias, mean)
-    grads[0] = affine(b.op("Sub", g, along, shape=shape), scale)
+    mean_g, mean_gx = (b.op("Div", part, count, shape=vector) for part in (gbias, gscale))
+    bracket = affine(x, mean_gx, mean_g, mean)
+    grads[0] = affine(b.op("Sub", g, bracket, shape=shape), scale)
     return grads
 
 

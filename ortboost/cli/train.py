@@ -1,4 +1,4 @@
-"""``ortboost train`` and ``eval``."""
+"""``ortboost train``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output
+from ortboost.cli.console import Output, number_text
 from ortboost.cli.options import (
     BatchAxis,
-    Checkpoint,
     DataFile,
     DataOptions,
     Device,
-    Input,
+    Metric,
     Run,
-    Split,
     Threads,
-    UpdateBn,
     given,
     refuse,
 )
@@ -32,12 +27,9 @@ from ortboost.cli.options import (
 if TYPE_CHECKING:
     from ortboost.training import TrainSummary
 
-__all__ = ["evaluate", "train"]
+__all__ = ["train"]
 
 _DIAGNOSES = 8  # the last diagnosed skipped step is the 128th
-_Metric = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="accuracy, top5, ... (repeatable).")
-]
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class RunOptions:
     max_steps: int | None = option("Stop after N steps.", min=1)
     validate_every: int = option("Also validate every N steps.", default=0, min=0)
     checkpoint_every: int = option("Also save a checkpoint every N steps.", default=0, min=0)
-    metric: _Metric = None
+    metric: Metric = None
     seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
     prefetch: int = option("Batches to prefetch.", default=2, min=0)
     workers: int | None = option(
@@ -199,8 +191,8 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
     best = {name: entry["value"] for name, entry in summary.best.items()}
     return [
         ("ended", summary.reason),
-        *((name, _number(value)) for name, value in summary.metrics.items()),
-        *((f"best {name}", _number(value)) for name, value in best.items()),
+        *((name, number_text(value)) for name, value in summary.metrics.items()),
+        *((f"best {name}", number_text(value)) for name, value in best.items()),
         ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
         ("seconds", f"{summary.seconds:.3g}"),
         ("waited for data", f"{summary.data_wait:.1%} of the time of steps"),
@@ -214,62 +206,3 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
         ("log", summary.log),
         ("curves", summary.plot),
     ]
-
-
-@verb(
-    "eval",
-    "Evaluate a program or an ONNX file on data.",
-    examples="""\b
-Examples:
-  ortboost eval run --data val.npz
-  ortboost eval model.onnx --data val.npz --metric accuracy --metric top5 --json""",
-)
-def evaluate(
-    target: Annotated[Path, typer.Argument(help="Program folder or ONNX file.")],
-    data: DataFile,
-    metric: _Metric = None,
-    split: Split = "test",
-    update_bn: UpdateBn = None,
-    output: str | None = option("Output with the scores."),
-    class_axis: int | None = option("For an ONNX file: class axis, -1 for the last."),
-    ignore_index: int | None = option("For an ONNX file: label to ignore."),
-    shift_labels: bool = option(
-        "For an ONNX file: compare each position with the next label.",
-        "--shift-labels",
-        default=False,
-    ),
-    fixed: Input = None,
-    batch_axis: BatchAxis = None,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    threads: Threads = None,
-    *,
-    reading: DataOptions,
-    printer: Output,
-) -> None:
-    """Evaluate a trained program or an ONNX file on data."""
-    from ortboost import api
-    from ortboost.cli.parse import parse_inputs
-
-    found = api.evaluate(
-        target,
-        data,
-        metrics=tuple(metric) if metric else None,
-        checkpoint=checkpoint,
-        output=output,
-        class_axis=class_axis,
-        ignore_index=ignore_index,
-        shift_labels=shift_labels,
-        inputs=parse_inputs(None, fixed, batch_axis) if fixed or batch_axis else None,
-        split=split,
-        update_bn=update_bn,
-        device=device,
-        threads=threads,
-        **reading.arguments(),
-    )
-    printer.result(found)
-    printer.pairs((name, _number(value)) for name, value in found.items())
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

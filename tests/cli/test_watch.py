@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from ortboost.cli import main
-from ortboost.cli.watching import sparkline
+from ortboost.cli.watch import sparkline
 from tests.api.test_list_runs import begin, lock, make_run
 from tests.cli.test_supervise import HEARD
 from tests.support import ROOT

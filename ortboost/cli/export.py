@@ -1,4 +1,4 @@
-"""``ortboost export`` and ``compare``."""
+"""``ortboost export``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal as decimal_size
 
+from ortboost.cli.build_engine import EngineOptions, build
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output
-from ortboost.cli.engine import EngineOptions, build
 from ortboost.cli.options import (
     Checkpoint,
     DataOptions,
@@ -28,9 +28,9 @@ from ortboost.cli.options import (
 from ortboost.core.printable import count_of
 
 if TYPE_CHECKING:
-    from ortboost.api import Comparison, ExportResult
+    from ortboost.api import ExportResult
 
-__all__ = ["compare", "export"]
+__all__ = ["export"]
 
 
 @dataclass(frozen=True)
@@ -220,80 +220,3 @@ def _noise(result: ExportResult) -> str:
 def _nodes(result: ExportResult) -> str:
     base, now = result.exported.base, len(result.exported.model.graph)
     return str(now) if base is None or len(base.graph) == now else f"{len(base.graph)} -> {now}"
-
-
-@verb(
-    "compare",
-    "Compare the outputs of two models.",
-    examples="""\b
-Examples:
-  ortboost compare model.onnx model.opt.onnx --data val.npz
-  ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
-  ortboost compare a.onnx b.onnx --bisect --json
-\b
-Exit status 5 if an output exceeds the tolerance.""",
-)
-def compare(
-    one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
-    other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
-    data: Path | None = option("Data to compare on; synthetic inputs if not given."),
-    bisect: bool = option(
-        "Find the first intermediate tensor of equal name that differs.", "--bisect", default=False
-    ),
-    checkpoint: Checkpoint = "best",
-    split: Split = "test",
-    *,
-    tolerances: Tolerances,
-    inputs: InputOptions,
-    reading: DataOptions,
-    device: Device = "auto",
-    printer: Output,
-) -> None:
-    """Compare the outputs of two models on the same inputs.
-
-    Without --rtol and --atol, a file exported in fp16, bf16 or int8 may differ as much as its
-    export allowed.
-    """
-    from ortboost import api
-
-    found = api.compare(
-        one,
-        other,
-        data=data,
-        bisect=bisect,
-        checkpoint=checkpoint,
-        split=split,
-        inputs=inputs.config(),
-        device=device,
-        **tolerances.arguments(),
-        **reading.arguments(),
-    )
-    printer.result(found.to_dict())
-    _show_comparison(printer, found)
-    if not found.parity.ok:
-        raise typer.Exit(5)
-
-
-def _show_comparison(printer: Output, found: Comparison) -> None:
-    printer.table(
-        ["output", "max difference", "relative", "worst sample", "within"],
-        [
-            (
-                d.output,
-                f"{d.max_abs:.3g}",
-                f"{d.max_rel:.3g}",
-                d.sample,
-                "yes" if d.within else "NO",
-            )
-            for d in found.parity.differences
-        ],
-    )
-    where = "synthetic inputs" if found.synthetic else "data"
-    samples = count_of(found.parity.samples, "sample")
-    printer.line(f"\n{samples} of {where}, {found.parity.tolerance}")
-    for name, (before, after) in found.metrics.items():
-        printer.line(f"{name}: {before:.4f} and {after:.4f}")
-    for note in found.notes:
-        printer.line(f"note: {note}")
-    if found.searched:
-        printer.line(found.first_text())

@@ -1,4 +1,4 @@
-"""``ortboost inspect`` and ``ortboost doctor``."""
+"""``ortboost inspect``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.filesize import decimal as decimal_size
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, shape_text
+from ortboost.cli.inspect_pair import show_pair
 from ortboost.cli.options import Dim, Shape, refuse
-from ortboost.cli.pair import show_pair
 from ortboost.core.printable import count_of
 
-__all__ = ["doctor", "inspect"]
+__all__ = ["inspect"]
 
 
 @verb(
@@ -247,31 +247,3 @@ def _section(
 ) -> None:
     printer.line()
     printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show{hint}")
-
-
-@verb(
-    "doctor",
-    "Check this machine and environment, and suggest fixes.",
-    file=False,
-    examples="""\b
-Example:
-  ortboost doctor --json
-\b
-Exit status 7 if a requirement for training is missing.""",
-)
-def doctor(*, printer: Output) -> None:
-    """Check this machine and environment, and suggest fixes for what is missing."""
-    from ortboost.api import doctor as diagnose
-
-    findings = diagnose()
-    printer.result({"ok": findings.ok, "findings": [vars(finding) for finding in findings]})
-    printer.table(
-        ["", "what", "found", "fix"],
-        [
-            ({"ok": "ok", "note": "-", "fail": "FAIL"}[f.status], f.name, f.detail, f.fix)
-            for f in findings
-        ],
-    )
-    bad = sum(finding.status == "fail" for finding in findings)
-    printer.line(f"\n{bad} to fix before training." if bad else "\nReady to train.")
-    raise typer.Exit(7 if bad else 0)
