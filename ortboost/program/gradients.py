@@ -45,7 +45,7 @@ These are the gradients of parameters, and those that enter a scale group.
 """
 
 STATISTICS = "ortboost/statistics"
-"""Name of a float32 scalar that is zero if the next running statistics are finite."""
+"""Name prefix of float32 scalars that are zero if the next running statistics are finite."""
 
 LARGEST_NORM = 2.0**62
 """The norm from which an unscaled gradient counts as overflow."""
@@ -97,8 +97,9 @@ class ScaledGradients:
     def finite(self, statistics: Sequence[ir.Value] = ()) -> ir.Value:
         """Whether all gradients are finite, and these running statistics: bool scalar."""
         sums = [s for bundle in self.bundles.values() for s in self._zeros(bundle)]
-        if statistics:
-            sums.append(_zero_sum(self.b, self.b.op("Concat", *statistics, axis=0), STATISTICS))
+        for dtype in dict.fromkeys(value.dtype for value in statistics):
+            alike = [value for value in statistics if value.dtype == dtype]
+            sums.append(_zero_sum(self.b, self.b.op("Concat", *alike, axis=0), STATISTICS))
         return _is_zero(self.b, sums)
 
     def caused(self) -> dict[int, ir.Value]:
