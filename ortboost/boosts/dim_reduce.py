@@ -337,8 +337,8 @@ def read_basis(
         ) from error
     if basis.ndim != 2 or basis.shape[1] != length or len(basis) < max(1, number):
         raise FileError(
-            f"The principal components have shape {list(basis.shape)}; expected at least "
-            f"{[max(1, number), length]}.",
+            f"The principal components have shape {list(basis.shape)}; {max(1, number)} or more "
+            f"rows of {length} columns are needed, one for each trained weight.",
             where=path,
             fix=fix,
         )

@@ -216,7 +216,13 @@ def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
                 fix="Give it a unique name, and register it.",
             )
     for one, other in itertools.combinations(found, 2):
-        reason = "it is given twice" if one.name == other.name else _exclusion(one, other)
+        if one.name == other.name:
+            raise ConfigError(
+                f"The boost '{one.name}' is given twice.",
+                where="boosts",
+                fix="Give it once, with all its settings.",
+            )
+        reason = _exclusion(one, other)
         if reason is not None:
             raise ConfigError(
                 f"'{one.name}' and '{other.name}' cannot be combined: {reason}.",

@@ -109,6 +109,8 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
     """The error for an invalid field: the value found, what is allowed, the nearest choice."""
     value, hint = unfit.value, unfit.hint
     expected = said(hint)
+    if isinstance(value, float) and not math.isfinite(value) and expected.endswith("or more"):
+        expected = f"a finite number of {expected}"
     if isinstance(value, str):
         if any(typing.get_origin(one) in (tuple, Sequence) for one in _members_of(hint)):
             return ConfigError(  # a string is a sequence of letters

@@ -136,6 +136,7 @@ def _padded(
     that only repeats the last sample. Let W, A and w be the weights (samples, or labels that are
     not ignored) of the padded batch, of the repeated one and of the real samples. The mean over the
     real samples is (W L - (size - length) / size A a) / w. A summed loss is scaled to a full batch.
+    The loss of a batch without any label that counts is 0 / 0, and its product with 0 labels is 0.
     """
     padded, valid = pad_batch(batch, size, axes=axes)
     outputs = evaluator.evaluate(padded)
@@ -152,7 +153,8 @@ def _padded(
     # Without an ignored label they are None: every sample has the weight 1.
     counts = [count(padded), count(last), count(batch)]
     whole, others, real = [size, size, length] if None in counts else [c or 0 for c in counts]
-    total = whole * float(outputs[_LOSS]) - padding * others * alone
+    total = whole * float(outputs[_LOSS]) if whole else 0.0
+    total -= padding * others * alone if others else 0.0
     return outputs, (total / real if real else 0.0, real)
 
 
@@ -164,7 +166,7 @@ def _loss(
         return None
     loss, weight = np.asarray(outputs[_LOSS]), length if counted is None else counted
     if loss.ndim == 0:
-        return float(loss), weight
+        return float(loss) if weight else 0.0, weight  # of no labels it is 0 / 0
     loss = loss if real is None else loss[real]
     total = float(loss.sum(dtype=np.float64))
     return total / max(loss.size if counted is None else counted, 1), weight

@@ -196,6 +196,18 @@ def test_the_batch_size_changes_no_result(finished, size):
     assert found["loss"] == pytest.approx(whole["loss"], rel=1e-5)
 
 
+def test_validation_batches_without_any_label_that_counts(tmp_path):
+    """Their loss is 0 / 0; the mean over all labels was nan, and ended the training."""
+    x, y = (np.load(DIGITS)[name][:40] for name in ("x_test", "y_test"))
+    y[:20] = -100
+    loss = LossConfig(ignore_index=-100)
+    api.convert(MODELS / "mlp.onnx", tmp_path / "run", ProgramConfig(loss=loss))
+    summary = api.train(tmp_path / "run", (x, y), (x, y), epochs=1, batch_size=8, **CPU)
+    counted = api.evaluate(tmp_path / "run", (x[20:], y[20:]), **CPU)
+    assert summary.metrics["val_loss"] == pytest.approx(counted["loss"], rel=1e-5)
+    assert summary.metrics["val_accuracy"] == counted["accuracy"]
+
+
 def test_the_split_can_be_chosen(finished):
     folder, _ = finished
     accuracy = [api.evaluate(folder, DIGITS, split=s, **CPU)["accuracy"] for s in ("train", "test")]

@@ -349,7 +349,7 @@ class Search(DimReduce):
         (lambda: ProgramConfig(boosts=(LessBN,)), "is not a boost"),
         (lambda: ProgramConfig(boosts=LessBN()), "boosts"),
         (lambda: ProgramConfig(boosts="less-bn"), "boosts"),
-        (lambda: ProgramConfig(boosts=(LessBN(), LessBN())), "given twice"),
+        (lambda: ProgramConfig(boosts=(LessBN(), LessBN())), "'less-bn' is given twice"),
         (lambda: ProgramConfig(boosts=(LossScale(), GroupLossScale())), "one per group"),
         (lambda: ProgramConfig(boosts=(register(Search)("p"), DimReduce("p"))), "both replace"),
         (lambda: ProgramConfig.from_dict({"boosts": ["less-bn"]}), "is not a boost"),

@@ -20,7 +20,7 @@ from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds, check_value, read_config, write_config
-from ortboost.core.field_words import UnfitError, said
+from ortboost.core.field_words import UnfitError, explain, said
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, Lars, Sgd
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
@@ -178,6 +178,12 @@ def test_what_is_wrong_is_said_with_the_way_to_it(data, where, words):
 def test_ranges(kind, inside, outside):
     assert all(map(kind.holds, inside))
     assert not any(map(kind.holds, outside))
+
+
+@pytest.mark.parametrize("value", [INF, NAN])
+def test_what_is_not_finite_is_said_to_be_so(value):
+    error = explain("lr", UnfitError(value, Annotated[float, Range(0)], type_fits=True), "rate")
+    assert error.what == f"'lr' is {value}; a finite number of 0 or more is needed."
 
 
 def test_a_whole_number_of_more_than_64_bits_is_told_the_limit():

@@ -126,7 +126,9 @@ def token_model(scores, reduction="mean"):
         counts = labels != -100
         picked = np.take_along_axis(log_softmax[rows], np.where(counts, labels, 0)[..., None], -1)
         losses = -picked[..., 0] * counts
-        shown = {"mean": losses.sum() / max(counts.sum(), 1), "sum": losses.sum(), "none": losses}
+        with np.errstate(invalid="ignore"):  # no label counts: 0 / 0, as in SoftmaxCrossEntropyLoss
+            mean = losses.sum() / counts.sum()
+        shown = {"mean": mean, "sum": losses.sum(), "none": losses}
         return {"scores": scores[rows], "loss": np.asarray(shown[reduction])}
 
     run.evaluate = evaluate_
@@ -142,7 +144,8 @@ def test_tokens_are_counted_and_not_samples(batch_size, fixed, reduction):
     rng = np.random.default_rng(2)
     scores = rng.normal(size=(11, 5, 7))
     labels = rng.integers(0, 7, (11, 5))
-    labels[2, 1:] = labels[5, 2:] = labels[10, 3:] = -100  # rows of different lengths, one of none
+    labels[5, 2:] = labels[9, 3:] = -100  # rows of different lengths
+    labels[2, 1:] = labels[10, 1:] = -100  # and without any label, alone in a batch and padded
     run, log_softmax = token_model(scores, reduction)
     source = ArraySource({"x": np.arange(11.0), "labels": labels}, batch_size)
     rule = LabelRule(class_axis=2, ignored=-100, shifted=True)

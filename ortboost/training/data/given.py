@@ -24,7 +24,8 @@ def given_arrays(
     """Convert in-memory data to arrays by name.
 
     - a mapping of names to arrays, tensors or lists;
-    - a tuple or list of arrays, such as ``(x, y)``: in the order of the inputs, labels last;
+    - a tuple or list of arrays, such as ``(x, y)``: in the order of the inputs, labels last; a list
+      of numbers may stand for one of them;
     - one array: the first input;
     - a table of columns, such as a pandas DataFrame, by the rule of
       :mod:`ortboost.training.data.tables`.
@@ -52,7 +53,8 @@ def given_arrays(
     if hasattr(data, "columns") and _is_array(data):
         return FrameTable(data).arrays(inputs, mapping)
     parts = [data] if _is_array(data) else data
-    if not isinstance(parts, tuple | list) or not parts or not all(map(_is_array, parts)):
+    # Lists of numbers will do beside an array, which is no batch: (x, [0, 1, ...]).
+    if not isinstance(parts, tuple | list) or not any(map(_is_array, parts)):
         return None
     names = [spec.name for spec in inputs]
     if len(parts) > len(names):

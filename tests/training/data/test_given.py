@@ -73,6 +73,8 @@ TABLE = Table(a=X[:, 0], b=X[:, 1], label=Y, c=X[:, 2])
         (Tensor(X), Tensor(Y)),
         (OnlyDlpack(X), OnlyDlpack(Y)),
         {"x": X.tolist(), "labels": Tensor(Y)},
+        (X, Y.tolist()),
+        (X.tolist(), Y),
         {"images": X, "y": Y},
         TABLE,
         (Table(a=X[:, 0], b=X[:, 1], c=X[:, 2]), Y),
@@ -83,6 +85,8 @@ TABLE = Table(a=X[:, 0], b=X[:, 1], label=Y, c=X[:, 2])
         "tensors",
         "dlpack",
         "by name",
+        "array and list",
+        "list and array",
         "usual names",
         "table",
         "table and array",
@@ -117,6 +121,9 @@ def test_batches_are_left_to_be_iterated(data):
         (Table(a=Y, b=Y), UsageError, "No array feeds the input 'labels'"),
         (Table(x=Y, y=Y, z=Y), UsageError, "no input is left for z"),
         (Table(a=Y, name=["u"] * 4, y=Y), ArgumentTypeError, "column 'name'"),
+        ((X, ["cat"] * 4), ArgumentTypeError, "values, not numbers"),
+        ((X, iter(Y)), ArgumentTypeError, "not numbers"),
+        ((X, None), ArgumentTypeError, "not numbers"),
     ],
 )
 def test_what_is_not_certain_is_refused(data, kind, what):
