@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ortboost.autodiff.blockers import Blocker, standing_blockers
+from ortboost.autodiff.conditions import unfit_shapes
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
@@ -161,11 +162,12 @@ def find_blockers(
 
 
 def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:
-    foreign = [node for node in reached.nodes if node.domain.startswith(_ORT)]
+    unfit = {node: why for node in reached.nodes if (why := unfit_shapes(node)) is not None}
+    foreign = [n for n in reached.nodes if n.domain.startswith(_ORT) and label(n) in refused]
     # Shape inference gets no further than these: what it leaves unknown is no reason of its own.
-    behind = descendants(out for n in foreign if label(n) in refused for out in n.outputs)
+    behind = descendants(out for node in (*foreign, *unfit) for out in node.outputs)
     for node in reached.nodes:
-        reason = engine.gradient_support(node)
+        reason = unfit.get(node) or engine.gradient_support(node)
         if reason is None:
             continue
         if node in behind and any(v is not None and v.shape is None for v in node.inputs):

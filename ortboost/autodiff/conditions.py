@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, input_at, is_read, known_shape
+from ortboost.graph.query import (
+    constant,
+    format_shape,
+    input_at,
+    is_read,
+    is_standard,
+    known_shape,
+)
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "fixed_axes",
     "reduced_axes",
     "refusal_of",
+    "unfit_shapes",
     "unknown_axes",
     "unknown_rank",
 ]
@@ -45,6 +53,27 @@ def unknown_rank(node: ir.Node, *indices: int) -> str | None:
             if custom is not None:
                 why = f"it comes from the custom operator '{custom}': export without that"
             return f"the rank of '{value.name}' is unknown; {why}"
+    return None
+
+
+def unfit_shapes(node: ir.Node) -> str | None:
+    """Whether the inputs of a product or of elementwise arithmetic cannot be combined.
+
+    A runtime does not load such a file; shape inference knows nothing of what is behind the node.
+    """
+    if not is_standard(node, "Add", "Sub", "Mul", "Div", "MatMul"):
+        return None
+    one, other = (() if value is None else known_shape(value) or () for value in node.inputs)
+    ends = [(one[-1:], other[-2:][:1])] if node.op_type == "MatMul" else []
+    if not ends:
+        ends = [((a,), (b,)) for a, b in zip(one[::-1], other[::-1], strict=False)]
+    for left, right in ends:
+        lengths = {dim for dim in (*left, *right) if isinstance(dim, int)}
+        if len(lengths) == 2 and (node.op_type == "MatMul" or 1 not in lengths):
+            return (
+                f"its inputs of the shapes {format_shape(one)} and {format_shape(other)} cannot be "
+                "combined, so no runtime loads the model; export it again, with another exporter"
+            )
     return None
 
 

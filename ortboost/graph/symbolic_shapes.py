@@ -61,6 +61,8 @@ def name_lengths(model: ir.Model) -> None:
         old = known_shape(output)
         if rule is None or not is_standard(node) or not _is_open(old, given):
             continue
+        if output.type is None:  # behind an operator of a runtime; a file cannot keep its shape
+            continue
         new = rule(node, given)
         if new is None or (old is not None and len(old) != len(new)):
             continue

@@ -220,4 +220,10 @@ def former_from_dict(data: object) -> dict[str, Any]:
         parse = FORMER[name].parse
         if parse is not None and isinstance(value, Mapping):
             found[name] = parse(value)
+        elif parse is not None and isinstance(value, str | int | float):
+            raise ConfigError(
+                f"'{name}' is {value!r}; an object with keys and values is needed.",
+                where=name,
+                fix=f"See ProgramConfig.to_dict()['{name}'] of a configuration that has it.",
+            )
     return found

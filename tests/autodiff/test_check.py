@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.check import check_trainable
+from ortboost.autodiff.conditions import unfit_shapes
 from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.native.support import gradient_support
 from ortboost.graph.normalize import normalize
@@ -222,3 +223,34 @@ def test_what_is_unknown_behind_an_operator_that_was_refused_is_no_reason_of_its
         report = check_trainable(model, wrt=["w", "u"], engine=get_engine(name))
         assert [blocker.node for blocker in report.blockers] == ["attend"]
         assert "5 heads do not divide" in str(report)
+
+
+def test_shapes_that_contradict_each_other_are_the_only_reason():
+    """PatchTST by TorchScript: each layer behind had "the rank of ... is unknown"."""
+    model = graph("""g (float[N,4,2,8] x, float[4,8] w, float[8,8] v) => (y) {
+        [positions] a = Add(x, w)
+        b = Transpose(a)
+        c = MatMul(b, v)
+        y = MatMul(c, v)
+    }""")
+    (found,) = check(model, ["w", "v"], "y").blockers
+    assert found.node == "positions"
+    assert "the shapes [N, 4, 2, 8] and [4, 8] cannot be combined" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("op", "one", "other", "unfit"),
+    [
+        ("Add", "N,4", "2,1", False),
+        ("Mul", "N,4", "3", True),
+        ("Sub", "4", "N", False),
+        ("MatMul", "N,4", "4,2", False),
+        ("MatMul", "N,1", "4,2", True),
+        ("MatMul", "4", "4", False),
+        ("MatMul", "N,2,3", "K,2", False),
+        ("MatMul", "N,2,3", "2,K", True),
+    ],
+)
+def test_only_lengths_that_are_known_contradict_each_other(op, one, other, unfit):
+    model = graph(f"g (float[{one}] x, float[{other}] w) => (y) {{ y = {op}(x, w) }}")
+    assert (unfit_shapes(model.graph[0]) is not None) == unfit

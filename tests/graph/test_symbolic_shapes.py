@@ -253,3 +253,15 @@ def test_different_lengths_stay_different(n, m):
         y = Add(x, w) z = Mul(y, y) loss = ReduceSum<keepdims = 0>(z) }"""
     )
     assert_gradients(model, ["x", "w"], random_feeds(model, N=n, M=m), engine="portable")
+
+
+def test_what_has_no_type_gets_no_shape():
+    """Behind an operator of onnxruntime: the library warned at each of them when it was saved."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        net (float[n,4] x) => (float[n,4] y) <int64[2] rows = {-1, 2}, int64[2] t = {-1, 4}> {
+          a = com.microsoft.FusedMatMul(x, x)  b = Reshape(a, rows)  y = Reshape(b, t) }"""
+    )
+    infer_shapes(model)
+    name_lengths(model)
+    assert [value.shape for node in model.graph for value in node.outputs][:2] == [None, None]

@@ -103,6 +103,12 @@ def test_an_old_document_is_read_and_written_as_it_was(name):
     assert len(config.boosts) == (1 if name == "defaults" else 8)
 
 
+def test_plain_data_with_a_text_for_an_object_is_not_told_to_use_from_dict():
+    with pytest.raises(ConfigError, match="'precision' is 'fp16'; an object with") as caught:
+        ProgramConfig.from_dict({"precision": "fp16"})
+    assert_three_lines(caught.value)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

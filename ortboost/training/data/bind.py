@@ -213,7 +213,9 @@ class _Binder:
 
     @staticmethod
     def _label_fix(spec: InputLike, array: Array) -> str:
-        if array.ndim < len(spec.shape):
+        if array.ndim < len(spec.shape) or (
+            spec.dtype.kind == "f" and array.ndim == len(spec.shape)
+        ):
             return (
                 "The loss needs a value for each output; for class indices convert with --loss "
                 "softmax-cross-entropy, without --dense-labels."

@@ -105,15 +105,16 @@ def test_a_label_that_is_no_class_is_found_before_the_first_step():
 
 
 @pytest.mark.parametrize(
-    ("have", "want", "fix"),
+    ("have", "dtype", "want", "fix"),
     [
-        ((3,), ("N", 4), "without --dense-labels"),
-        ((3, 4), ("N",), "convert with --dense-labels"),
+        ((3,), I64, ("N", 4), "without --dense-labels"),
+        ((3, 4), I64, ("N",), "convert with --dense-labels"),
+        ((3, 1), np.dtype("float32"), ("N", 4), "The loss needs a value for each output"),
     ],
 )
-def test_class_numbers_and_rows_of_them(have, want, fix):
+def test_class_numbers_and_rows_of_them(have, dtype, want, fix):
     with pytest.raises(UsageError, match="does not have the shape") as caught:
-        bind_arrays({"x": DATA, "y": np.zeros(have, int)}, [X, InputSpec("labels", I64, want)])
+        bind_arrays({"x": DATA, "y": np.zeros(have, int)}, [X, InputSpec("labels", dtype, want)])
     assert fix in caught.value.fix
 
 
