@@ -85,7 +85,10 @@ BATCH_MEAN = "ortboost/batch_mean/"
 """Prefix of batch means that boosts use besides gradients, see ``Boost.batch_means``."""
 STEP_GRAPH, FLUSH_GRAPH = "step", "flush"
 TRIAL_GRAPH, ACCEPT_GRAPH = "trial", "accept"
-RATE, PROMISED = "rate", "promised"
+RATE = "rate"
+"""Input of the graphs ``trial`` and ``accept``: the rate of the step."""
+PROMISED = "promised"
+"""Output of ``trial``: the term of the acceptance test, see ``LineSearch.trial_weights``."""
 _VERSION = 1
 
 
