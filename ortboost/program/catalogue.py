@@ -29,6 +29,7 @@ from ortboost.core.field_words import UnfitError
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import BatchAxis
 from ortboost.graph.query import known_shape
+from ortboost.transforms.trainable_norm import NEXT, next_name
 
 __all__ = [
     "ACCEPT_GRAPH",
@@ -45,6 +46,7 @@ __all__ = [
     "LOSS_SCALES",
     "METADATA_KEY",
     "MICRO_STEPS",
+    "NEXT",
     "OVERFLOW",
     "OVERFLOWS_LEFT",
     "PROMISED",
@@ -90,16 +92,6 @@ RATE = "rate"
 PROMISED = "promised"
 """Output of ``trial``: the term of the acceptance test, see ``LineSearch.trial_weights``."""
 _VERSION = 1
-
-
-def next_name(state: str) -> str:
-    """The name of the output with the next value of a state.
-
-    Example:
-        >>> next_name("fc1.weight")
-        'ortboost/next/fc1.weight'
-    """
-    return f"ortboost/next/{state}"
 
 
 def slot_name(slot: str, parameter: str, group: int = 0) -> str:
