@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ortboost.program.config import ProgramConfig
+from ortboost.program.names import LEARNING_RATE, learning_rate_name
 from ortboost.training import Schedule, parse_schedule
 
 __all__ = ["ANY_STEPS", "schedules"]
@@ -29,8 +30,8 @@ def schedules(
     rate = config.learning_rate if learning_rate is None else learning_rate
     common = parse_schedule(rate, total_steps=total)
     named = {
-        f"learning_rate/{group.name}": parse_schedule(group.learning_rate, total_steps=total)
+        learning_rate_name(group.name): parse_schedule(group.learning_rate, total_steps=total)
         for group in config.groups
         if group.learning_rate is not None
     }
-    return {"learning_rate": common, **named} if named else common
+    return {LEARNING_RATE: common, **named} if named else common

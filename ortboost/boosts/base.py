@@ -252,7 +252,8 @@ class Boost:
     def misfit(self, optimizer: object, others: Sequence[Boost]) -> str | None:
         """Why it cannot be used with an optimizer, or with other boosts; ``None`` if it can.
 
-        For what :attr:`excludes` does not name, such as boosts of other packages.
+        For what :attr:`excludes` does not name, such as boosts of other packages. The reason
+        follows a colon in the error: no capital, no full stop.
         """
         return None
 

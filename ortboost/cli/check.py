@@ -12,7 +12,7 @@ from ortboost.cli.check_target import TargetOptions, run_check
 from ortboost.cli.command import verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import InputOptions, given, refuse
-from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
+from ortboost.cli.program_options import Engine, LossOptions, TrainedOptions, settle
 from ortboost.core.printable import count_of
 
 __all__ = ["check"]
@@ -37,7 +37,7 @@ def check(
     ],
     loss: LossOptions,
     inputs: InputOptions,
-    trained: Trained,
+    trained: TrainedOptions,
     target: TargetOptions,
     engine: Engine = None,
     *,

@@ -25,8 +25,8 @@ __all__ = [
     "Engine",
     "LabelOptions",
     "LossOptions",
+    "NetworkOptions",
     "PrecisionOptions",
-    "Trained",
     "TrainedOptions",
     "UpdateOptions",
     "read_program_config",
@@ -169,7 +169,7 @@ class PrecisionOptions:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedOptions:
     """Which parameters are trained."""
 
     freeze: _Texts = option("Parameters to freeze (repeatable).", metavar="PATTERN")
@@ -187,7 +187,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class TrainedOptions:
+class NetworkOptions:
     """The head, the normalizations, and the engine."""
 
     padding_idx: _Texts = option(

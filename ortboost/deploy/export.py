@@ -125,7 +125,7 @@ def export_network(source: ModelSource, **settings: Any) -> Exported:
     fixed = _fixed(model, chosen.inputs)
     # The opset is kept here if the rewrites can work with it; `_finish` fits it to the target.
     version = model.opset_imports.get("", 0)
-    keep_fused = chosen.target.name.startswith("onnxruntime") or not chosen.optimize
+    keep_fused = chosen.target.keeps_fused or not chosen.optimize
     opsets = range(version, version + 1)
     if chosen.optimize:
         opsets = range(max(version, _OLDEST), max(version + 1, 22))
@@ -181,7 +181,7 @@ def _finish(
     if low_precision is not None and precision != "fp32":
         for step in precision_steps(low_precision, target):
             _add(step, model, steps, reports)
-    if not target.name.startswith("tensorrt"):  # it guards against fusions of ONNX Runtime
+    if target.guards_pads:
         reports.append(guard_pads(model))
     _fit_ir_version(model, target)  # again: a step may have raised the opset
     if settings.optimize:

@@ -49,11 +49,15 @@ class Target:
         lifts_to: Newest opset that a model may be raised to for an operator that saves nodes; 0 to
             keep its opset.
         refused: Precision to the reason why it is refused.
+        keeps_fused: Whether it runs the fused operators of ``com.microsoft``; for others they are
+            written out.
+        guards_pads: Whether a Pad must be guarded against wrong fusions of ONNX Runtime.
         orders_gelu: Whether to write Gelu in the order of operands that ONNX Runtime fuses.
         cpu: Whether it is the CPU of ONNX Runtime, which has fusions that do not pay off.
         notes: Advice shown with the export.
         int64_note: Further advice if inputs or outputs are 64-bit integers.
-        int8: Defaults of :class:`ortboost.deploy.int8.config.Int8Config` for it.
+        int8: Defaults of :class:`ortboost.deploy.int8.config.Int8Config` for it, ``reduce_range``
+            among them.
     """
 
     name: str
@@ -61,6 +65,8 @@ class Target:
     ir_version: int
     lifts_to: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
+    keeps_fused: bool = False
+    guards_pads: bool = True
     orders_gelu: bool = False
     cpu: bool = False
     notes: tuple[str, ...] = ()
@@ -106,6 +112,7 @@ class Target:
 _CPU_INT8: Final = {"reduce_range": True}
 _GPU_INT8: Final = {"reduce_range": False}
 _TENSORRT: Final[dict[str, Any]] = {
+    "guards_pads": False,
     "int64_note": "TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.",
     "int8": {**_GPU_INT8, "residual": True},
 }
@@ -121,6 +128,7 @@ TARGETS: Final[dict[str, Target]] = {
             ir_version=10,
             lifts_to=20,
             refused={"bf16": "the CPU of ONNX Runtime has no bfloat16 kernels for most operators."},
+            keeps_fused=True,
             orders_gelu=True,
             cpu=True,
             int8={**_CPU_INT8, "symmetric": False, "outputs": True, "quantize_bias": True},
@@ -130,6 +138,7 @@ TARGETS: Final[dict[str, Target]] = {
             range(7, 26),
             ir_version=10,
             lifts_to=20,
+            keeps_fused=True,
             orders_gelu=True,
             int8=_GPU_INT8,
         ),

@@ -32,14 +32,14 @@ from ortboost.drawing.captions import cut, times
 from ortboost.drawing.picture import Box, Picture, bodies, part_of
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import ancestors, values_read
+from ortboost.program.names import LOSS_SCALE, NEXT, OVERFLOW
 
 __all__ = ["Part", "collapse"]
 
 _MOST = 16  # maximum number of layers
 _MADE = re.compile(r"ortboost/([a-z_]+?)(?:_\d+)?/")  # name of a node that a rewrite made
 _KINDS = ("input", "loss", "gradients", "metrics", "update")
-_NEXT = "ortboost/next/"
-_OF_UPDATE = (_NEXT, "loss_scale", "overflow")  # outputs of the update
+_OF_UPDATE = (NEXT, LOSS_SCALE, OVERFLOW)  # outputs of the update
 _NO_REWRITE = ("grad", "update", "const", "gate", "zeros", "metric", "loss")  # every step has them
 
 
@@ -90,8 +90,8 @@ def collapse(
     for key, box in zip(keys, whole.boxes, strict=True):
         if box.kind == "node":
             boxes.setdefault(key, _box(key, nodes[key], weights, marks.get(key)))
-        elif key == _NEXT:
-            count = keys.count(_NEXT)
+        elif key == NEXT:
+            count = keys.count(NEXT)
             boxes[key] = Box(key, f"{count} states", ("their next values",), "output")
         else:
             boxes[key] = box
@@ -117,7 +117,7 @@ def _key(box: Box, parts: Mapping[str, str]) -> str:
     """The part of a box; each input and output is a part, all next states are one."""
     if box.kind == "node":
         return parts[box.key]
-    return _NEXT if box.kind == "output" and box.key.startswith(_NEXT) else f"{box.kind} {box.key}"
+    return NEXT if box.kind == "output" and box.key.startswith(NEXT) else f"{box.kind} {box.key}"
 
 
 # ---- assignment of nodes to parts ----------------------------------------------------------------

@@ -80,7 +80,7 @@ class Optimizer(Protocol):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the tensors kept for each parameter; all start as zeros."""
+        """Names of the tensors kept for each parameter: of its shape and type, at first zeros."""
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update of one parameter to ``b``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from ortboost.boosts.grad_accumulation import accumulator_name
 from ortboost.boosts.loss_scale import GOOD_STEPS, OVERFLOWS_LEFT
 from ortboost.boosts.roles import EXCHANGED, EXCHANGED_GRADIENT, FLUSHED, MICRO_STEPS, SCALE
+from ortboost.transforms.trainable_norm import NEXT, next_name
 
 __all__ = [
     "ACCEPT_GRAPH",
@@ -26,6 +27,7 @@ __all__ = [
     "LOSS_SCALE",
     "LOSS_SCALES",
     "MICRO_STEPS",
+    "NEXT",
     "OVERFLOW",
     "OVERFLOWS_LEFT",
     "PROMISED",
@@ -59,17 +61,10 @@ BATCH_MEAN = "ortboost/batch_mean/"
 """Prefix of batch means that boosts use besides gradients, see ``Boost.batch_means``."""
 STEP_GRAPH, FLUSH_GRAPH = "step", "flush"
 TRIAL_GRAPH, ACCEPT_GRAPH = "trial", "accept"
-RATE, PROMISED = "rate", "promised"
-
-
-def next_name(state: str) -> str:
-    """The name of the output with the next value of a state.
-
-    Example:
-        >>> next_name("fc1.weight")
-        'ortboost/next/fc1.weight'
-    """
-    return f"ortboost/next/{state}"
+RATE = "rate"
+"""Input of the graphs ``trial`` and ``accept``: the rate of the step."""
+PROMISED = "promised"
+"""Output of ``trial``: the term of the acceptance test, see ``LineSearch.trial_weights``."""
 
 
 def slot_name(slot: str, parameter: str, group: int = 0) -> str:

@@ -1,22 +1,9 @@
 """Device-specific forms of a graph that run faster, or correctly; made in memory only.
 
 Files contain standard operators (or those of the native engine), which any runtime supports. The
-CPU provider has faster forms of some of them, each a rewrite in :mod:`ortboost.runtime.cpu`:
-
-* large gradients unscaled where they are used, and checked while still scaled;
-* masks of Relu as one steep HardSigmoid;
-* BatchNormalization in training mode as the single kernel that stock onnxruntime has for it;
-* convolutions in the blocked layout that the runtime itself uses only for constant weights;
-* the gradient of a depthwise weight as one convolution in that layout;
-* the gradient of a global mean expanded to its positions by a product with ones;
-* weight gradients as products without a transposed operand;
-* weight gradients of convolutions over large images, one image after the other;
-* sums of products over the last axes as dot products;
-* scalars with as many dimensions as the tensors that they are combined with;
-* chains of elementwise operators over large tensors in chunks, so that intermediate values stay in
-  the cache.
-
-They compute the same function with sums in another order, so the last digits may differ.
+CPU provider has faster forms of some of them. Each is a rewrite in a module of its own in
+:mod:`ortboost.runtime.cpu`, which says why. They compute the same function with sums in
+another order, so the last digits may differ.
 
 On CUDA, nodes are converted to forms that have a kernel there (:mod:`ortboost.runtime.cuda.forms`).
 

@@ -83,7 +83,12 @@ class BatchNormState:
 
 
 def next_name(state: str) -> str:
-    """Name of the next value of the state tensor ``state``."""
+    """The name of the output with the next value of a state, here of a running statistic.
+
+    Example:
+        >>> next_name("bn1.running_mean")
+        'ortboost/next/bn1.running_mean'
+    """
     return f"{NEXT}{state}"
 
 

@@ -24,7 +24,7 @@ Gradients: TypeAlias = "Sequence[ir.Value | None]"
 
 
 class Backward(Site):
-    """A node in the reverse pass.
+    """A node in the reverse pass. Rules call it ``b``, like a builder: they create nodes with it.
 
     Args:
         node: The node of the forward graph.

@@ -1,8 +1,14 @@
 r"""Reverse-mode differentiation of an ONNX graph with ortboost's own rules.
 
-:mod:`~ortboost.autodiff.portable.reverse_pass` visits the nodes between the parameters and the
-loss, from the loss backwards. The result uses only standard operators and runs in any ONNX runtime.
-Source of the method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
+    ======================  ======================================================================
+    ``prepare``             forms that rules and runtimes support: ``prepare.py``, ``rewrites/``
+    ``reverse_pass``        from the loss back to the parameters, one rule per node: ``rules/``
+    ``lower_losses``        losses, which the rules see as one operator, written out: ``lower.py``
+    ``scatter_in_float32``  sums of 16-bit gradients
+    ======================  ======================================================================
+
+The result uses only standard operators and runs in any ONNX runtime. Source of the method: Griewank
+and Walther, "Evaluating Derivatives", 2008, chapter 3.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from ortboost.autodiff.conditions import refusal_of
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.im2col import weight_gradient
 from ortboost.autodiff.portable.rules.normalization import absorbed
+from ortboost.autodiff.portable.rules.weight_gradient import weight_gradient
 from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.graph.query import known_shape, static_shape
 from ortboost.graph.rewriting import Refusal, Site
