@@ -30,6 +30,7 @@ class StepResult:
             last micro-batch of its window.
         group: The freeze group that was trained; 0 trains everything.
         loss_scales: With a grouped scale, the loss scale of each group after this step.
+        labels: If a label is ignored and the loss is a mean: the number of labels it averages over.
     """
 
     loss: float
@@ -43,3 +44,4 @@ class StepResult:
     updated: bool = True
     group: int = 0
     loss_scales: tuple[float, ...] = ()
+    labels: int | None = None

@@ -84,6 +84,8 @@ class SharedStep:
         self._opened: dict[str, SplitGraphs] = {}
         self._flushes: dict[str, UpdateGraph] = {}
         self._share = 0.0  # n_r / n of the last step, within the server
+        self.labels = 0
+        """The terms of the loss of the last step, of all processes."""
         if self.state.joins and not self._mean:
             raise ConfigError(
                 "AdaSum needs a mean loss: a sum grows with the number of samples of a server.",
@@ -141,7 +143,7 @@ class SharedStep:
         weighing = self._start_weighing(terms, samples, ran, exchanges=bool(graphs.exchanges))
         run_segment(0)
         weights = weighing()  # the counts traveled while the first segment ran
-        self._share = weights.in_server
+        self._share, self.labels = weights.in_server, int(weights.all_terms)
         sent: list[Handle] = []
         for i in range(len(graphs.gradients)):
             if i:

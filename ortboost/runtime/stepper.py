@@ -93,6 +93,8 @@ class Stepper(Shown):
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
         self._compiled: dict[str, CompiledGraph] = {}
         self._plan = step_plan(program.config, program.graphs)
+        ignores = any(spec.ignored is not None for spec in program.catalogue.batch)
+        self._ignores = ignores and program.config.loss.reduction == "mean"
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None
@@ -239,7 +241,14 @@ class Stepper(Shown):
             updated=self._counters[names.STEP] > before,
             group=group,
             loss_scales=tuple(float(scale) for scale in scales),
+            labels=self._labels(ready) if self._ignores else None,
         )
+
+    def _labels(self, feeds: Mapping[str, NDArray[Any]]) -> int:
+        """The number of labels of the whole batch that are not ignored."""
+        if self.shared is not None:
+            return self.shared.labels
+        return count_samples(self.inputs, feeds)[1]
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window of accumulation, as the mean of its micro-batches.

@@ -53,7 +53,13 @@ class RunState:
     skips: SkipHistory = field(default_factory=SkipHistory)
 
     def add(self, result: StepResult, samples: int) -> None:
-        """Count a step; non-finite values are excluded from the means."""
+        """Count a step; non-finite values are excluded from the means.
+
+        Args:
+            result: The result; its loss and metrics are means over its labels, if it counts them.
+            samples: The number of samples in the batch.
+        """
+        weight = samples if result.labels is None else result.labels
         self.batch += 1
         self.step += 1
         self.applied_steps = int(result.applied_steps)
@@ -62,11 +68,13 @@ class RunState:
         self.skips.add(self.step, bool(result.overflow))
         for name, value in {"loss": result.loss, **result.metrics}.items():
             if np.isfinite(value):
-                self.sums.setdefault(name, Mean()).add(float(value), samples)
+                self.sums.setdefault(name, Mean()).add(float(value), weight)
 
     def end_epoch(self) -> dict[str, float]:
         """Move on to the next epoch; returns the means of this one as ``train_...``."""
-        means = {f"train_{name}": mean.value for name, mean in self.sums.items()}
+        # Of labels that are all ignored the loss is 0, as that of a batch of them.
+        sums = self.sums.items()
+        means = {f"train_{name}": mean.value if mean.count else 0.0 for name, mean in sums}
         means.setdefault("train_loss", float("nan"))
         self.metrics.update(means)
         self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}

@@ -208,6 +208,20 @@ def test_validation_batches_without_any_label_that_counts(tmp_path):
     assert summary.metrics["val_accuracy"] == counted["accuracy"]
 
 
+@pytest.mark.parametrize("size", [1, 4, 40])
+def test_the_training_loss_is_the_mean_over_the_labels_that_count(tmp_path, size):
+    """Batches counted by their samples: one without any such label as a loss of 0."""
+    x, y = (np.load(DIGITS)[name][:40] for name in ("x_test", "y_test"))
+    y[np.arange(40) % 5 > 0] = -100
+    config = ProgramConfig(
+        loss=LossConfig(ignore_index=-100), learning_rate=0.0, metrics=("accuracy",)
+    )
+    api.convert(MODELS / "mlp.onnx", tmp_path / "run", config)
+    found = api.train(tmp_path / "run", (x, y), (x, y), epochs=1, batch_size=size, **CPU).metrics
+    assert found["train_loss"] == pytest.approx(found["val_loss"], rel=1e-5)
+    assert found["train_accuracy"] == pytest.approx(found["val_accuracy"])
+
+
 def test_the_split_can_be_chosen(finished):
     folder, _ = finished
     accuracy = [api.evaluate(folder, DIGITS, split=s, **CPU)["accuracy"] for s in ("train", "test")]

@@ -41,6 +41,16 @@ def test_the_end_of_an_epoch_starts_new_sums():
     assert state.metrics == {"train_loss": 2.75}
 
 
+def test_labels_that_count_are_the_weights():
+    state = RunState()
+    state.add(StepResult(2.0, False, 1.0, 1, 0, 0, labels=3), 8)
+    state.add(StepResult(0.0, False, 1.0, 2, 0, 0, labels=0), 8)
+    state.add(StepResult(5.0, False, 1.0, 3, 0, 0, labels=1), 8)
+    assert state.end_epoch() == {"train_loss": 2.75}
+    state.add(StepResult(0.0, False, 1.0, 4, 0, 0, labels=0), 8)
+    assert state.end_epoch() == {"train_loss": 0.0}
+
+
 def test_step_seeds_are_the_same_for_ever():
     # SeedSequence's hash is frozen by numpy; a change here breaks the resuming of old runs.
     assert [step_seed(0, 0), step_seed(0, 1), step_seed(1, 0)] == PINNED
