@@ -76,7 +76,8 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
                 name,
                 "tensor",
                 f"parameters of type {value.dtype} cannot be trained, only float32 can",
-                "Export the model in float32; a mixed-precision step keeps float32 parameters too.",
+                "Export the model in float32 (a mixed-precision step keeps float32 parameters, "
+                "too), or freeze it.",
             )
     for value in model.graph.inputs:
         if value.type is not None and not isinstance(value.type, ir.TensorType):

@@ -81,6 +81,8 @@ def choose_trainable(
             report.kept[name] = "not trained according to the list of parameters"
         elif parameter.role == "constant" and (parameter.size > 1 or parameter.doubt):
             report.kept[name] = f"constant: {parameter.reason}"
+    if config.parameters is None and not config.trainable:
+        _refuse_without_weights(model, len(trained))
     if not trained:
         raise _nothing(model, parameters, config)
     # Notes come in the order of their weight: counts, what looks wrong, details.
@@ -150,6 +152,18 @@ def refuse_unknown(
             )
 
 
+def _refuse_without_weights(model: ir.Model, trained: int) -> None:
+    """Refuse a file whose parameters are inputs; without them, any constant may seem to be one."""
+    weights = [value.name for value in model.graph.inputs if _WEIGHT.search(value.name or "")]
+    if len(weights) > trained:
+        raise ModelError(
+            f"There is nothing to train: the file has no values for '{weights[0]}', an input.",
+            where=source_name(model),
+            fix="Export the model with its weights (torch: export_params=True), or select what is "
+            "to be trained with --trainable.",
+        )
+
+
 def _nothing(
     model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig
 ) -> ModelError:
@@ -165,12 +179,6 @@ def _nothing(
             f"There is nothing to train: {blocker.reason}.",
             where=source_name(model),
             fix=blocker.fix,
-        )
-    elif weights := [v.name for v in model.graph.inputs if _WEIGHT.search(v.name or "")]:
-        return ModelError(
-            f"There is nothing to train: the file has no values for '{weights[0]}', an input.",
-            where=source_name(model),
-            fix="Export the model with its weights (torch: export_params=True).",
         )
     elif parameters:
         fix = "See the roles of float tensors with 'ortboost inspect MODEL --params'; select "

@@ -212,14 +212,15 @@ def test_a_file_whose_weights_are_all_quantized_is_called_so():
     assert "Start from the float model" in str(caught.value)
 
 
-def test_a_file_without_its_weights_is_called_so():
-    """torch's `export_params=False` writes parameters as inputs."""
+@pytest.mark.parametrize("constant", ["value_float = 0.5", "value_floats = [0.5, 1.5, 2.5]"])
+def test_a_file_without_its_weights_is_called_so(constant):
+    """torch's `export_params=False` writes parameters as inputs; Llama trained its frequencies."""
     model = text_model(
-        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
-        net (float[N,4] x, float[4,3] w) => (float[N,3] y) {
-          half = Constant<value_float = 0.5>()  h = MatMul(x, w)  y = Mul(h, half) }"""
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] y) {{
+          c = Constant<{constant}>()  h = Gemm(x, w, b)  y = Mul(h, c) }}"""
     )
-    model.graph.inputs[1].name = "fc.weight"
+    model.graph.inputs[1].name, model.graph.inputs[2].name = "fc.weight", "fc.bias"
     with pytest.raises(ModelError, match=r"has no values for 'fc\.weight', an input") as caught:
         build_program(model, config())
     assert_three_lines(caught.value)
