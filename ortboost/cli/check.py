@@ -12,7 +12,7 @@ from ortboost.cli.check_target import TargetOptions, run_check
 from ortboost.cli.command import verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import InputOptions, given, refuse
-from ortboost.cli.program_options import Engine, LossOptions, TrainedOptions, settle
+from ortboost.cli.program_options import Engine, LossOptions, TrainedOptions, merge_config
 from ortboost.core.printable import count_of
 
 __all__ = ["check"]
@@ -58,7 +58,7 @@ def check(
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
     changes = {} if engine is None else {"engine": engine}
-    settled = settle(None, inputs, loss.changes(), {}, trained.changes(), changes)
+    settled = merge_config(None, inputs, loss.changes(), {}, trained.changes(), changes)
     report = api.check(model, settled)
     printer.result(report.to_dict())
     if report.blockers:

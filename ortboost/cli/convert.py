@@ -20,8 +20,8 @@ from ortboost.cli.program_options import (
     PrecisionOptions,
     TrainedOptions,
     UpdateOptions,
+    merge_config,
     read_program_config,
-    settle,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def convert(
     from ortboost import api
 
     base = read_program_config(config)
-    settled = settle(
+    settled = merge_config(
         base,
         inputs,
         {**loss.changes(), **labels.changes()},

@@ -29,8 +29,8 @@ __all__ = [
     "PrecisionOptions",
     "TrainedOptions",
     "UpdateOptions",
+    "merge_config",
     "read_program_config",
-    "settle",
 ]
 
 _Texts: TypeAlias = list[str] | None
@@ -319,7 +319,7 @@ def read_program_config(path: Path | None) -> ProgramConfig | None:
     return ProgramConfig.from_dict(without_version(data, path))
 
 
-def settle(
+def merge_config(
     base: ProgramConfig | None,
     inputs: InputOptions,
     loss: Mapping[str, Any],

@@ -1,1 +1,14 @@
-"""ONNX graphs: load, save, normalize, query, build. Independent of training."""
+"""ONNX graphs: load, save, normalize, query, build. Independent of training.
+
+- Questions and changes: ``query``, ``reach``, ``patterns``; ``build``, ``rewriting``.
+- Files: ``io``, ``file_kind``, ``source``; ``structure`` checks them before any library sees them.
+- The forms that exporters write: ``normalize`` calls most of these rewrites.
+- Shapes: ``shape_inference``, ``symbolic_shapes``, ``static_shapes``, ``dimensions``,
+  ``fix_inputs``, ``batch_axes``.
+- Stored tensors: ``parameters`` asks ``origins``, ``weight_uses`` and ``generated``;
+  ``store_weights``, ``tie_copies``, ``separate_equals``.
+- Subgraphs: ``bodies``, ``branches``, ``branch_names``, ``inline_branches``.
+- Errors of onnxruntime: ``guard_draws``, ``guard_dropouts``, ``guard_pads``, ``ceil_pools``,
+  ``identity_transposes``.
+- Cost: ``cost``, ``layers``.
+"""

@@ -86,26 +86,26 @@ def _lengths(model: ir.Model, length: int) -> dict[str, int]:
     }
 
 
-def _settled(model: ir.Model) -> ir.Model | None:
+def _with_fixed_lengths(model: ir.Model) -> ir.Model | None:
     """The model with all lengths fixed, long enough for every layer if one of those tried is."""
     found = None
     for length in _OPEN:
         with contextlib.suppress(ModelError):
-            settled = with_lengths(model, _lengths(model, length))
-            outputs = (static_shape(value) for node in settled.graph for value in node.outputs)
+            fixed = with_lengths(model, _lengths(model, length))
+            outputs = (static_shape(value) for node in fixed.graph for value in node.outputs)
             if all(0 not in (shape or ()) for shape in outputs):
-                return settled
-            found = found or settled
+                return fixed
+            found = found or fixed
     return found
 
 
 def _costs(model: ir.Model) -> dict[str, int]:
     """Node to the cost of its forward pass for one sample, if its shapes are known."""
-    settled = _settled(model)
-    if settled is None:
+    fixed = _with_fixed_lengths(model)
+    if fixed is None:
         return {}
-    found = dict(count_cost(settled).nodes)
-    for node in settled.graph:
+    found = dict(count_cost(fixed).nodes)
+    for node in fixed.graph:
         for output in node.outputs:
             shape = static_shape(output)
             if shape is not None and node.name:

@@ -76,7 +76,8 @@ class Parameter:
         shape: Static shape.
         dtype: Element type.
         role: ``weight``, ``bias``, ``norm_scale``, ``norm_shift`` (these four are trainable by
-            default), ``running_mean``, ``running_var`` (buffers) or ``constant``.
+            default), ``running_mean``, ``running_var`` (buffers; ``running_stat`` for one that was
+            separated from a shared tensor) or ``constant``.
         reason: The node and input that decided, in a few words.
         doubt: Why the classification may be wrong; empty if it is certain.
     """

@@ -293,3 +293,17 @@ def test_operators_of_onnxruntime_stay_for_onnxruntime(target, optimize, kept):
     exported = export_network(model, target=TARGETS[target], optimize=optimize)
     assert any(node.domain for node in exported.model.graph) == kept
     np.testing.assert_allclose(run(exported.model, {"x": x})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("target", "guarded"), [("onnxruntime", True), ("generic", True), ("tensorrt=11", False)]
+)
+def test_pads_are_guarded_where_onnxruntime_reads_the_file(target, guarded):
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,2,6,6] x) => (float[N,2,H,W] y)
+        <int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}> {
+          p = Pad (x, pads)  y = MaxPool <kernel_shape = [3, 3]> (p) }"""
+    )
+    reports = export_network(model, target=TARGETS[target], optimize=False).reports
+    assert any(r.rewrite == "guard_pads" and r.changed for r in reports) == guarded

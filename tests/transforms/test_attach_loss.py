@@ -7,7 +7,8 @@ import pytest
 
 from ortboost.autodiff.engine import get_engine
 from ortboost.core.errors import ConfigError, ModelError, UsageError
-from ortboost.transforms.attach_loss import LossConfig, attach_loss
+from ortboost.transforms.attach_loss import LOSSES, LossConfig, attach_loss
+from ortboost.transforms.loss_functions import _ELEMENTWISE
 from tests.support import ENGINES, GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
 
 with np.load(GOLDEN / "mindspore" / "losses.npz") as _file:
@@ -588,3 +589,8 @@ def test_labels_need_a_name_and_a_shape(fields):
     with pytest.raises(ConfigError) as info:
         LossConfig(**fields)
     assert_three_lines(info.value)
+
+
+def test_each_loss_of_elements_has_a_function_of_its_own():
+    assert _ELEMENTWISE.keys() == set(LOSSES) - {"softmax-cross-entropy", "output"}
+    assert len(set(_ELEMENTWISE.values())) == len(_ELEMENTWISE)
