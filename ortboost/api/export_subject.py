@@ -218,7 +218,7 @@ def trained_subject(
         step,
         program.config.seed,
         images,
-        scored=loss.name in ("softmax-cross-entropy", "bce-with-logits"),
+        scored=loss.has_classes,
     )
 
 

@@ -8,7 +8,7 @@ two would drift apart.
 
 Tensors that were trained from different random values are never equal. So a tensor that torch's
 exporters computed, with exactly the elements of one named tensor, in the same order or transposed,
-is computed from it. In files of other exporters, where names say nothing, the transposition of a
+is computed from it. Where names say nothing, as in files of other exporters, the transposition of a
 tensor that is used earlier is computed from that one; equal tensors in the same order may be the
 copies of a layer that is not trained yet, and are left alone.
 """
@@ -68,12 +68,16 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
             named.add(value)
     for copy in stored:
         kind = origin_of(copy).kind
-        if kind == "unknown":
+        if kind in (*_ANONYMOUS, "unknown"):
             earlier.add(copy)
         if kind not in (*_ANONYMOUS, "unknown") or copy.is_graph_output() or copy.name in apart:
             continue
-        others = earlier if kind == "unknown" else named
-        sources = [v for v in others.alike(copy) if _is_copy(copy, v, in_order=kind != "unknown")]
+        sources = []
+        if kind != "unknown":
+            sources = [v for v in named.alike(copy) if _is_copy(copy, v, in_order=True)]
+        by_order = not sources  # no names, or names that a tool has replaced by numbers
+        if by_order:
+            sources = [v for v in earlier.alike(copy) if _is_copy(copy, v, in_order=False)]
         if len(sources) > 1:
             equal = ", ".join(f"'{source.name}'" for source in sources)
             report.notes.append(
@@ -83,7 +87,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
         elif sources:
             tied[copy] = _tie(copy, sources[0], tied.get(sources[0], sources[0]), builder)
             report.changed[copy.name or ""] = f"computed from '{sources[0].name}'"
-            what = "the transposition" if kind == "unknown" else "a copy, made by the exporter,"
+            what = "the transposition" if by_order else "a copy, made by the exporter,"
             report.notes.append(
                 f"'{copy.name}' is {what} of '{sources[0].name}': both are trained as one"
             )

@@ -46,8 +46,9 @@ def test_a_folded_copy_is_computed_from_its_source(form, copy):
     assert not tie_copies(found).modified
 
 
-def test_a_transposition_without_origins_is_tied_to_the_tensor_used_first():
-    found = model(TRANSPOSED, weights(3, 4).T, {}, weights(3, 4))
+@pytest.mark.parametrize("kinds", [{}, {"w": "folded", "val_1": "folded"}])
+def test_without_names_a_transposition_is_tied_to_the_tensor_used_first(kinds):
+    found = model(TRANSPOSED, weights(3, 4).T, kinds, weights(3, 4))
     assert tie_copies(found).changed == {"val_1": "computed from 'w'"}
 
 

@@ -71,7 +71,8 @@ def loop(b: Backward) -> Gradients:
 
     outer = b.builder.take()  # from here on, the nodes belong to the body of the backward loop
     reached = reach(ir.Model(forward.copy, ir_version=10), sources, seeds)
-    found = reverse_pass(reached, seeds, list(sources), b.builder, b.opset)
+    # Sorted: the order of a set, and with it that of the nodes, differs between processes.
+    found = reverse_pass(reached, seeds, sorted(sources), b.builder, b.opset)
     for product in products:
         product.stand_in.replace_all_uses_with(product.weight)
 
