@@ -25,7 +25,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ModelError, OrtBoostError
-from ortboost.graph.io import load_model
+from ortboost.graph.io import check_model_file, load_model
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device, runtime
@@ -95,6 +95,7 @@ class Worker:
     """
 
     def __init__(self, model: Path, *, device: str = "auto", threads: int | None = None) -> None:
+        check_model_file(model)
         self.model = model
         # A file, not a pipe, which would block the worker when nobody reads it.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - held open

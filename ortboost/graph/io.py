@@ -31,6 +31,7 @@ from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged
 __all__ = [
     "EXTERNAL_DATA_THRESHOLD",
     "ModelSource",
+    "check_model_file",
     "external_fault",
     "external_files",
     "is_map",
@@ -85,15 +86,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         named_source(model, name)
         return _finished(model)
     path = Path(source)
-    if not path.exists():
-        raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
-    check_name(path)
-    if path.is_dir():
-        raise FileError(
-            "A folder was given where an ONNX file is needed.",
-            where=str(path),
-            fix="Give the .onnx file itself.",
-        )
+    check_model_file(path)
     try:
         model = _load(path, weights)
     except OrtBoostError:
@@ -118,6 +111,29 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         return _finished(model)
     # If saved elsewhere, the model would look for its data beside the new file, not `path`.
     return _finished(ir.external_data.load_to_model(model))
+
+
+def check_model_file(path: Path) -> None:
+    """Check that a path can be that of a model, before anything is read.
+
+    Raises:
+        FileError: The file is missing, or is a folder, pipe or device.
+    """
+    if not path.exists():
+        raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
+    check_name(path)
+    if path.is_dir():
+        raise FileError(
+            "A folder was given where an ONNX file is needed.",
+            where=str(path),
+            fix="Give the .onnx file itself.",
+        )
+    if not path.is_file():  # a device has no end, a pipe waits
+        raise FileError(
+            "The model is not a regular file, but a pipe or device.",
+            where=str(path),
+            fix="Write it to a file first.",
+        )
 
 
 def _finished(model: ir.Model) -> ir.Model:

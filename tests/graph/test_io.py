@@ -73,6 +73,11 @@ def test_a_folder(tmp_path):
     assert "folder" in caught(tmp_path / "folder").what
 
 
+def test_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # without a check, reading waits for a writer
+    assert "a pipe or device" in caught(tmp_path / "pipe").what
+
+
 def truncated(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
