@@ -45,6 +45,7 @@ FITTED = (2**12, 2**17, 2**21)
 HELD_OUT = (2**16, 2**18, 2**20, 2**22)
 WORKERS = (8, 64, 512, 4096)
 SMALL = 32  # bytes: counts and requests, or loss and metrics
+_SECONDS = 0.3  # of each measurement
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,11 @@ def worker(given: argparse.Namespace) -> None:
         for size in (*FITTED, *HELD_OUT):
             array, best = np.zeros(size // 4, np.float32), math.inf
             for _ in range(given.rounds):
-                group.gather(0)
-                number = max(1, 2**20 // size)  # what the link lets through at once hardly counts
+                start = time.perf_counter()
+                group.sum(array)
+                once = max(group.gather(time.perf_counter() - start))
+                # Long enough that what the limiter lets through at once hardly counts.
+                number = max(1, round(_SECONDS / once))
                 start = time.perf_counter()
                 for _ in range(number):
                     group.sum(array)
