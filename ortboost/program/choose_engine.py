@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from ortboost.autodiff.check import Blocker, find_blockers
 from ortboost.autodiff.engine import Engine, available_engines
 from ortboost.core.errors import ModelError
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.io import ModelSource, load_model
+from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, prepare_forward
 from ortboost.program.network import read_network
@@ -94,8 +97,13 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
 
 
 def _prepared(source: ModelSource, config: ProgramConfig, engine: Engine) -> Chosen:
-    network = read_network(load_model(source), config, engine)
-    forward = prepare_forward(network, config)
+    forward = prepare_forward(read_network(load_model(source), config, engine), config)
+    # Only now it is known what is trained: a frozen part in float16 keeps its type.
+    types = {parameter.dtype for parameter in forward.trained}
+    others = types & {*FLOAT_TYPES} - {ir.DataType.FLOAT}
+    if others:
+        network = read_network(load_model(source), config, engine, widened=others)
+        forward = prepare_forward(network, config)
     wrt = [parameter.name for parameter in forward.trained]
     objective = forward.loss.objective
     blockers = find_blockers(forward.model, wrt=wrt, loss=objective, engine=engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -23,6 +23,7 @@ from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
+from ortboost.graph.to_float32 import to_float32
 from ortboost.program.config import ProgramConfig
 from ortboost.program.rewrite_log import RewriteLog
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
@@ -47,13 +48,20 @@ class Network:
     reports: tuple[Report, ...]
 
 
-def read_network(model: ir.Model, config: ProgramConfig, engine: Engine) -> Network:
+def read_network(
+    model: ir.Model,
+    config: ProgramConfig,
+    engine: Engine,
+    *,
+    widened: Collection[ir.DataType] = (),
+) -> Network:
     """Normalize a model, replace its head, and let boosts rewrite the network.
 
     Args:
         model: The model as loaded; changed in place.
         config: The configuration.
         engine: The engine that will differentiate; it decides the opset.
+        widened: Floating-point types of the model that become float32.
 
     Raises:
         ModelError: A rewrite rejects the model.
@@ -64,6 +72,7 @@ def read_network(model: ir.Model, config: ProgramConfig, engine: Engine) -> Netw
         opsets = boost.opsets(opsets)
     log = RewriteLog(model)
     log.add(_detached(model))
+    log.add(to_float32(model, widened))
     log.add(fix_inputs(model, config.inputs))  # early: known lengths fold into constants
     log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version))
     require_network(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.check import check_trainable, find_blockers
@@ -18,6 +19,7 @@ from ortboost.program.build import build_program
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
 from tests.support import (
+    ENGINES,
     assert_three_lines,
     needs_native,
     small_mlp,
@@ -163,3 +165,58 @@ def test_a_prepared_graph_is_not_prepared_again(monkeypatch):
     config = ProgramConfig(boosts=(GradFreeze(p=0.5, groups=2),), engine="portable")
     assert len(build_program(small_mlp(), config).variants) == 1
     assert calls == ["prepare"]
+
+
+def in_type(word, dtype):
+    """A small network in one type."""
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({word}[N,4] x, {word}[5,4] w, {word}[5] b, {word}[5] g, {word}[3,5] v) =>
+        ({word}[N,3] y) {{
+          [fc] h = Gemm<transB = 1>(x, w, b)
+          [norm] n = LayerNormalization(h, g, b)
+          [head] y = Gemm<transB = 1>(n, v) }}""",
+        **{
+            name: weights(*shape, seed=i).astype(dtype)
+            for i, (name, shape) in enumerate(
+                {"w": (5, 4), "b": (5,), "g": (5,), "v": (3, 5)}.items()
+            )
+        },
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("word", "dtype"), [("float16", np.float16), ("double", np.float64)])
+def test_a_network_of_another_type_is_trained_in_float32(word, dtype, engine):
+    config = ProgramConfig(optimizer=Sgd(), loss_scale=NO_SCALE, engine=engine)
+    program = build_program(in_type(word, dtype), config)
+    assert any("becomes float32" in n for r in program.reports for n in r.notes)
+    same = in_type("float", np.float32)
+    for name, value in same.graph.initializers.items():
+        rounded = value.const_value.numpy().astype(dtype).astype(np.float32)
+        value.const_value = ir.tensor(rounded, name=name)
+    expected = build_program(same, config)
+    for p in (program, expected):
+        assert [spec.dtype for spec in p.catalogue.batch] == [np.float32, np.int64]
+    feeds = {"x": weights(6, 4, seed=9), "labels": np.arange(6) % 3}
+    left, right = stepper(program), stepper(expected)
+    for _ in range(3):
+        step = [one.step(feeds, {"learning_rate": 0.5}) for one in (left, right)]
+        assert step[0].loss == step[1].loss
+
+
+def test_a_frozen_part_keeps_its_type():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float16[5,4] w, float[3,5] v) => (float[N,3] y) {
+          c = Cast<to = 10>(x)
+          [fc] h = Gemm<transB = 1>(c, w)
+          d = Cast<to = 1>(h)
+          [head] y = Gemm<transB = 1>(d, v) }""",
+        w=weights(5, 4).astype(np.float16),
+        v=weights(3, 5),
+    )
+    frozen = build_program(model, ProgramConfig(freeze=("w",)))
+    assert {e.name: e.dtype for e in frozen.catalogue.state}["w"] == np.float16
+    trained = build_program(model, ProgramConfig())
+    assert {e.name: e.dtype for e in trained.catalogue.state}["w"] == np.float32
