@@ -31,6 +31,7 @@ from ortboost.boosts import AdaSum as AdaSum
 from ortboost.boosts import Boost as Boost
 from ortboost.boosts import Clip as Clip
 from ortboost.boosts import DimReduce as DimReduce
+from ortboost.boosts import Ema as Ema
 from ortboost.boosts import FullNormHead as FullNormHead
 from ortboost.boosts import GradAccumulation as GradAccumulation
 from ortboost.boosts import GradCentralization as GradCentralization

@@ -35,6 +35,7 @@ NAMES = [
     "DynamicLossScaleManager",
     "DynamicScaleConfig",
     "EarlyStopping",
+    "Ema",
     "ExportResult",
     "FileError",
     "FixedLossScaleManager",

@@ -11,6 +11,7 @@ from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost, GraphContext, Key, State, UpdateContext
 from ortboost.boosts.clip import Clip
 from ortboost.boosts.dim_reduce import DimReduce
+from ortboost.boosts.ema import Ema
 from ortboost.boosts.full_norm_head import FullNormHead
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.grad_centralization import GradCentralization
@@ -30,6 +31,7 @@ __all__ = [
     "Boost",
     "Clip",
     "DimReduce",
+    "Ema",
     "FullNormHead",
     "GradAccumulation",
     "GradCentralization",

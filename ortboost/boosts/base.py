@@ -18,6 +18,8 @@ calls its methods at the stages of a conversion, for all boosts in the order of
     ``partial_sums``            before the branches of the update: what processes compute in parts
     ``transform_gradients``     within the update: unscaled, finite gradients
     ``after_decay``             within the update: each gradient, after the weight decay
+    ``after_update``            within the update: after the optimizer
+    ``evaluated``               the evaluation graph: states that it reads in place of parameters
     ==========================  ====================================================================
 
 By default each does nothing. Some roles can be taken by one boost at most, and have their own base
@@ -146,6 +148,7 @@ class GraphContext:
         memory: What boosts pass from one stage to a later one.
         number: Index of the step graph, as numbered by the boost that splits the update.
         window: Steps per update: 1 without accumulation.
+        values: Initial values of parameters and buffers by name; from ``rewrite_gradients`` on.
         rows: Table whose gradient is sparse, to the name of the numbers of its rows: int64
             ``[rows]``, each once. In ``rewrite_gradients``, its gradient is ``[rows, ...]``.
     """
@@ -161,6 +164,7 @@ class GraphContext:
     memory: Memory = field(default_factory=Memory)
     number: int = 0
     window: int = 1
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
 
 
@@ -352,3 +356,13 @@ class Boost:
     ) -> ir.Value:
         """Transform a gradient after the weight decay, before the optimizer's algebra."""
         return gradient
+
+    def after_update(self, update: UpdateContext) -> None:
+        """Set the next values of its states from those of parameters, in ``update.next_of``."""
+
+    def evaluated(self, trained: Sequence[Parameter]) -> Mapping[str, str]:
+        """Parameter to the state that validation, evaluation and export use in its place.
+
+        The state has the shape and type of the parameter, and is a slot of this name.
+        """
+        return {}

@@ -42,6 +42,7 @@ from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import Clip
 from ortboost.boosts.dim_reduce import DimReduce
+from ortboost.boosts.ema import Ema
 from ortboost.boosts.full_norm_head import FullNormHead
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.grad_centralization import GradCentralization
@@ -76,6 +77,7 @@ _TABLE: list[type[Boost]] = [
     GradFreeze,
     AdaSum,
     DimReduce,
+    Ema,
     SparseEmbedding,
     SyncBatchNorm,
     Recompute,

@@ -43,6 +43,7 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
     common.RemoveUnusedNodesPass()(model)
     # Inputs are labels, which go; states, which become stored weights; and the user's own.
     states = {entry.name for entry in program.catalogue.state}
+    parameters = {state: name for name, state in program.evaluated.items()}
     inputs = []
     for value in graph.inputs:
         name = value.name or ""
@@ -59,7 +60,8 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
                 where="state",
                 fix="Use the state or a checkpoint of the same program.",
             )
-        value.const_value = ir.tensor(state[name], name=name)
+        value.name = parameters.get(name, name)
+        value.const_value = ir.tensor(state[name], name=value.name)
         report.changed[name] = "became an initializer"
     weights = [value for value in graph.inputs if value.const_value is not None]
     graph.inputs[:] = inputs

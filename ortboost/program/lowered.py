@@ -61,6 +61,7 @@ class Lowered:
             trained=self.groups[number],
             memory=self.graph.memory.copy(),
             number=number,
+            values=self.values,
         )
 
     def entries(self) -> list[StateEntry]:

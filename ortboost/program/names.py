@@ -84,6 +84,16 @@ def slot_name(slot: str, parameter: str, group: int = 0) -> str:
     return f"ortboost/slot/{slot}{f'.{group}' if group else ''}/{parameter}"
 
 
+def slot_parameter(name: str) -> str:
+    """The parameter of a state that :func:`slot_name` named.
+
+    Example:
+        >>> slot_parameter("ortboost/slot/momentum/fc1/weight")
+        'fc1/weight'
+    """
+    return name.split("/", 3)[3]
+
+
 def group_step(group: int) -> str:
     """The name of the state that counts the updates of one freeze group.
 

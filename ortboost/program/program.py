@@ -47,7 +47,7 @@ from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
-from ortboost.program.names import STEP_GRAPH
+from ortboost.program.names import STEP_GRAPH, slot_parameter
 
 __all__ = [
     "EVAL",
@@ -169,6 +169,13 @@ class Program(Shown):
         """Inputs of the evaluation graph that are data."""
         known = {spec.name: spec for spec in self.catalogue.batch}
         return tuple(known[v.name] for v in self.evaluation.graph.inputs if v.name in known)
+
+    @property
+    def evaluated(self) -> dict[str, str]:
+        """Parameter to the state that the evaluation graph reads in its place, if any does."""
+        slots = {entry.name for entry in self.catalogue.entries("slot")}
+        read = [value.name or "" for value in self.evaluation.graph.inputs]
+        return {slot_parameter(name): name for name in read if name in slots}
 
     @checked
     @without_collector()

@@ -345,6 +345,8 @@ class _Writer:
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)
         next_of |= self.parameters.updated(context, gradients)
+        for boost in self.boosts:
+            boost.after_update(context)
         # A boost need not change a state at every update, but both branches need the same results.
         own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
         return {**next_of, **own, **counts}

@@ -74,6 +74,7 @@ class BatchStatistics:
         """The inputs that it reads, without labels."""
         self._seed = program.config.seed if program.catalogue.randomness else None
         self._read = needed & {entry.name for entry in program.catalogue.state}
+        self._evaluated = program.evaluated
 
     def over(
         self, batches: Iterable[Mapping[str, NDArray[Any]]], state: Mapping[str, NDArray[Any]]
@@ -92,7 +93,7 @@ class BatchStatistics:
             UsageError: There are no batches, or one does not fit.
         """
         # With an old value of 0, the raw next one is `(1 - m) batch`.
-        fixed = {name: state[name] for name in self._read}
+        fixed = {name: state[self._evaluated.get(name, name)] for name in self._read}
         fixed |= {name: np.zeros_like(state[name]) for name in self._shares if name in self._read}
         sums = {name: np.zeros(state[name].shape, np.float64) for name in self._shares}
         count = 0

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ortboost.boosts import (
     Clip,
     DimReduce,
+    Ema,
     GradAccumulation,
     GradCentralization,
     GradFreeze,
@@ -132,6 +133,7 @@ CASES = {
         flush=True,
     ),
     "clip": Case(mlp, program(boosts=(Clip("global-norm", 0.3),))),
+    "averaged": Case(mlp, program(boosts=(Ema(0.5), GradAccumulation(2))), spoiled),
     "centralized": Case(deep, program(boosts=(GradCentralization(),))),
     "accumulated": Case(mlp, program(boosts=(GradAccumulation(3),)), short, flush=True),
     "accumulated, no check": Case(
