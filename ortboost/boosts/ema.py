@@ -26,7 +26,6 @@ from typing import Annotated, ClassVar
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage, State, UpdateContext
-from ortboost.boosts.roles import LineSearch
 from ortboost.core.field_types import Range
 from ortboost.graph.parameters import Parameter
 
@@ -59,15 +58,11 @@ class Ema(Boost):
     card: ClassVar[str | None] = "ema"
     row_wise: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"adasum": "servers combine their weights after the update, too late for the average"}
+        {
+            "adasum": "servers combine their weights after the update, too late for the average",
+            "dim-reduce": "its line search sets the weights after the update",
+        }
     )
-
-    def misfit(self, optimizer: object, others: Sequence[Boost]) -> str | None:
-        """A line search takes its step in a graph of its own."""
-        for boost in others:
-            if isinstance(boost, LineSearch):
-                return f"{boost.name} sets the weights after the update, too late for the average"
-        return None
 
     def states_of(self, graph: GraphContext) -> Sequence[State]:
         """An average for each trained parameter, which starts at its value."""

@@ -213,4 +213,4 @@ def test_what_sets_weights_after_the_update_is_refused(other):
     with pytest.raises(ConfigError) as caught:
         build(others=(other,))
     assert_three_lines(caught.value)
-    assert "too late for the average" in str(caught.value)
+    assert "after the update" in str(caught.value)

@@ -13,6 +13,7 @@ from ortboost.boosts import (
     AdaSum,
     Clip,
     DimReduce,
+    Ema,
     FullNormHead,
     GradAccumulation,
     GradCentralization,
@@ -60,6 +61,7 @@ BOOSTS = {
         AdaSum(group_size=1),
         SyncBatchNorm(),
         DimReduce("basis.npy", alpha=0.05, shard=True),  # made by `build`
+        Ema(0.9),
         SparseEmbedding(),  # has its own tests with tables
     )
 }
@@ -68,12 +70,13 @@ PAIRS = list(itertools.combinations(NAMES, 2))
 EXCLUDED = {
     frozenset({"loss-scale", "group-loss-scale"}),
     frozenset({"thor", "grad-freeze"}),
+    frozenset({"ema", "adasum"}),
     frozenset({"thor", "group-loss-scale"}),
     *(
         frozenset({"dim-reduce", name})
         for name in (
             *("grad-freeze", "grad-accumulation", "group-loss-scale", "adasum", "clip"),
-            *("grad-centralization", "thor", "sparse-embedding", "sync-bn"),
+            *("grad-centralization", "thor", "sparse-embedding", "sync-bn", "ema"),
         )
     ),
     *(frozenset({"sparse-embedding", name}) for name in ("grad-accumulation", "thor", "adasum")),
