@@ -19,6 +19,7 @@ from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.loop_shapes import infer_loops
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -110,6 +111,7 @@ def normalize(
     _state_channels(model)
 
     infer_shapes(model)
+    infer_loops(model)
     name_lengths(model)
     _compare_as_int32(model)
     check_lengths(model)
@@ -140,6 +142,7 @@ def normalize(
         reports += found
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
+        infer_loops(model)
         name_lengths(model)
         check_lengths(model)
     return reports

@@ -6,15 +6,14 @@ The other rewrites of this folder see the main graph only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.bodies import as_model, own_outputs, states_of
-from ortboost.graph.query import is_standard, known_shape, label, source_before
+from ortboost.graph.loop_shapes import infer_body
+from ortboost.graph.query import is_standard, label, source_before
 from ortboost.graph.rewriting import Site, rewrites
-from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["capture_unchanged_states", "prepare_bodies"]
 
@@ -75,90 +74,10 @@ def prepare_bodies(model: ir.Model, prepare: Callable[[ir.Model], bool]) -> Repo
             body = attribute.as_graph()
             own_outputs(body)
             alone = as_model(body, model)
-            _infer(alone.model, node)
+            infer_body(alone.model, node)
             if prepare(alone.model):
                 report.changed[label(node)] = f"{node.op_type}: its body is rewritten"
             node.attributes.pop(attribute.name)  # else its names count as taken
             body = alone.put_back(model)
             node.attributes[attribute.name] = ir.AttrGraph(attribute.name, body)
     return report
-
-
-def _infer(body: ir.Model, node: ir.Node) -> None:
-    """Infer the shapes of a body from those of the inputs of its node.
-
-    ONNX's inference does not look for the shapes of the states of a Loop: an iteration may change
-    them. A length is kept here if the body returns it as it was given, whatever it is called.
-    """
-    if node.op_type == "If":
-        infer_shapes(body)
-        return
-    before, first, count = states_of(node)
-    inputs = list(body.graph.inputs)
-    if node.op_type == "Loop":
-        inputs[0].type, inputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
-        inputs[1].type, inputs[1].shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
-    for index in range(len(node.inputs) - count - before):  # the slices of a Scan
-        _describe_slice(inputs[count + index], node, count, index)
-    guessed = [
-        _guess(initial, inner)
-        for initial, inner in zip(
-            node.inputs[before:], inputs[before : before + count], strict=False
-        )
-    ]
-    results = body.graph.outputs[first : first + count]
-    _forget_shapes(body, keep_numbers=True)  # names that an exporter gave may differ for one length
-    while True:
-        for inner, dims in zip(inputs[before:], guessed, strict=False):
-            inner.shape = None if dims is None else ir.Shape(dims)
-        infer_shapes(body)
-        kept = [_agreement(dims, value) for dims, value in zip(guessed, results, strict=True)]
-        if kept == guessed:
-            return
-        guessed = kept
-        _forget_shapes(body)  # inferred from a wrong guess
-
-
-_Dims: TypeAlias = "list[int | str | None] | None"
-
-
-def _guess(initial: ir.Value | None, inner: ir.Value) -> _Dims:
-    """The shape that a state starts with; unknown lengths get names, to recognize them again."""
-    if initial is None:
-        return None
-    inner.type = initial.type
-    shape = known_shape(initial)
-    if shape is None:
-        return None
-    return [f"{inner.name}/{axis}" if dim is None else dim for axis, dim in enumerate(shape)]
-
-
-def _agreement(dims: _Dims, result: ir.Value) -> _Dims:
-    """The lengths that a state still has after an iteration."""
-    found = known_shape(result)
-    if dims is None or found is None or len(found) != len(dims):
-        return None
-    return [dim if dim == after else None for dim, after in zip(dims, found, strict=True)]
-
-
-def _forget_shapes(body: ir.Model, *, keep_numbers: bool = False) -> None:
-    for node in body.graph.all_nodes():
-        for output in node.outputs:
-            dims = known_shape(output) if keep_numbers else None
-            output.shape = (
-                None
-                if dims is None
-                else ir.Shape([d if isinstance(d, int) else None for d in dims])
-            )
-
-
-def _describe_slice(inner: ir.Value, node: ir.Node, count: int, index: int) -> None:
-    outer = node.inputs[count + index]
-    if outer is None:
-        return
-    inner.type = outer.type
-    shape = known_shape(outer)
-    if shape is not None:
-        axes = node.attributes.get_ints("scan_input_axes", None) or [0] * (index + 1)
-        axis = axes[index] % len(shape)
-        inner.shape = ir.Shape([d for a, d in enumerate(shape) if a != axis])
