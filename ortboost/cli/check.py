@@ -1,4 +1,4 @@
-"""``ortboost check``."""
+"""``ortboost check``: what prevents training a model, or running it on a target, as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost export``."""
+"""``ortboost export``: write and verify an inference graph; its size, parity and accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost inspect``."""
+"""``ortboost inspect``: the contents of a file or program; with a second file, the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost train``."""
+"""``ortboost train``: train a program, in one process or several; the summary."""
 
 from __future__ import annotations
 

@@ -473,6 +473,17 @@ def test_a_lack_of_memory_is_no_bug(said, trained, capsys, monkeypatch):
     assert where == f"  where: {said or f'ortboost eval {trained} --data {DIGITS}'}"
 
 
+def test_a_missing_package_is_no_bug(trained, capsys, monkeypatch):
+    def fail(*arguments, **settings):
+        raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+
+    monkeypatch.setattr("ortboost.training.data.load.load_npz", fail)
+    assert main(["eval", str(trained), "--data", DIGITS]) == 7
+    what, where, _ = error_lines(capsys).splitlines()
+    assert what == "error: The package 'safetensors' is missing."
+    assert where == f"  where: ortboost eval {trained} --data {DIGITS}"
+
+
 def test_labels_that_do_not_count_are_in_no_accuracy(tmp_path, capsys):
     digits = np.load(DIGITS)
     labels = digits["y_test"].copy()
