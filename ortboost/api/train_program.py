@@ -228,7 +228,7 @@ def _check_validation(
     if early_stop is not None and validation is None and val_split is None:
         raise UsageError(
             "Stopping early needs validation data.",
-            where="early_stop",
+            where="--early-stop",
             fix="Give --val DATA, or --val-split 0.1.",
         )
     if validation is not None and val_split is not None:
