@@ -299,7 +299,7 @@ def _check_settings(
     if calibration is not None and precision == "fp32":
         raise UsageError(
             "Calibration data are only for a lower precision.",
-            where="calibration",
+            where="--calib",
             fix="Give --precision fp16 too, or leave --calib out.",
         )
     check_output(out, ".onnx")

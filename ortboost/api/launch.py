@@ -1,7 +1,7 @@
-"""``python -m ortboost.api.launch``: torchrun, but errors end as those of one process do.
+"""``python -m ortboost.api.launch``: torchrun with the exit status of the process that failed.
 
-torchrun itself prints a traceback of its own and ends with 1, whatever the processes said. This
-ends with the exit status of the process that failed first.
+After an error in a process, torchrun itself prints a traceback of its own and ends with status 1.
+This ends with the exit status of the process that failed first.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def continues(log: Path) -> bool:
         begun = starts[-1].get("launch") if starts else None
     if not isinstance(begun, dict) or begun.get("id") != own["id"]:
         return False
-    # "none" is the name of all that were given none; another machine may have taken over.
+    # torchrun's default id, "none", is the same for every launch. On one host the pid of torchrun
+    # tells them apart; the log of another host counts as this launch, which may have moved.
     elsewhere = begun.get("host") != own["host"]
     return own["id"] != "none" or elsewhere or begun.get("pid") == own["pid"]
 

@@ -125,13 +125,13 @@ def _holder(note: Path) -> Mapping[str, Any] | None:
     with contextlib.suppress(FileError):
         found = read_json(note)
         if isinstance(found, Mapping) and {"pid", "host"} <= set(found):
-            # A damaged note names nobody; 0 and below would be groups of processes.
+            # Anything else is damaged; numbers up to 0 would be those of process groups.
             return found if type(found["pid"]) is int and found["pid"] > 0 else None
     return None
 
 
 def _may_live(holder: Mapping[str, Any]) -> bool:
-    # Of another machine nothing is known.
+    # A process of another machine cannot be looked up.
     return holder["host"] != socket.gethostname() or process_exists(holder["pid"])
 
 

@@ -228,13 +228,13 @@ def _check_validation(
     if early_stop is not None and validation is None and val_split is None:
         raise UsageError(
             "Stopping early needs validation data.",
-            where="early_stop",
+            where="--early-stop",
             fix="Give --val DATA, or --val-split 0.1.",
         )
     if validation is not None and val_split is not None:
         raise UsageError(
             "Validation data are given, but a part of the training data is to be held out too.",
-            where="validation and val_split",
+            where="--val and --val-split",
             fix="Give either --val or --val-split.",
         )
 
@@ -315,7 +315,7 @@ def _about(
     processes: int,
     learning_rate: str | float | None,
 ) -> dict[str, Any]:
-    """What a run is, in words for logs."""
+    """The metadata of a run, for the log and the callbacks."""
     program, config = stepper.program, stepper.program.config
     boosts = [boost.name for boost in config.enabled_boosts if boost is not config.scaler]
     return {

@@ -55,15 +55,16 @@ def freeze_groups(
     layers = find_layers(model, trained)
     number = config.param_groups
     if len(layers) < number:
-        most = max(1, min(len(layers), number // 2))
+        most = len(layers)
         report.kept["grad_freeze"] = few = (
             f"nothing is frozen: {number} groups are requested, but the network has {len(layers)} "
             "layers to train"
         )
-        report.notes.append(
-            f"grad-freeze: {few}; use {most} or fewer (--boost grad-freeze:groups={most}, with a "
-            f"level --set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
+        advice = (
+            f"; use {most} or fewer (--boost grad-freeze:groups={most}, with a level "
+            f"--set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
         )
+        report.notes.append(f"grad-freeze: {few}{advice if most > 1 else ''}")
         return (tuple(names),), report
     costs = np.array([layer.cost for layer in layers], np.float64)
     if config.freeze_type == COST and not costs.any():
@@ -83,7 +84,7 @@ def freeze_groups(
             f"trains {len(groups[-1])} of {len(names)} tensors, from '{layers[cut].node}' on; "
             f"saves {shares[cut]:.0%} of the backward pass"
         )
-    # What the schedule makes of it.
+    # The shares over the whole schedule.
     schedule = freeze_schedule(config)
     saved = float(np.mean([shares[cuts[index]] for index in schedule]))
     full = float(np.mean(schedule == 0))
@@ -102,7 +103,7 @@ def _check_given(groups: Sequence[Sequence[str]], names: Sequence[str], report: 
             raise ConfigError(
                 f"'{stray[0]}' is not trained.",
                 where="grad_freeze, groups",
-                fix=f"Names are like {', '.join(names[:3])}.",
+                fix=f"Give names of trained parameters, such as {', '.join(names[:3])}.",
             )
     for index, group in enumerate(groups):
         report.changed[f"group {index}"] = f"trains {len(group)} of {len(names)} tensors"

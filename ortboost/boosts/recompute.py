@@ -282,7 +282,7 @@ class _Rewrite:
                 continue
             self._copy(readers, index, gradient)
             flow |= after
-            # The copies stand at the end until now.
+            # Move the copies from the end of the graph to their places.
             self.graph.sort()
             nodes = self._outside()  # readers of a copy come after the gradient it waits for
 

@@ -300,7 +300,7 @@ def resolve_boundaries(
             for node in builder.take():
                 graph.insert_before(first, node)
             node = usage.node
-            # What crosses before the ratio is applied: `caused` asks whether it was finite already.
+            # Before the ratio: `ScaledGradients.caused` needs to know whether it was finite there.
             gradient = next(v for v in node.inputs if v is not None and v is not one)
             incoming.setdefault((boundary.before, boundary.after), []).append(gradient)
             if one.dtype in (None, ir.DataType.FLOAT):

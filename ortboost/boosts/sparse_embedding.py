@@ -111,7 +111,7 @@ class SparseEmbedding(Boost):
         graph.memory[_LOOKUPS] = chosen = {}
         for parameter in tables:
             lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)
-            # An ordinary weight, which nobody called a table.
+            # Not a table, and not named by a pattern: the report leaves it out.
             if not (lookups or asked[parameter.name]):
                 continue
             reason = reason or self._too_small(parameter)

@@ -15,9 +15,9 @@ channel negative. The running variance is corrected by `N / (N - 1)` instead of 
 the gradients over the processes, so the gradient of an exchange point is one, too. In the forward
 graph the point is `y = x * 1` with a graph input for the `1`, which both engines differentiate to
 `dx = dy * 1` (as in :mod:`ortboost.boosts.group_loss_scale`); in the gradient graph both products
-become Identity nodes whose outputs begin with :data:`~ortboost.boosts.roles.EXCHANGED`. With one
-process they are just that, and the step is that of the whole batch; several are cut there and sum
-(:mod:`ortboost.runtime.exchange`).
+become Identity nodes whose outputs begin with :data:`~ortboost.boosts.roles.EXCHANGED`. One process
+runs the graph with these nodes: its batch is the whole batch. With several processes, the graph is
+cut at these nodes, and the values are summed in between (:mod:`ortboost.runtime.exchange`).
 
 Source: torch.nn.SyncBatchNorm, for what is synchronized, the counts of uneven parts and the
 unbiased running variance; Chan et al., Algorithms for Computing the Sample Variance (1983), for

@@ -102,7 +102,7 @@ class Refresh:
         divided = own_blocks(b, update.states[PART], kinds)
         for (size, members), (own, some) in zip(chains.items(), divided, strict=True):
             if applies is not None:
-                # In a skipped step, or inside a window, nobody needs inverses.
+                # No inverses are needed in a skipped step, nor within an accumulation window.
                 some = b.op("And", some, applies, shape=())
             # `choose` takes over collected nodes as those of a branch.
             b.flush()

@@ -1,14 +1,14 @@
 r"""Division of THOR's inversions among processes.
 
-Blocks are assigned one after the other, those of the highest cost first, to the process with the
-lowest load so far (the rule of the longest processing time): the highest load is at most 4/3 of the
-smallest possible one. With loads `L_r`, the `n` blocks of one size, each of cost `c`, go where the
-`n` smallest of all
+Blocks are assigned in descending order of their cost, each to the process with the lowest load so
+far (the rule of the longest processing time). The highest load is then at most 4/3 of the smallest
+possible one. With loads `L_r`, the `n` blocks of one size, each of cost `c`, are assigned without a
+loop: to the processes `r` of the `n` smallest values of
 
     L_r + k c        for each process r, and k = 0, 1, ..., n - 1
 
-are: those of one process increase with `k`, so each step of the rule takes the smallest that is
-left. This needs no loop. The rank of the process and the number of processes are the state
+For one process these increase with `k`, so each step of the rule takes the smallest that is left.
+The rank of the process and the number of processes are the state
 :data:`~ortboost.boosts.roles.PART`, so a program does not depend on them.
 
 Each process sends its inverses in a tensor of all blocks, with zeros for those of the others. The

@@ -72,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fix = "Use a smaller batch, or data that are read on demand (.npy, Parquet, images)."
             what = "There is not enough memory."
             return print_error(what, words, fix, _MISSING, str(error) or None)
+        package = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if package and package.partition(".")[0] != "ortboost":
+            fix = "Install ortboost again, with the packages that it needs: pip install ortboost."
+            return print_error(f"The package '{package}' is missing.", words, fix, _MISSING)
         if hasattr(error, "format_message"):  # raised by the argument parser
             return print_error(error.format_message(), words, _usage(error, words), 2)
         what = f"Unexpected {type(error).__name__}: {error}"
@@ -80,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: Exception, words: Sequence[str]) -> str:
-    """How to mend a command that the argument parser rejected."""
+    """How to fix a command that the argument parser rejected."""
     from ortboost.boosts import registered
 
     option = str(getattr(error, "option_name", "")).removeprefix("--")

@@ -1,4 +1,4 @@
-"""``ortboost bench``."""
+"""``ortboost bench``: measure models side by side; the tables of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost export --build-engine``."""
+"""``ortboost export --build-engine``: the options of the TensorRT engine; builds it."""
 
 from __future__ import annotations
 

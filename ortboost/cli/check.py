@@ -1,4 +1,4 @@
-"""``ortboost check``."""
+"""``ortboost check``: what prevents training a model, or running it on a target, as a table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(
     )
     if target.target != "train":
         # The first option of training that was given, if any.
-        refuse(dict.fromkeys(options.split()[:1], True), "about training", f"--for {target.target}")
+        refuse(dict.fromkeys(options.split()[:1], True), "to training", f"--for {target.target}")
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
     changes = {} if engine is None else {"engine": engine}

@@ -41,12 +41,12 @@ class TargetOptions:
     def refuse_without_target(self) -> None:
         """Reject target options when checking for training."""
         options = {**changed(self, "fix", "out", "shape"), **self._of_comparison()}
-        refuse(options, "about a target", "check", "Add --for tensorrt=11.")
+        refuse(options, "to a target", "check", "Add --for tensorrt=11.")
 
     def refuse_without_fix(self) -> None:
         """Reject options of the comparison that ``--fix`` makes, if nothing is fixed."""
         if not self.fix:
-            refuse(self._of_comparison(), "about --fix", "check", "Add --fix -o fixed.onnx.")
+            refuse(self._of_comparison(), "with --fix", "check", "Add --fix -o fixed.onnx.")
 
     def _of_comparison(self) -> dict[str, object]:
         return {**changed(self, "verify", "rtol", "atol"), "--map": self.mapping}

@@ -1,4 +1,4 @@
-"""``ortboost compare``."""
+"""``ortboost compare``: the outputs of two models on the same inputs, as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ortboost convert``. Slow imports are inside functions, so that ``--help`` is fast."""
+"""``ortboost convert``: turn a model into a training program.
+
+Slow imports are inside functions, so that ``--help`` is fast.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost doctor``."""
+"""``ortboost doctor``: what this machine and environment lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost eval``."""
+"""``ortboost eval``: the loss and the metrics of a program or an ONNX file."""
 
 from __future__ import annotations
 

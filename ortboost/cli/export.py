@@ -1,4 +1,4 @@
-"""``ortboost export``."""
+"""``ortboost export``: write and verify an inference graph; its size, parity and accuracy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PrecisionOptions:
         if not quantized:
             refuse(
                 changed(self, "calibration", "skip", "full_range", "max_drop", "calib_samples"),
-                "about int8",
+                "to int8",
                 f"export --precision {self.precision}",
                 "Add --precision int8.",
             )

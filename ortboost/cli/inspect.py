@@ -1,4 +1,4 @@
-"""``ortboost inspect``."""
+"""``ortboost inspect``: the contents of a file or program; with a second file, the differences."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def inspect(
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
-        refuse({**single, "--precision": precision}, "for one file", "inspect")
+        refuse({**single, "--precision": precision}, "to one file", "inspect")
         dims = parse_inputs([*(dim or ()), *parse_shapes(shape)], None, None).dims
         show_pair(printer, file, other, dims, names=params)
         return
-    refuse({"--dim": dim, "--shape": shape}, "for two files", "inspect")
+    refuse({"--dim": dim, "--shape": shape}, "to two files", "inspect")
     data = describe(file, parameters=read_parameters(parameters) if parameters else None).to_dict()
     printer.result(data)
     if data["kind"] == "program":

@@ -180,7 +180,7 @@ def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> 
 
     Args:
         options: Option to its value; an option with a false value was not given.
-        what: What the options are for.
+        what: What the options apply to, with its preposition.
         where: Where they were given.
         fix: How to fix the error; default: leave the option out.
 
@@ -188,7 +188,9 @@ def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> 
         UsageError: An option was given.
     """
     for name in (name for name, value in options.items() if value):
-        raise UsageError(f"{name} is {what}.", where=where, fix=fix or f"Leave {name} out.")
+        raise UsageError(
+            f"{name} applies only {what}.", where=where, fix=fix or f"Leave {name} out."
+        )
 
 
 def given(**options: Any) -> str:

@@ -1,4 +1,4 @@
-"""``ortboost pca``."""
+"""``ortboost pca``: the principal components of a run, for DimReduce."""
 
 from __future__ import annotations
 

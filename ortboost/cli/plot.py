@@ -1,4 +1,4 @@
-"""``ortboost plot``."""
+"""``ortboost plot``: draw a graph, or the curves of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortboost runs``."""
+"""``ortboost runs``: compare runs, as a table, a plot or a CSV file."""
 
 from __future__ import annotations
 

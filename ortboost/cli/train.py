@@ -1,4 +1,4 @@
-"""``ortboost train``."""
+"""``ortboost train``: train a program, in one process or several; the summary."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def train(
         command = torchrun(sharing.processes, sys.argv[1:], restarts=sharing.max_restarts)
         os.execv(command[0], command)  # does not return: torchrun starts this command again
     alone = sharing.processes is None and not in_torchrun()
-    refuse({"--max-restarts": alone and sharing.max_restarts}, "about --processes", "train")
+    refuse({"--max-restarts": alone and sharing.max_restarts}, "with --processes", "train")
     summary = api.train(
         run,
         data,

@@ -1,4 +1,4 @@
-"""``ortboost watch``."""
+"""``ortboost watch``: follow a run in progress, on a screen or as plain lines."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "dense-labels": "LossConfig.sparse=False",
     "device": "device",
     "dim": "InputConfig.dims",
+    "early-stop": "early_stop",
     "emulate": "PrecisionConfig.emulate=True",
     "engine": "ProgramConfig.engine",
     "exchange-dtype": "exchange_dtype",

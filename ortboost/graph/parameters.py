@@ -185,7 +185,7 @@ def named_parameters(trained: Sequence[Parameter], patterns: Iterable[str], wher
         raise ConfigError(
             f"The pattern '{unmatched[0]}' matches no trained parameter.",
             where=where,
-            fix=f"Names are like {', '.join(names[:3])}.",
+            fix=f"Give names or patterns of trained parameters, such as {', '.join(names[:3])}.",
         )
     return matched
 

@@ -1,4 +1,4 @@
-"""The conversion of a model to a training program: the road, one line per stage.
+"""The conversion of a model to a training program, one line per stage.
 
 Each stage is a function that can be read and tested alone, and takes what the one before returns:
 

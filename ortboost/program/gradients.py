@@ -15,7 +15,8 @@ the mean over a window or over processes do not increase the norm of a gradient.
 the whole range of float32.
 
 The variance of activations above 1.8e19 is inf too, while the normalized values and all gradients
-are 0: only the statistics show it. Taken over, they would stay infinite for the rest of the run.
+are 0: only the running statistics show it. If they were accepted, they would stay infinite for the
+rest of the run.
 
 With a scale for each group of layers (:mod:`ortboost.boosts.group_loss_scale`) all of this is done
 for each group with its own `S_i`.

@@ -122,7 +122,7 @@ def _leave_prefix(model: ir.Model) -> None:
                 where=source_name(model),
                 fix="Convert the model that this file was made from.",
             )
-    # Inner names are nobody's interface.
+    # Names of inner tensors are not part of the interface, so they may change.
     b = Builder(graph, "model")
     for value in list(graph.initializers.values()):
         if (value.name or "").startswith(prefix):

@@ -273,7 +273,8 @@ def _values_to_cut(
         found = [name for name in (gradient_name(e.name) for e in entries) if name in made]
         gradients = [search.exchanged] if search.exchanged else found
         joins = joins or search.exchanged is not None
-    # Here not all processes see the same summed gradients: they sum those of the check.
+    # If the processes do not all have the same summed gradients, each checks its own, and the
+    # results of the checks are summed.
     own = (INCOMING, STATISTICS)
     checks = (ZEROS, *own) if accumulates or joins else own
     zeros = [name for name in made if name.startswith(checks)]

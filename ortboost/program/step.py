@@ -187,12 +187,12 @@ class _Writer:
         self.context.sums, self._early = sums, context.next_of
         b.flush()
 
-    # ---- the forms ----------------------------------------------------------------------------
+    # ---- gated, ungated, flush ----------------------------------------------------------------
 
     def gated(self, scaled: ScaledGradients, buffers_next: Mapping[str, ir.Value]) -> StepParts:
         """If a gradient is not finite, change only scale and counters."""
         scaled.pack()  # before the check, which then reads one vector
-        # Without the gate, a skipped step takes the statistics over: they need no check.
+        # Without `gate_buffers` a skipped step accepts the new statistics: they are not checked.
         gated = self.config.gate_buffers
         finite = scaled.finite([*buffers_next.values()] if gated else ())
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())

@@ -60,7 +60,7 @@ class BatchStatistics:
         if not self._shares:
             raise UsageError(
                 "There are no running statistics to re-estimate.",
-                where="update_bn",
+                where="--update-bn",
                 fix="Leave it out: no BatchNormalization of this program is trained.",
             )
         model = slice_step(program.step, [f"{RAW}{name}" for name in self._shares])
@@ -111,7 +111,7 @@ class BatchStatistics:
         if not count:
             raise UsageError(
                 "The data for the running statistics have no batches.",
-                where="update_bn",
+                where="--update-bn",
                 fix="Give more samples, or a smaller batch size.",
             )
         for name, total in sums.items():

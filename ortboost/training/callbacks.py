@@ -282,7 +282,7 @@ class _Monitoring(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of :meth:`state_dict`; that of another metric says nothing of this."""
+        """Restore the state of :meth:`state_dict`; that of another metric is ignored."""
         # Older versions did not write the metric, nor the number of values for the best model.
         if state.get("monitor", self.goal.monitor) == self.goal.monitor:
             self._seen.best, self.best_step = state["best"], int(state["best_step"])

@@ -67,11 +67,11 @@ def principal_components(
     rank = int((values > max(values[0], 0.0) * _NOISE).sum())
     if not 1 <= number <= rank:
         raise UsageError(
-            f"The number of principal components is {number}, but those of "
-            f"{count_of(len(products), 'checkpoint')} are {rank}.",
+            f"{count_of(number, 'principal component')} requested, but "
+            f"{count_of(len(products), 'checkpoint')} can give at most {rank}.",
             where="components",
             fix="Save more checkpoints (--checkpoint-every, --keep)"
-            + (f", or request 1 to {rank}." if rank else "."),
+            + (f", or request {'1 to ' * (rank > 1)}{rank}." if rank else "."),
         )
     # S^-1 U^T, of which the rows of P = S^-1 U^T X are made block by block.
     mixing = (vectors[:, :number] / np.sqrt(values[:number])).T

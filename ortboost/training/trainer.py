@@ -438,7 +438,7 @@ class Trainer:
         )
 
     def _advice(self) -> str:
-        """How to mend a run that diverged."""
+        """How to fix a run that diverged."""
         best = None if self.store is None else self.store.best_step()
         return "Lower the learning rate, clip the gradients, or look for NaN in the data" + (
             f"; the best model so far is the checkpoint of step {best}." if best else "."

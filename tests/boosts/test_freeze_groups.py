@@ -170,6 +170,9 @@ def test_with_more_groups_than_layers_nothing_is_frozen_and_a_note_says_so():
     (report,) = [report for report in program.reports if report.rewrite == "grad_freeze"]
     assert "10 groups are requested, but the network has 2 layers" in report.kept["grad_freeze"]
     assert "--boost grad-freeze:groups=2" in report.notes[0]
+    three = build(grad_freeze=FreezeConfig(param_groups=3))
+    (report,) = [report for report in three.reports if report.rewrite == "grad_freeze"]
+    assert "--boost grad-freeze:groups=2" in report.notes[0]
     frozen, plain = stepper(program), stepper(build(grad_freeze=None, optimizer=Momentum()))
     assert [result.group for result in train(frozen, 4)] == [0, 0, 0, 0]
     train(plain, 4)

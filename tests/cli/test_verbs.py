@@ -201,13 +201,13 @@ def test_a_diagnosis_is_a_list_that_is_shown_short():
         (["convert", "{tmp}/none.onnx", "-o", "{tmp}/r"], 8, "Check the path"),
         (["convert", DIGITS, "-o", "{tmp}/r"], 8, "not a readable ONNX model"),
         (["inspect", "{tmp}"], 8, "ortboost convert"),
-        (["inspect", MLP, MLP, "--parameters", MLP], 2, "--parameters is for one file"),
-        (["inspect", MLP, MLP, "--layers"], 2, "--layers is for one file"),
-        (["inspect", MLP, MLP, "--state"], 2, "--state is for one file"),
-        (["inspect", MLP, MLP, "--reports"], 2, "--reports is for one file"),
-        (["inspect", MLP, MLP, "--precision"], 2, "--precision is for one file"),
-        (["inspect", MLP, "--dim", "batch=2"], 2, "--dim is for two files"),
-        (["inspect", MLP, "--shape", "x:1x2"], 2, "--shape is for two files"),
+        (["inspect", MLP, MLP, "--parameters", MLP], 2, "--parameters applies only to one file"),
+        (["inspect", MLP, MLP, "--layers"], 2, "--layers applies only to one file"),
+        (["inspect", MLP, MLP, "--state"], 2, "--state applies only to one file"),
+        (["inspect", MLP, MLP, "--reports"], 2, "--reports applies only to one file"),
+        (["inspect", MLP, MLP, "--precision"], 2, "--precision applies only to one file"),
+        (["inspect", MLP, "--dim", "batch=2"], 2, "--dim applies only to two files"),
+        (["inspect", MLP, "--shape", "x:1x2"], 2, "--shape applies only to two files"),
         (["eval", MLP, "--data", "{tmp}/none.npz"], 8, "none.npz"),
         (["eval", MLP, "--data", MLP], 8, "mlp.onnx"),
         (["eval", MLP, "--data", DIGITS, "--device", "cuda"], 7, "--device cpu"),
@@ -473,6 +473,17 @@ def test_a_lack_of_memory_is_no_bug(said, trained, capsys, monkeypatch):
     assert where == f"  where: {said or f'ortboost eval {trained} --data {DIGITS}'}"
 
 
+def test_a_missing_package_is_no_bug(trained, capsys, monkeypatch):
+    def fail(*arguments, **settings):
+        raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+
+    monkeypatch.setattr("ortboost.training.data.load.load_npz", fail)
+    assert main(["eval", str(trained), "--data", DIGITS]) == 7
+    what, where, _ = error_lines(capsys).splitlines()
+    assert what == "error: The package 'safetensors' is missing."
+    assert where == f"  where: ortboost eval {trained} --data {DIGITS}"
+
+
 def test_labels_that_do_not_count_are_in_no_accuracy(tmp_path, capsys):
     digits = np.load(DIGITS)
     labels = digits["y_test"].copy()
@@ -544,13 +555,13 @@ def test_check_proposes_another_folder_for_a_program(trained, capsys):
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (["export", MLP, "-o", "{tmp}/o.onnx", "--skip", "fc*"], "--skip is about int8"),
-        (["export", MLP, "-o", "{tmp}/o.onnx", "--max-drop", "0.1"], "--max-drop is about int8"),
-        (["check", MLP, "--rtol", "0.1"], "--rtol is about a target"),
+        (["export", MLP, "-o", "{tmp}/o.onnx", "--skip", "fc*"], "--skip applies only to int8"),
+        (["export", MLP, "-o", "{tmp}/o.onnx", "--max-drop", "0.1"], "applies only to int8"),
+        (["check", MLP, "--rtol", "0.1"], "--rtol applies only to a target"),
         (["eval", MLP, "--data", DIGITS, "--metric", "loss"], "An ONNX file has no loss"),
         (["plot", "{run}", "--graph", "step"], "but curves are drawn"),
-        (["train", "{run}", "--data", DIGITS, "--max-restarts", "2"], "is about --processes"),
-        (["check", MLP, "--for", "tensorrt", "--verify", DIGITS], "--verify is about --fix"),
+        (["train", "{run}", "--data", DIGITS, "--max-restarts", "2"], "only with --processes"),
+        (["check", MLP, "--for", "tensorrt", "--verify", DIGITS], "applies only with --fix"),
     ],
 )
 def test_an_option_without_effect_is_refused(words, option, trained, tmp_path, capsys):

@@ -83,7 +83,7 @@ def calibrate(
     wanted = list(dict.fromkeys(names))
     if not feeds:
         raise UsageError(
-            "Quantizing needs calibration data.", where="calib", fix="Give --calib DATA."
+            "Quantizing needs calibration data.", where="--calib", fix="Give --calib DATA."
         )
     if not wanted:
         return {}

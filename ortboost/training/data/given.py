@@ -53,7 +53,8 @@ def given_arrays(
     if hasattr(data, "columns") and _is_array(data):
         return FrameTable(data).arrays(inputs, mapping)
     parts = [data] if _is_array(data) else data
-    # Lists of numbers will do beside an array, which is no batch: (x, [0, 1, ...]).
+    # With at least one array these are whole arrays, of which some may be lists of numbers, as in
+    # (x, [0, 1, ...]); without one they are batches.
     if not isinstance(parts, tuple | list) or not any(map(_is_array, parts)):
         return None
     names = [spec.name for spec in inputs]

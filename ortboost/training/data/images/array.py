@@ -86,7 +86,7 @@ class ImageArray(LazyArray):
         if found._layout == "auto":
             found._layout = _layout(wanted)
         places = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2), "nhw": (None, 1, 2), "n": (None,) * 3}
-        # None where the input does not tell: greyscale has no axis of channels, "n" is flat.
+        # None for an axis that the input lacks: of channels in "nhw", and all of them in "n".
         channels, height, width = (
             None if place is None else wanted[place] for place in places[found._layout]
         )
