@@ -13,6 +13,7 @@ infinities would be NaN; tiny ones guard divisions.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -103,6 +104,7 @@ def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
 
 def _convert_value(value: ir.Value, types: Collection[ir.DataType]) -> None:
     if value.type is not None and value.dtype in types:
+        value.type = copy.deepcopy(value.type)  # clones of the model share it
         value.dtype = ir.DataType.FLOAT  # of the elements, if it is a sequence
 
 

@@ -76,6 +76,13 @@ def test_other_types_stay():
     assert model.graph[2].attributes.get_int("to") == ir.DataType.FLOAT
 
 
+def test_a_clone_of_the_model_keeps_its_types():
+    model = network("double", np.float64)
+    before = ir.to_proto(model).SerializeToString()
+    to_float32(model.clone(), {DOUBLE})
+    assert ir.to_proto(model).SerializeToString() == before
+
+
 def test_without_types_nothing_changes():
     model = network("float16", np.float16)
     assert not to_float32(model, set()).modified
