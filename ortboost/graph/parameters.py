@@ -232,7 +232,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if use.kind == UseKind.PLAIN and not single and not _is_finite(value):
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
-        return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
+        return _Verdict("constant", f"a buffer, {use.where}", by_use=by_use)
     if origin.kind == "literal" and (single or not use.recurrent):  # a scripted LSTM packs weights
         # If no formula explains the values, they may come from a parameter in the same file.
         doubtful = origin.computed and _formula(value, use, uses, origin, fitted=fitted) is None
