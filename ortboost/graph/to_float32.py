@@ -117,6 +117,12 @@ def _convert_attributes(node: ir.Node, types: Collection[ir.DataType]) -> None:
     for name in _TYPE_ATTRIBUTES if not node.domain else ():
         if node.attributes.get_int(name, 0) in types:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
+    # torch's TorchScript exporter writes torch's own number of bfloat16, which is complex128 in
+    # ONNX: a type that no Cast can have.
+    to = node.attributes.get_int("to", 0) if is_standard(node, "Cast") else 0
+    if to == ir.DataType.COMPLEX128 and ir.DataType.BFLOAT16 in types:
+        node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
 
 
 def _bypass_casts(model: ir.Model) -> None:
