@@ -19,6 +19,7 @@ from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.loop_states import shape_loop_states
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -110,6 +111,7 @@ def normalize(
     _state_channels(model)
 
     infer_shapes(model)
+    shape_loop_states(model)
     name_lengths(model)
     _compare_as_int32(model)
     check_lengths(model)
@@ -122,6 +124,7 @@ def normalize(
             # Inference names the lengths of all elements of a sequence alike, whatever they are.
             _drop_stale_shapes(model)
             infer_shapes(model)
+            shape_loop_states(model)
             name_lengths(model)
         found = [
             report
