@@ -119,10 +119,11 @@ def _convert_attributes(node: ir.Node, types: Collection[ir.DataType]) -> None:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
     # torch's TorchScript exporter writes torch's own number of bfloat16, which is complex128 in
     # ONNX: a type that no Cast can have.
-    to = node.attributes.get_int("to", 0) if is_standard(node, "Cast") else 0
-    if to == ir.DataType.COMPLEX128 and ir.DataType.BFLOAT16 in types:
-        node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
-        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    if is_standard(node, "Cast") and node.attributes.get_int("to", 0) == ir.DataType.COMPLEX128:
+        meant = ir.DataType.BFLOAT16
+        meant = ir.DataType.FLOAT if meant in types else meant
+        node.attributes["to"] = ir.AttrInt64("to", int(meant))
+        node.outputs[0].type = ir.TensorType(meant)
 
 
 def _bypass_casts(model: ir.Model) -> None:

@@ -65,7 +65,7 @@ def test_every_value_of_the_type_is_converted(word, dtype):
 
 @pytest.mark.parametrize("dtype", [ir.DataType.BFLOAT16, FLOAT16])
 def test_torchs_own_number_of_bfloat16_is_understood(dtype):
-    """TorchScript writes Cast<to = 15> for a scaled_dot_product_attention in bfloat16."""
+    """TorchScript writes Cast<to = 15> for the scale of an attention, and for alibi in float16."""
     word = dtype.name.lower()
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
@@ -73,8 +73,9 @@ def test_torchs_own_number_of_bfloat16_is_understood(dtype):
     )
     model.graph[0].outputs[0].dtype = ir.DataType.COMPLEX128
     to_float32(model, {dtype})
-    is_float = model.graph[0].outputs[0].dtype == ir.DataType.FLOAT
-    assert is_float == (dtype == ir.DataType.BFLOAT16)
+    meant = ir.DataType.BFLOAT16 if dtype == FLOAT16 else ir.DataType.FLOAT
+    assert model.graph[0].outputs[0].dtype == meant
+    assert model.graph[0].attributes.get_int("to") == meant
 
 
 def test_other_types_stay():
