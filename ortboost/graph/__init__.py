@@ -4,7 +4,7 @@
 - Files: ``io``, ``file_kind``, ``source``; ``structure`` checks them before any library sees them.
 - The forms that exporters write: ``normalize`` calls most of these rewrites.
 - Shapes: ``shape_inference``, ``symbolic_shapes``, ``static_shapes``, ``dimensions``,
-  ``fix_inputs``, ``batch_axes``.
+  ``fix_inputs``, ``batch_axes``, ``loop_shapes``.
 - Stored tensors: ``parameters`` asks ``origins``, ``weight_uses`` and ``generated``;
   ``store_weights``, ``tie_copies``, ``separate_equals``.
 - Subgraphs: ``bodies``, ``branches``, ``branch_names``, ``inline_branches``.

@@ -124,6 +124,7 @@ def normalize(
             # Inference names the lengths of all elements of a sequence alike, whatever they are.
             _drop_stale_shapes(model)
             infer_shapes(model)
+            infer_loops(model)
             name_lengths(model)
         found = [
             report

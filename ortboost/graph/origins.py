@@ -11,7 +11,7 @@ ONNX has initializers but no notion of a parameter. Exporters leave traces:
 - torch's TorchScript exporter keeps the names of parameters and buffers, but does not distinguish
   them; folded tensors are called ``onnx::MatMul_123``, and literals in the code are ``Constant``
   nodes.
-- Other exporters leave no reliable traces.
+- Other exporters leave no reliable traces, but the tables of a RotaryEmbedding are buffers.
 
 :func:`tensor_origins` reads these traces before a rewrite loses them, and :func:`stamp_origins`
 stores them with the values (in ``Value.meta``, which is not written to files).
@@ -27,7 +27,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ortboost.graph.query import is_standard
+from ortboost.graph.query import is_standard, source_before
 
 __all__ = [
     "Origin",
@@ -150,7 +150,7 @@ def tensor_origins(model: ir.Model) -> Origins:
         value.name in constants or _EXPORTER_NAME.match(value.name or "") for value in stored
     )
     missing = set(_missing(model, signature, stored))
-    blocked = _in_blocks(stored)
+    blocked, tables = _in_blocks(stored), _rotary_tables(model)
     found: dict[str, Origin] = {}
     for value in stored:
         name = value.name or ""
@@ -160,7 +160,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = known
         elif kind == "PARAMETER":
             found[name] = Origin("parameter", in_block=name in blocked)
-        elif kind is not None:  # BUFFER, CONSTANT_TENSOR
+        elif kind is not None or name in tables:  # BUFFER, CONSTANT_TENSOR
             found[name] = Origin("buffer")
         elif not torch or (frozen and name in constants):
             found[name] = _UNKNOWN
@@ -180,6 +180,17 @@ def tensor_origins(model: ir.Model) -> Origins:
         else:
             found[name] = Origin("module")
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
+
+
+def _rotary_tables(model: ir.Model) -> set[str]:
+    """Names of stored cosines and sines that RotaryEmbedding reads, some after a choice of rows."""
+    tables = set[str]()
+    for node in model.graph.all_nodes():
+        if node.op_type == "RotaryEmbedding":
+            for value in node.inputs[2:4] if node.domain else node.inputs[1:3]:
+                source = source_before(value, "Cast", "Gather", "Identity", "Slice", "Unsqueeze")
+                tables.add((source.name if source is not None else None) or "")
+    return tables
 
 
 def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:

@@ -25,6 +25,7 @@ from ortboost.graph.query import (
     ROLE_MARK,
     input_at,
     is_standard,
+    known_shape,
     match_names,
     scalar,
 )
@@ -59,6 +60,7 @@ _COMPUTED = (
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
+_MAYBE_BIAS = "a single number, added to a layer with one output: its bias, or a constant"
 _FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _IN_BLOCK = (
     "torch reads it in a block such as torch.no_grad() or torch.autocast(), and the file does not "
@@ -230,7 +232,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if use.kind == UseKind.PLAIN and not single and not _is_finite(value):
         return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
-        return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
+        return _Verdict("constant", f"a buffer, {use.where}", by_use=by_use)
     if origin.kind == "literal" and (single or not use.recurrent):  # a scripted LSTM packs weights
         # If no formula explains the values, they may come from a parameter in the same file.
         doubtful = origin.computed and _formula(value, use, uses, origin, fitted=fitted) is None
@@ -259,10 +261,26 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
             return _Verdict("constant", f"computed, zero everywhere, {use.where}")
         if single and _VARIABLE.fullmatch(value.name or ""):
             return _Verdict(use.role, use.where, _MAYBE_LEARNED, use.role)
+        if single and shape and _shifts_one_column(value):  # of a regression, or of two classes
+            return _Verdict("bias", use.where, "" if fitted else _MAYBE_BIAS, "bias")
     if by_use == "constant":
         why = "a single number" if single else "not a weight position"
         return _Verdict("constant", f"{why}, {use.where}")
     return _Verdict(by_use, use.where, "", by_use)
+
+
+def _shifts_one_column(value: ir.Value) -> bool:
+    """Whether a tensor is added to the product with a stored matrix of one column, and no more."""
+    uses = list(value.uses())
+    if len(uses) != 1 or not is_standard(uses[0].node, "Add"):
+        return False
+    product = uses[0].node.inputs[1 - uses[0].idx]
+    layer = product.producer() if product is not None else None
+    if product is None or layer is None or not is_standard(layer, "MatMul", "Gemm"):
+        return False
+    matrix = input_at(layer, 1)
+    of_one_column = (known_shape(product) or (None,))[-1] == 1
+    return of_one_column and matrix is not None and matrix.is_initializer()
 
 
 def _setting(value: ir.Value, uses: tuple[WeightUse, ...]) -> _Verdict:

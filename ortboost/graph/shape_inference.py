@@ -371,7 +371,7 @@ def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
             continue
         tensor = info.type.tensor_type
         if tensor.elem_type and tensor.elem_type != value.dtype:
-            value.dtype = ir.DataType(tensor.elem_type)
+            value.type = ir.TensorType(ir.DataType(tensor.elem_type))  # clones share the old one
         if tensor.HasField("shape"):
             dims = tuple(_dim(dim) for dim in tensor.shape.dim)
             if dims != known_shape(value):

@@ -35,6 +35,7 @@ __all__ = ["COMPUTED", "store_weights"]
 
 COMPUTED = "ortboost.computed"
 _SUFFIX = "/computed"
+_OURS = "ortboost/"  # of the nodes that rewrites add
 _LARGEST = 1 << 28  # elements of one tensor
 _MOST = 1 << 29  # elements of all tensors together, 2 GiB in float32
 _OPERATORS = frozenset(
@@ -98,7 +99,9 @@ def store_weights(model: ir.Model) -> Report:
         # Worth a note only where the file does not say what the tensors are.
         if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):
             made |= {
-                out.name.removesuffix(_SUFFIX): node.op_type for out in node.outputs if out.name
+                out.name.removesuffix(_SUFFIX): node.op_type
+                for out in node.outputs
+                if out.name and not out.name.startswith(_OURS)
             }
     if report.modified:
         common.RemoveUnusedNodesPass()(model)
@@ -199,8 +202,10 @@ def _store(
                 stamp_origin(value, found)
                 break
         else:
-            # torch stores all parameters: what it computes from shapes alone is a literal.
-            if torch and all(origin.kind == "unknown" for origin in sources):
+            # torch stores all parameters: what it computes from shapes alone is a literal. So is
+            # what the definition of an operator computes, such as the zeros of an Attention's mask.
+            code = torch or name.startswith(_OURS)
+            if code and all(origin.kind == "unknown" for origin in sources):
                 stamp_origin(value, Origin("literal"))
         ir.convenience.replace_all_uses_with(output, value)
         report.changed[name] = f"computed by {node.op_type} from constants"

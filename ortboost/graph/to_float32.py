@@ -13,6 +13,7 @@ infinities would be NaN; tiny ones guard divisions.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -103,6 +104,7 @@ def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
 
 def _convert_value(value: ir.Value, types: Collection[ir.DataType]) -> None:
     if value.type is not None and value.dtype in types:
+        value.type = copy.deepcopy(value.type)  # clones of the model share it
         value.dtype = ir.DataType.FLOAT  # of the elements, if it is a sequence
 
 
@@ -115,6 +117,13 @@ def _convert_attributes(node: ir.Node, types: Collection[ir.DataType]) -> None:
     for name in _TYPE_ATTRIBUTES if not node.domain else ():
         if node.attributes.get_int(name, 0) in types:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
+    # torch's TorchScript exporter writes torch's own number of bfloat16, which is complex128 in
+    # ONNX: a type that no Cast can have.
+    if is_standard(node, "Cast") and node.attributes.get_int("to", 0) == ir.DataType.COMPLEX128:
+        meant = ir.DataType.BFLOAT16
+        meant = ir.DataType.FLOAT if meant in types else meant
+        node.attributes["to"] = ir.AttrInt64("to", int(meant))
+        node.outputs[0].type = ir.TensorType(meant)
 
 
 def _bypass_casts(model: ir.Model) -> None:

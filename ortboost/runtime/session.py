@@ -290,6 +290,19 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
             fix=f"{older} and in float32, without --precision bf16 (which needs opset 22), or use "
             "an environment with another onnxruntime.",
         )
+    # An operator that the standard does not have in this type at the model's opset.
+    invalid = re.search(
+        r"Type 'tensor\((bfloat16|double)\)' of input .* operator \((\w+)\) in node \((.*?)\)",
+        str(error),
+    )
+    if invalid:
+        dtype, op_type, node = invalid.groups()
+        return ModelError(
+            f"This onnxruntime has no {op_type} for {dtype}.",
+            where=f"{op_type} '{node}', onnxruntime {version}",
+            fix="Export the model in float32. 'ortboost convert' accepts it as it is: its program "
+            "computes in float32.",
+        )
     return ModelError(
         "onnxruntime does not accept the model.",
         where=first_line(error),

@@ -3,10 +3,12 @@
     --loss my_loss.onnx        loss(scores, labels) -> scalar
 
 The model has two inputs, in the order of ``torch.nn`` losses, ``loss(input, target)``: the scores,
-with the type and shape of the trained output, and the labels, whose type and shape become those of
-the label input. Its only output is a float scalar. Symbolic dimensions of the scores are bound to
-those of the output, so that labels ``[N]`` with scores ``[N, K]`` have the length of the batch. Its
-weights (class weights, for example) are constants: they are not trained.
+with the shape of the trained output, and the labels, whose type and shape become those of the label
+input. Its only output is a float scalar. Like the losses that are built in, it is computed in
+float32: scores of another type are cast, and a loss in float16 or float64 becomes float32. Symbolic
+dimensions of the scores are bound to those of the output, so that labels ``[N]`` with scores
+``[N, K]`` have the length of the batch. Its weights (class weights, for example) are constants:
+they are not trained.
 
 ``reduction`` says whether the scalar is a mean or a sum over the samples; the file is not analyzed
 for this. A runtime reads out of bounds if a label is not a valid class: if the loss selects scores
@@ -32,6 +34,7 @@ from ortboost.graph.query import (
     source_before,
 )
 from ortboost.graph.source import source_name
+from ortboost.graph.to_float32 import to_float32
 
 __all__ = ["class_inputs", "splice_loss"]
 
@@ -62,11 +65,15 @@ def splice_loss(
         ModelError: The file is not a loss of this form, or does not fit the output.
     """
     loss = load_model(path)
+    dtypes = {value.dtype for value in loss.graph.inputs[:1]}
+    to_float32(loss, [dtype for dtype in FLOAT_TYPES[1:] if dtype in dtypes])
     opset = model.opset_imports[""]
     normalize(loss, opsets=range(opset, opset + 1), ir_version=model.ir_version)
     # Check that the file is a loss for this output.
     scores, labels, result = _ports(loss, path)
     picking = _picking(loss, labels, path)
+    if prediction.dtype in FLOAT_TYPES:
+        prediction = builder.cast(prediction, ir.DataType.FLOAT)
     lengths = _match(scores, prediction, path, source_name(model))
     _merge_opsets(model, loss, path)
     target = ir.Value(
@@ -184,7 +191,7 @@ def _match(
         f"{source}: '{prediction.name}' {prediction.dtype} {format_shape(found)}"
     )
     fix = "Export the loss for this output, or name another one with --output."
-    if prediction.dtype not in FLOAT_TYPES or scores.dtype is not prediction.dtype:
+    if prediction.dtype != ir.DataType.FLOAT or scores.dtype != prediction.dtype:
         raise ModelError("The loss expects scores of another type.", where=where, fix=fix)
     if expected is None or found is None:
         return {}

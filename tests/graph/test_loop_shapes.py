@@ -6,8 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.graph.loop_shapes import infer_loops
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import LossConfig, ProgramConfig
 from tests.support import run, text_model, weights
@@ -41,6 +43,12 @@ INNER = """
       slice = MatMul(next, w) }>"""
 
 
+def told(model):
+    """The shapes of the outputs; names that inference invents say nothing."""
+    shapes = [known_shape(value) for value in model.graph.outputs]
+    return [s and tuple(d if d == "n" or isinstance(d, int) else None for d in s) for s in shapes]
+
+
 @pytest.mark.parametrize(
     ("loop", "last", "each"),
     [
@@ -58,9 +66,7 @@ def test_a_length_is_known_if_every_iteration_keeps_it(loop, last, each):
         w=weights(3, 3),
     )
     normalize(model, opsets=range(18, 19), ir_version=10)  # forgets the declared names
-    shapes = [known_shape(value) for value in model.graph.outputs]
-    # Names that inference invents say nothing.
-    shapes = [s and tuple(d if d == "n" or isinstance(d, int) else None for d in s) for s in shapes]
+    shapes = told(model)
     assert shapes == [last, each]
     proto = ir.to_proto(model)
     for value in proto.graph.output:
@@ -96,3 +102,32 @@ def test_a_product_after_a_loop_is_trained():
     )
     program = build_program(model, ProgramConfig(loss=LossConfig("mse")))
     assert [entry.name for entry in program.catalogue.entries("parameter")] == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("body", "first", "second"),
+    [
+        ("s = MatMul(h, w) t = Tanh(k)", ("n", 3), ("n", 3)),
+        ("s = Add(h, k) t = Identity(h)", ("n", 3), ("n", 3)),
+        ("s = Concat<axis = 0>(h, h) t = Neg(k)", (None, 3), ("n", 3)),
+        ("s = ReduceSum<keepdims = 0>(h) t = Neg(k)", None, ("n", 3)),
+        ("s = Concat<axis = 0>(h, k) t = Neg(h)", (None, 3), (None, 3)),  # the one by the other
+    ],
+)
+def test_states_keep_what_an_iteration_keeps(body, first, second):
+    model = text_model(
+        f"""{HEAD} net (float[n,3] x, float[n,3] z, int64 count, float[3,3] w) => (r, b) {{
+          a, b = Loop(count, "", x, z) <body = step (int64 i, bool c, float[] h, float[] k)
+            => (bool d, float[] s, float[] t) {{ d = Identity(c) {body} }}>
+          r = Relu(a) }}""",
+        w=weights(3, 3),
+    )
+    infer_shapes(model)
+    assert known_shape(model.graph[0].outputs[0]) is None
+    infer_loops(model)
+    assert told(model) == [first, second]
+
+
+def test_a_model_without_loops_is_not_inferred_again(monkeypatch):
+    monkeypatch.delattr("ortboost.graph.loop_shapes.infer_shapes")
+    infer_loops(text_model(f"{HEAD} net (float[n] x) => (y) {{ y = Neg(x) }}"))

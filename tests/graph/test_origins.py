@@ -113,6 +113,22 @@ def test_origins_survive_a_conversion_of_the_opset_and_a_clone():
     assert missing_parameters(found) == ("net.fc.weight",)
 
 
+def test_the_tables_of_a_rotary_embedding_are_buffers():
+    text = """<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
+        net (float[N,3,8] x, float[9,2] cos, float[9,2] sin, int64[N,3] at, int64[3] rows) =>
+        (float[N,3,8] y) {{ {body} }}"""
+    body = {
+        "standard": "y = RotaryEmbedding<num_heads = 2>(x, cos, sin, at)",
+        "gathered": """c = Gather(cos, at) s = Gather(sin, at)
+                       y = RotaryEmbedding<num_heads = 2>(x, c, s)""",
+        "runtime": "y = com.microsoft.RotaryEmbedding<num_heads = 2>(x, at, cos, sin)",
+    }
+    for nodes in body.values():
+        model = text_model(text.format(body=nodes), cos=weights(9, 2), sin=weights(9, 2, seed=1))
+        origins = tensor_origins(model)
+        assert [origins.of[name].kind for name in ("cos", "sin")] == ["buffer"] * 2
+
+
 def test_what_cannot_be_parsed_is_left_out():
     found = dynamo()
     found.graph[2].metadata_props[SCOPES] = "[''"

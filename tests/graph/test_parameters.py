@@ -9,6 +9,7 @@ from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.origins import missing_parameters
 from ortboost.graph.parameters import find_parameters, named_parameters
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from tests.support import (
@@ -817,6 +818,32 @@ def test_single_numbers_that_a_layer_of_paddle_created():
         model.graph.register_initializer(value)
     assert told(model, "gate_0.w_1") == (True, True)
     assert told(model, "helper.constant.0") == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("producer", "shape", "expected"),
+    [
+        ("", [1], (True, True)),
+        ("skl2onnx", [1, 1], (True, False)),
+        ("skl2onnx", [], (False, False)),  # a number in a formula
+    ],
+)
+def test_the_bias_of_a_layer_with_one_output(producer, shape, expected):
+    """A regression, or a classification of two classes."""
+    declared = f"float{shape}" if shape else "float"
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w, float[4,1] v, {declared} b, float[1] half) =>
+        (float[N,1] y) {{
+          h = MatMul(x, w) a = Relu(h) p = MatMul(a, v) q = Add(p, b) y = Mul(q, half) }}""",
+        w=W44,
+        v=W44[:, :1],
+        b=S.reshape(shape),
+        half=S.reshape(1),
+    )
+    infer_shapes(model)
+    assert told(model, "b") == expected
+    assert told(model, "half") == (False, False)
 
 
 def test_a_network_may_be_deep():

@@ -44,6 +44,20 @@ def test_what_is_made_of_constants_is_stored_and_trained():
     assert not store_weights(model).modified
 
 
+def test_the_mask_that_the_definition_of_an_attention_adds_is_no_weight():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 23]>
+        net (float[N,6,8] x, float[8,8] w) => (float[N,6,8] y) {
+          q = MatMul(x, w)
+          y = Attention<q_num_heads = 2, kv_num_heads = 2, softcap = 2.0>(q, q, q) }""",
+        w=weights(8, 8),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    store_weights(model)
+    trained = [p.name for p in find_parameters(model).values() if p.trainable]
+    assert trained == ["w"]
+
+
 def test_what_torch_makes_of_shapes_is_no_weight():
     """The ones in an exported ``torch.cdist``: torch stores all its parameters."""
     model = made()

@@ -63,6 +63,21 @@ def test_every_value_of_the_type_is_converted(word, dtype):
     ]
 
 
+@pytest.mark.parametrize("dtype", [ir.DataType.BFLOAT16, FLOAT16])
+def test_torchs_own_number_of_bfloat16_is_understood(dtype):
+    """TorchScript writes Cast<to = 15> for the scale of an attention, and for alibi in float16."""
+    word = dtype.name.lower()
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({word}[2] x, float s) => ({word}[2] y) {{ c = Cast<to = 15>(s) y = Mul(x, c) }}"""
+    )
+    model.graph[0].outputs[0].dtype = ir.DataType.COMPLEX128
+    to_float32(model, {dtype})
+    meant = ir.DataType.BFLOAT16 if dtype == FLOAT16 else ir.DataType.FLOAT
+    assert model.graph[0].outputs[0].dtype == meant
+    assert model.graph[0].attributes.get_int("to") == meant
+
+
 def test_other_types_stay():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
@@ -74,6 +89,13 @@ def test_other_types_stay():
     assert {v.name: v.dtype for v in model.graph.inputs} == {"x": ir.DataType.FLOAT, "p": DOUBLE}
     assert model.graph.initializers["w"].dtype == DOUBLE
     assert model.graph[2].attributes.get_int("to") == ir.DataType.FLOAT
+
+
+def test_a_clone_of_the_model_keeps_its_types():
+    model = network("double", np.float64)
+    before = ir.to_proto(model).SerializeToString()
+    to_float32(model.clone(), {DOUBLE})
+    assert ir.to_proto(model).SerializeToString() == before
 
 
 def test_without_types_nothing_changes():

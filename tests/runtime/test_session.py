@@ -323,6 +323,19 @@ def test_the_runtime_is_told_whether_to_keep_buffers(reuse, monkeypatch):
     assert [options.enable_mem_reuse for options in made] == [reuse]
 
 
+def test_a_type_that_an_operator_does_not_have_is_named():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        net (bfloat16[1,1,4,4] x, bfloat16[1,1,3,3] w) => (bfloat16[1,1,2,2] y) {
+          [conv] y = Conv(x, w) }""",
+        w=np.ones((1, 1, 3, 3), ir.DataType.BFLOAT16.numpy()),
+    )
+    with pytest.raises(ModelError, match="no Conv for bfloat16") as caught:
+        open_session(model, device="cpu")
+    assert "ortboost convert" in caught.value.fix
+    assert_three_lines(caught.value)
+
+
 def test_an_operator_without_a_kernel_is_named():
     """onnxruntime 1.31.1 has none for the random operators of opset 22 either."""
     model = text_model(

@@ -73,6 +73,26 @@ def test_cross_entropy_from_a_file_is_the_one_that_is_built_in(write, engine, op
     assert_same_bits(own, built_in)
 
 
+@pytest.mark.parametrize("word", ["float", "float16", "double"])
+@pytest.mark.parametrize("of_loss", ["float", "float16", "double"])
+def test_network_and_loss_may_have_different_types(write, word, of_loss):
+    dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[word]
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({word}[N,4] x, {word}[3,4] w) => ({word}[N,3] y) {{
+          [fc] y = Gemm<transB = 1>(x, w) }}""",
+        w=(weights(3, 4) * 16).round().astype(dtype),  # what float16 can hold
+    )
+    path = write(CROSS, f"{of_loss}[N,K] scores, int64[N] target", f"{of_loss} l")
+    built_in, own = (
+        stepper(build_program(model, ProgramConfig(loss=LossConfig(name)))).step(
+            {"x": np.ones((2, 4), np.float32), "labels": np.array([0, 2])}, RATE
+        )
+        for name in ("softmax-cross-entropy", path)
+    )
+    assert own.loss == built_in.loss
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_l1_from_a_file_is_the_one_that_is_built_in(write, engine):
     _, own, losses = trained(LossConfig(dense(write, L1)), engine)
@@ -185,7 +205,8 @@ SCORES = "float[N,K] scores, int64[N] target"
         ('l = SoftmaxCrossEntropyLoss<reduction = "none">(scores, target)', SCORES, "float[N] l",
          "not a float scalar"),
         ("l = Shape(target)", SCORES, "int64[1] l", "not a float scalar"),
-        (CROSS, "double[N,K] scores, int64[N] target", "double l", "scores of another type"),
+        ("f = Cast<to = 1>(scores) " + CROSS.replace("scores", "f"),
+         "int64[N,K] scores, int64[N] target", "float l", "scores of another type"),
         (CROSS, "float[N,7] scores, int64[N] target", "float l", "scores of another shape"),
         (CROSS, "float[N,N] scores, int64[N] target", "float l", None),
         (CROSS, "float[N,K,M] scores, int64[N,M] target", "float l", "scores of another rank"),
