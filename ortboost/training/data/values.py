@@ -100,12 +100,24 @@ def value_fault(
             else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
         )
     if whole and have.kind != "b" and not np.can_cast(have, want) and array.size:
-        limits, low, high = np.iinfo(want), np.min(array), np.max(array)
+        limits = np.iinfo(want)
+        low, high = np.min(array).item(), np.max(array).item()  # Python compares them exactly
         if low < limits.min or high > limits.max:
             return (
                 f"The array '{key}' has values that do not fit into {want}.",
                 f"'{key}' ranges from {low} to {high}",
                 f"Values must be in {limits.min}..{limits.max}.",
+            )
+    if whole and _is_float(have):
+        # All whole numbers below are exact.
+        end = 2.0 ** (ml_dtypes.finfo(have).nmant + 1)  # type: ignore[no-untyped-call]
+        row = _first_row(array, lambda p: np.abs(p.astype(np.float64)) >= end)
+        if row is not None:
+            return (
+                f"The array '{key}' has numbers of {end:.0f} or more, which {have} may have "
+                "rounded.",
+                f"'{key}', first in row {row}",
+                f"Save it as {want} (.npz, .npy or Parquet; a column of its own).",
             )
     return _label_fault(spec, key, array)
 
