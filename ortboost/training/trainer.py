@@ -255,16 +255,20 @@ class Trainer:
         """The batches; if one cannot be read, the steps before it are saved."""
         try:
             yield from stream
-        except OrtBoostError as error:
+        except Exception as error:  # a data set of the user's raises whatever it likes
             if not self._launch:  # of several processes, the others may wait for this one
                 self._rescue(s, error, "")
             raise
 
-    def _rescue(self, s: Session, error: OrtBoostError, advice: str) -> None:
+    def _rescue(self, s: Session, error: Exception, advice: str) -> None:
         """Save the run before an error of the data ends it."""
         if s.state.step and s.saved_step != s.state.step and self.store is not None:
             self.record.save(s)
-            error.fix += f" The training is saved at step {s.state.step}{advice}."
+            saved = f"The training is saved at step {s.state.step}{advice}."
+            if isinstance(error, OrtBoostError):
+                error.fix += f" {saved}"
+            else:
+                self.progress.message(saved)
 
     def _read_ahead(self, s: Session) -> Generator[Batch, None, None]:
         """The batches of the rest of an epoch, read in threads."""

@@ -432,6 +432,19 @@ def test_a_batch_that_cannot_be_read_does_not_lose_the_steps_before(tmp_path, la
     assert caught.value.fix.endswith("The training is saved at step 4.") == bool(saved)
 
 
+def test_nor_does_an_exception_of_the_users_own_data(tmp_path):
+    stepper, store = LinearStepper(), CheckpointStore(tmp_path)
+
+    def batches():
+        yield from (make_data(4, seed=i) for i in range(4))
+        raise ValueError("the server is gone")
+
+    trainer = Trainer(stepper, None, TrainConfig(metrics=()), store=store)
+    with pytest.raises(ValueError, match="the server is gone"):
+        trainer.fit(IterableSource(batches, stepper.inputs))
+    assert store.steps() == [4]
+
+
 def test_a_stream_for_validation_is_looked_at_before_the_first_step(tmp_path):
     stepper = LinearStepper()
     bad = [{"x": np.full((2, 3), np.nan, np.float32), "labels": np.zeros(2, np.float32)}]
