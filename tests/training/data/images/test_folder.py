@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -111,6 +113,31 @@ def test_links_to_folders_are_followed_but_not_in_a_circle(folder, tmp_path_fact
     (folder / "dog" / "above").symlink_to(folder / "dog")
     (folder / "cat" / "above").symlink_to("..")
     assert load_arrays(folder)["labels"].tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["ppm", "png"])
+def test_colours_of_16_bits_are_not_cut_to_8(folder, kind):
+    path = folder / "dog" / f"deep.{kind}"
+    if kind == "ppm":
+        path.write_bytes(b"P6 6 6 65535\n" + bytes(range(216)))
+    else:
+        rows = b"".join(b"\0" + bytes(range(36)) for _ in range(6))
+        header = struct.pack(">IIBBBBB", 6, 6, 16, 2, 0, 0, 0)
+        chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+        path.write_bytes(
+            b"\x89PNG\r\n\x1a\n"
+            + b"".join(
+                struct.pack(">I", len(data))
+                + name
+                + data
+                + struct.pack(">I", zlib.crc32(name + data))
+                for name, data in chunks
+            )
+        )
+    for settings in (None, ImageConfig(color="rgb")):
+        with pytest.raises(FileError, match=r"more than 8 bits .*RGB;16") as caught:
+            source(folder, images=settings)
+        assert caught.value.where == str(path)
 
 
 def bad(folder, kind):
