@@ -316,6 +316,18 @@ def test_an_evaluation_network_of_ones_own():
     assert own.eval([(x, target)])["mean"] == pytest.approx(float(loss(net(x), target)))
 
 
+def test_a_metric_selects_among_what_mindspore_passes_to_it():
+    """Prediction and label; without indexes of an evaluation network of one's own, its outputs."""
+    model, net = make(metrics={"plain": nn.Accuracy(), "same": nn.Accuracy().set_indexes([0, 1])})
+    found = model.eval(DATA)
+    assert found["plain"] == found["same"]
+    cell = nn.WithEvalCell(net, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    metrics = {"acc": nn.Accuracy().set_indexes([1, 2])}
+    own = Model(net, metrics=metrics, eval_network=cell, eval_indexes=[0, 1, 2])
+    with pytest.raises(ValueError, match="2 outputs, but index 2"):
+        own.eval(DATA)
+
+
 def test_an_index_beyond_the_outputs_is_refused():
     model, net = make(metrics={"acc"})
     own = Model(net, model._loss_fn, metrics={"acc"}, eval_indexes=[0, 1, 3])
