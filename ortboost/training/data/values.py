@@ -13,7 +13,7 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["convert", "is_labels", "value_fault"]
+__all__ = ["are_pixels", "convert", "is_labels", "value_fault"]
 
 _PIXEL_MAX: Final = 255.0
 _PIECE_BYTES: Final = 1 << 26
@@ -30,10 +30,15 @@ def convert(array: Array, dtype: np.dtype[Any]) -> Array:
         >>> convert(np.array([0, 51, 255], np.uint8), np.dtype("float32"))
         array([0. , 0.2, 1. ], dtype=float32)
     """
-    if array.dtype == np.uint8 and _is_float(dtype):
+    if are_pixels(array, dtype):
         pixels = np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
         return pixels.astype(dtype, copy=False)
     return np.asarray(array.astype(dtype, copy=False), order="C")  # a scalar stays a scalar
+
+
+def are_pixels(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether :func:`convert` divides an array by 255 for an input of this dtype."""
+    return bool(array.dtype == np.uint8) and _is_float(dtype)
 
 
 def value_fault(
