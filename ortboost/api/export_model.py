@@ -168,7 +168,8 @@ def export(
         keep_io_types: In a lower precision, keep inputs and outputs in float32.
         calibration: Data to measure the ranges of intermediate tensors on; tensors out of the range
             of float16 stay in float32. Required for int8.
-        int8: How to quantize; the target's defaults if not given.
+        int8: How to quantize; the target's defaults if not given. For the form of the target with
+            other settings: ``Int8Config.for_target("tensorrt", calibration="entropy")``.
         max_drop: For int8, the allowed loss of accuracy if ``verify`` has class labels. The
             accuracy then judges the scores, unless ``rtol`` or ``atol`` are given.
         min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every other float

@@ -50,7 +50,7 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
 
     Args:
         text: A number, or ``kind:rate,option=value,...`` as in :data:`SCHEDULE_FORMS`.
-        total_steps: Applied updates of the whole run; the default of ``steps`` for ``cosine`` (less
+        total_steps: Applied updates of all epochs; the default of ``steps`` for ``cosine`` (less
             the warm-up).
 
     Raises:

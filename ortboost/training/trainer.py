@@ -243,8 +243,7 @@ class Trainer:
         epoch = s.state.epoch
         means = s.state.end_epoch()
         s.refresh_view()
-        for callback in self.callbacks:
-            callback.on_epoch_end(s.view, means)
+        self._tell(s, "on_epoch_end", means)
         self.record.event(s, "epoch", epoch=epoch, **means)
         self.progress.result(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
         # After the callbacks, whose states are saved and one of which may want to keep the best.
@@ -255,16 +254,30 @@ class Trainer:
         """The batches; if one cannot be read, the steps before it are saved."""
         try:
             yield from stream
-        except OrtBoostError as error:
+        except Exception as error:  # a data set of the user's raises whatever it likes
             if not self._launch:  # of several processes, the others may wait for this one
                 self._rescue(s, error, "")
             raise
 
-    def _rescue(self, s: Session, error: OrtBoostError, advice: str) -> None:
-        """Save the run before an error of the data ends it."""
+    def _tell(self, s: Session, event: str, *arguments: object) -> None:
+        """Call a method of all callbacks; if one raises, the steps so far are saved."""
+        for callback in self.callbacks:
+            try:
+                getattr(callback, event)(s.view, *arguments)
+            except Exception as error:  # a callback of the user's raises whatever it likes
+                if not self._launch:
+                    self._rescue(s, error, "")
+                raise
+
+    def _rescue(self, s: Session, error: Exception, advice: str) -> None:
+        """Save the run before an error of the data or of a callback ends it."""
         if s.state.step and s.saved_step != s.state.step and self.store is not None:
-            self.record.save(s)
-            error.fix += f" The training is saved at step {s.state.step}{advice}."
+            self._settle(s, due=True)
+            saved = f"The training is saved at step {s.state.step}{advice}."
+            if isinstance(error, OrtBoostError):
+                error.fix += f" {saved}"
+            else:
+                self.progress.message(saved)
 
     def _read_ahead(self, s: Session) -> Generator[Batch, None, None]:
         """The batches of the rest of an epoch, read in threads."""
@@ -286,8 +299,7 @@ class Trainer:
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
         # Run the step.
-        for callback in self.callbacks:
-            callback.on_step_begin(s.view)
+        self._tell(s, "on_step_begin")
         hyper, scale = self._rates(s), state.loss_scale
         s.view.learning_rates = hyper
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
@@ -330,8 +342,7 @@ class Trainer:
             self._diagnose(s, batch, hyper)
         # Let the callbacks, the stop rule and the schedule of checkpoints decide what follows.
         s.refresh_view()
-        for callback in self.callbacks:
-            callback.on_step_end(s.view, result)
+        self._tell(s, "on_step_end", result)
         if s.rule.diverged:
             self._diverged(s, batch, hyper)
         if config.validate_every and state.step % config.validate_every == 0:
@@ -375,8 +386,7 @@ class Trainer:
         s.state.metrics.update(metrics)
         s.refresh_view()
         self.record.event(s, "validation", epoch=s.state.epoch, **metrics)
-        for callback in self.callbacks:
-            callback.on_validation_end(s.view, metrics)
+        self._tell(s, "on_validation_end", metrics)
 
     def _settle(self, s: Session, *, due: bool) -> None:
         """Save if a checkpoint is due, or if a callback asked to keep this state as the best."""

@@ -57,6 +57,18 @@ def test_the_summary_tells_of_bytes_taken_as_pixels(made, dtype, told):
     assert [("'x' were divided by 255" in note) for note in notes] == [True] * told
 
 
+def test_bytes_are_not_validated_on_numbers_of_another_range(made):
+    """Trained on pixels divided by 255, validated on the pixels: a loss of 158."""
+    run, _, arrays = made
+    pixels = np.clip(arrays["x"] * 20 + 100, 0, 255).astype(np.uint8)
+    data, numbers = {**arrays, "x": pixels}, {**arrays, "x": pixels.astype(np.float32)}
+    for one, other, words in ((data, numbers, "training"), (numbers, data, "validation")):
+        with pytest.raises(UsageError, match=f"The {words} data 'x' are bytes") as caught:
+            ob.train(run, one, other, epochs=1)
+        assert_three_lines(caught.value)
+    ob.train(run, data, {**arrays, "x": pixels / np.float32(255)}, batch_size=5, epochs=1)
+
+
 def test_refusals(made):
     run, data, arrays = made
     with pytest.raises(UsageError, match="Validation data are given") as caught:

@@ -432,6 +432,54 @@ def test_a_batch_that_cannot_be_read_does_not_lose_the_steps_before(tmp_path, la
     assert caught.value.fix.endswith("The training is saved at step 4.") == bool(saved)
 
 
+def test_nor_does_an_exception_of_the_users_own_data(tmp_path):
+    stepper, store = LinearStepper(), CheckpointStore(tmp_path)
+
+    def batches():
+        yield from (make_data(4, seed=i) for i in range(4))
+        raise ValueError("the server is gone")
+
+    trainer = Trainer(stepper, None, TrainConfig(metrics=()), store=store)
+    with pytest.raises(ValueError, match="the server is gone"):
+        trainer.fit(IterableSource(batches, stepper.inputs))
+    assert store.steps() == [4]
+
+
+@pytest.mark.parametrize(
+    ("event", "step"),
+    [("on_step_begin", 3), ("on_step_end", 3), ("on_validation_end", 4), ("on_epoch_end", 4)],
+)
+def test_nor_does_a_callback_that_raises(tmp_path, event, step):
+    class Fails(Callback):
+        name = "fails"
+
+    def fail(self, run, *arguments):
+        if run.step == step:
+            raise RuntimeError("the server is gone")
+
+    setattr(Fails, event, fail)
+
+    def trainer(stepper, callbacks, store=None):
+        config = TrainConfig(metrics=(), epochs=2)
+        evaluator = LinearEvaluator(stepper)
+        return Trainer(stepper, evaluator, config, callbacks=callbacks, store=store)
+
+    stepper, other = LinearStepper(), LinearStepper()
+    store, best = CheckpointStore(tmp_path), BestModel(Goal("val_loss"))
+    data = make_data(16)
+    source = ArraySource(data, 4, inputs=stepper.inputs)
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        trainer(stepper, [best, Fails()], store).fit(source, source)
+    assert store.steps() == [step]
+    assert store.best_step() == (step if event != "on_step_begin" and step == 4 else None)
+    resumed = LinearStepper()
+    source = ArraySource(data, 4, inputs=resumed.inputs)
+    found = trainer(resumed, [BestModel(Goal("val_loss"))], store).fit(source, source, resume=True)
+    wanted = trainer(other, []).fit(source, source)
+    np.testing.assert_array_equal(resumed.w, other.w)
+    assert found.metrics == wanted.metrics
+
+
 def test_a_stream_for_validation_is_looked_at_before_the_first_step(tmp_path):
     stepper = LinearStepper()
     bad = [{"x": np.full((2, 3), np.nan, np.float32), "labels": np.zeros(2, np.float32)}]

@@ -43,6 +43,7 @@ from ortboost.mindspore.nn.metrics import (
     Top5CategoricalAccuracy,
     TopKCategoricalAccuracy,
     get_metric_fn,
+    rearrange_inputs,
 )
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS, SGD, Adam, AdamWeightDecay, Momentum
@@ -92,6 +93,7 @@ __all__ = [
     "natural_exp_decay_lr",
     "piecewise_constant_lr",
     "polynomial_decay_lr",
+    "rearrange_inputs",
     "thor",
     "warmup_lr",
 ]

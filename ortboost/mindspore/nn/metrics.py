@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +31,38 @@ __all__ = [
     "Top1CategoricalAccuracy",
     "Top5CategoricalAccuracy",
     "TopKCategoricalAccuracy",
+    "chosen",
     "get_metric_fn",
     "get_metrics",
     "names",
+    "rearrange_inputs",
 ]
+
+
+def rearrange_inputs(update: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a metric's ``update``: its inputs are those of :meth:`Metric.set_indexes`.
+
+    Raises:
+        ArgumentValueError: By ``update``, if there are fewer inputs.
+    """
+
+    @functools.wraps(update)
+    def rearranged(metric: Metric, *inputs: Any) -> None:
+        update(metric, *(inputs if not metric.indexes else chosen(inputs, metric.indexes)))
+
+    return rearranged
+
+
+def chosen(outputs: Sequence[Any], indexes: Sequence[int]) -> list[Any]:
+    """Some of the outputs of an evaluation network, or of the inputs of a metric."""
+    wrong = [index for index in indexes if not -len(outputs) <= index < len(outputs)]
+    if wrong:
+        raise ArgumentValueError(
+            f"There are {len(outputs)} outputs, but index {wrong[0]} is needed.",
+            where="Model, eval_indexes or Metric.set_indexes",
+            fix=f"Use 0 to {len(outputs) - 1}.",
+        )
+    return [outputs[index] for index in indexes]
 
 
 class Metric:
@@ -66,7 +95,10 @@ class Metric:
         return self._mean.value
 
     def set_indexes(self, indexes: Sequence[int]) -> Metric:
-        """Select the outputs of the evaluation network that the metric uses."""
+        """Rearrange the inputs of ``update``: ``[2, 1]`` makes (a, b, c) to (c, b).
+
+        In a metric of your own, ``update`` needs the decorator :func:`rearrange_inputs` for it.
+        """
         self.indexes = list(indexes)
         return self
 
@@ -105,6 +137,7 @@ class Accuracy(Metric):
             )
         self.eval_type = eval_type
 
+    @rearrange_inputs
     def update(self, *inputs: Any) -> None:
         """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
         scores, labels = _pair(self, inputs)
@@ -119,6 +152,7 @@ class TopKCategoricalAccuracy(Metric):
         super().__init__()
         self.k = k
 
+    @rearrange_inputs
     def update(self, *inputs: Any) -> None:
         """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
         scores, labels = _pair(self, inputs)
@@ -142,6 +176,7 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
 class MSE(Metric):
     """Squared errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
 
+    @rearrange_inputs
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels of one shape ``[N, ...]``."""
         predicted, wanted = _same_shape(self, inputs)
@@ -151,6 +186,7 @@ class MSE(Metric):
 class MAE(Metric):
     """Absolute errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
 
+    @rearrange_inputs
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels of one shape ``[N, ...]``."""
         predicted, wanted = _same_shape(self, inputs)
@@ -160,6 +196,7 @@ class MAE(Metric):
 class Loss(Metric):
     """Unweighted mean of the losses of all batches, as in MindSpore."""
 
+    @rearrange_inputs
     def update(self, *inputs: Any) -> None:
         """Add the loss of one batch, a scalar."""
         loss = as_array(inputs[0], "loss")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -26,6 +26,18 @@ __all__ = [
     "RunContext",
     "TimeMonitor",
 ]
+
+_MINIMIZED: Final = frozenset(
+    {
+        "hausdorff_distance",
+        "loss",
+        "mae",
+        "mean_surface_distance",
+        "mse",
+        "perplexity",
+        "root_mean_square_distance",
+    }
+)
 
 
 class LossMonitor(Callback):
@@ -105,9 +117,11 @@ class EarlyStopping(Callback):
         monitor: ``eval_loss`` or a metric of the model (both need a validation in ``Model.fit``),
             or ``loss``, the loss of the last step of the epoch.
         min_delta: Minimum change that counts as an improvement, 0 or more.
-        patience: Epochs without improvement before the run is stopped.
+        patience: Epochs without improvement before the run is stopped; 0 is like 1. (MindSpore
+            then stops after the first epoch, even if the metric improves.)
         verbose: Print when it stops.
-        mode: ``min``, ``max``, or ``auto``: ``max`` if the name contains ``acc``.
+        mode: ``min``, ``max``, or ``auto``: ``min`` for losses, errors and the other metrics that
+            MindSpore minimizes, ``max`` for all others.
         baseline: Value that the metric must improve on.
         restore_best_weights: Restore the weights of the best epoch when it stops.
 
@@ -129,19 +143,21 @@ class EarlyStopping(Callback):
     ) -> None:
         self.monitor, self.patience, self.verbose = monitor, patience, verbose
         self.baseline, self.restore_best_weights = baseline, restore_best_weights
-        largest = mode == "max" or (mode == "auto" and "acc" in monitor)
-        self._mode: Literal["min", "max"] = "max" if largest else "min"
+        name = monitor.removeprefix("eval_")
+        falling = name in _MINIMIZED or "loss" in name or "error" in name
+        self._mode: Literal["min", "max"] = mode if mode != "auto" else "min" if falling else "max"
         self._min_delta = abs(min_delta)
-        self._seen = self._fresh()
+        self._seen, self._best = self._fresh(self.baseline), self._fresh(None)
         self._weights: dict[str, Any] = {}
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Reset the state."""
-        self._seen, self._weights = self._fresh(), {}
+        self._seen, self._best = self._fresh(self.baseline), self._fresh(None)
+        self._weights = {}
 
-    def _fresh(self) -> Patience:
+    def _fresh(self, best: float | None) -> Patience:
         goal = Goal(self.monitor, self._mode, self._min_delta)
-        return Patience(goal, max(self.patience, 1), self.baseline)  # 0 stops like 1, as there
+        return Patience(goal, max(self.patience, 1), best)
 
     def to_trainer(self) -> training.EarlyStopping:
         """Convert to the callback of :func:`ortboost.train`, where ``loss`` is the epoch mean.
@@ -169,11 +185,10 @@ class EarlyStopping(Callback):
         if value is None:
             return
         network: Network = args.network
-        if self._seen.look(value):
-            if self.restore_best_weights:
-                self._weights = {p.name: p.asnumpy() for p in network.get_parameters()}
-            return
-        if self._seen.spent:
+        # The best weights are also kept if none improves on the baseline.
+        if self._best.look(value) and self.restore_best_weights:
+            self._weights = {p.name: p.asnumpy() for p in network.get_parameters()}
+        if not self._seen.look(value) and self._seen.spent:
             run_context.request_stop()
             if self.verbose:
                 print(f"Epoch {args.cur_epoch_num}: early stopping, {self.monitor} is {value}")

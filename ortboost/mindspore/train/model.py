@@ -17,7 +17,7 @@ from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.mixed_precision import AmpLevel
 from ortboost.mindspore.nn.loss import LossBase
-from ortboost.mindspore.nn.metrics import Loss, Metric, get_metrics
+from ortboost.mindspore.nn.metrics import Loss, Metric, chosen, get_metrics
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
@@ -343,14 +343,12 @@ class Model:
 
     def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
         """Pass a metric its inputs among the outputs of the evaluation network."""
-        if metric.indexes is not None:
-            metric.update(*_chosen(outputs, metric.indexes))
-        elif self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
+        if self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
             metric.update(*outputs)
         else:
             loss, prediction, label = self._eval_indexes or (0, 1, 2)
-            chosen = [loss] if isinstance(metric, Loss) else [prediction, label]
-            metric.update(*_chosen(outputs, chosen))
+            indexes = [loss] if isinstance(metric, Loss) else [prediction, label]
+            metric.update(*chosen(outputs, indexes))
 
     def predict(self, *predict_data: Any) -> Tensor | tuple[Tensor, ...]:
         """Compute the network's outputs with the inference graph.
@@ -374,15 +372,3 @@ class Model:
 
     def _batches(self, dataset: Any, owner: str) -> Batches:
         return Batches(dataset, [spec.name for spec in self._backbone.inputs], owner)
-
-
-def _chosen(outputs: tuple[Any, ...], indexes: Sequence[int]) -> list[Any]:
-    """Some of the outputs of an evaluation network."""
-    wrong = [index for index in indexes if not -len(outputs) <= index < len(outputs)]
-    if wrong:
-        raise ArgumentValueError(
-            f"The evaluation network has {len(outputs)} outputs, but index {wrong[0]} is needed.",
-            where="Model, eval_indexes or Metric.set_indexes",
-            fix=f"Use 0 to {len(outputs) - 1}.",
-        )
-    return [outputs[index] for index in indexes]

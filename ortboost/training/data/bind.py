@@ -57,12 +57,14 @@ def bind_arrays(
         by batch.
 
     Raises:
-        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a
-            label that is not a class).
+        FileError: With a ``path``: an array does not fit (missing, of another split, shape, dtype,
+            length, NaN, a label that is not a class).
         UsageError: The same without a ``path``; or a name in ``mapping`` or ``split`` is unknown.
     """
     binder = _Binder(arrays, inputs, split, mapping, path, what)
-    bound = {spec.name: binder.fit(spec, binder.choose(spec)) for spec in inputs}
+    keys = {spec.name: binder.choose(spec) for spec in inputs}
+    binder.check_split(keys)
+    bound = {spec.name: binder.fit(spec, keys[spec.name]) for spec in inputs}
     binder.check_lengths(bound)
     return bound
 
@@ -234,6 +236,24 @@ class _Binder:
         fault = value_fault(spec, key, array, finite=scan)
         if fault is not None:
             raise self.error(*fault)
+
+    def check_split(self, keys: Mapping[str, str]) -> None:
+        """Check that all arrays are of one split: ``x``, ``y``, ``x_test`` lack ``y_test``."""
+        found = {  # key to suffix
+            key: next(suffix for suffix in self.suffixes if key.endswith(suffix))
+            for name, key in keys.items()
+            if name not in self.mapping and self.axes[name] is not None
+        }
+        for key, suffix in found.items():
+            for other, its in found.items() if suffix else ():
+                # One without a suffix may serve all splits, unless the first has such a one, too.
+                if its != suffix and (its or key.removesuffix(suffix) in self.arrays):
+                    raise self.error(
+                        f"The arrays '{key}' and '{other}' belong to different parts of the data.",
+                        f"keys {', '.join(self.arrays)}",
+                        f"Add '{other.removesuffix(its)}{suffix}', or choose the arrays with "
+                        "--map INPUT=KEY.",
+                    )
 
     def check_lengths(self, bound: Mapping[str, Array]) -> None:
         """Check that all arrays have the same number of samples."""

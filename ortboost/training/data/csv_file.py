@@ -26,7 +26,7 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
 
     Returns:
         Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
-        in float32 (float64 if there are numbers above 2^24), unless a column has this name.
+        in float32 (float64 if there are numbers of 2^24 or more), unless a column has this name.
 
     Raises:
         FileError: See :func:`read_csv`.

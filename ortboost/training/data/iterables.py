@@ -17,7 +17,7 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.values import convert, value_fault
+from ortboost.training.data.values import are_pixels, convert, value_fault
 from ortboost.training.protocols import Batch, InputLike
 
 __all__ = ["Epochs", "IterableSource"]
@@ -114,6 +114,7 @@ class IterableSource(Epochs):
         self._keys = [(mapping or {}).get(spec.name, spec.name) for spec in inputs]
         self._opened: Iterator[Any] | None = None
         self._inputs = list(inputs)
+        self._pixels: dict[str, bool] = {}  # whether an input is fed pixels
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
 
     def look(self) -> None:
@@ -175,6 +176,13 @@ class IterableSource(Epochs):
             fault = value_fault(spec, spec.name, array, finite=finite)
             if fault is not None:
                 raise UsageError(fault[0], where=f"{where}: {fault[1]}", fix=fault[2])
+            pixels = are_pixels(array, spec.dtype)
+            if self._pixels.setdefault(spec.name, pixels) != pixels:
+                raise UsageError(
+                    "Some batches have bytes, which are divided by 255, and others have not.",
+                    where=f"{where}: '{spec.name}' is {array.dtype}",
+                    fix="Give all batches one type.",
+                )
             batch[spec.name] = convert(array, spec.dtype)
         batch_length(batch, where, axes=self._axes)  # refuses what is not a batch
         return batch

@@ -120,4 +120,5 @@ def _load_folder(folder: Path, split: str) -> dict[str, Array] | None:
     batches = find_cifar(folder, split)
     if batches:
         return load_cifar(batches)
-    return {file.stem: load_npy(file) for file in sorted(folder.glob("*.npy"))} or None
+    files = (file for file in sorted(folder.glob("*.npy")) if not file.name.startswith("."))
+    return {file.stem: load_npy(file) for file in files} or None

@@ -142,4 +142,10 @@ def _stacked(values: Sequence[Any], where: str) -> Array:
             where=f"{where}: {', '.join(map(str, sorted(shapes)[:4]))}",
             fix="Pad or crop them to one shape.",
         )
+    if len({array.dtype == np.uint8 for array in arrays}) > 1 and arrays[0].ndim:
+        raise ArgumentTypeError(
+            "Some samples of a batch are bytes, and others are not.",
+            where=f"{where}: {', '.join(sorted({str(array.dtype) for array in arrays}))}",
+            fix="Give all samples one type: bytes for a float input are divided by 255.",
+        )
     return np.stack(arrays)

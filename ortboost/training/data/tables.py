@@ -22,7 +22,7 @@ from ortboost.training.protocols import Array, InputLike
 __all__ = ["FrameTable", "MemoryTable", "Table"]
 
 _FEATURES = "x"
-_EXACT = 1 << 24  # float32 holds all whole numbers up to this one
+_EXACT = 1 << 24  # float32 holds all whole numbers below this one
 
 
 class Table(abc.ABC):
@@ -158,11 +158,11 @@ class MemoryTable(Table):
         return self._columns[name]
 
     def side_by_side(self, names: Sequence[str], columns: Sequence[Array]) -> Array:
-        """Columns in float32, or in float64 if there are numbers above 2^24.
+        """Columns in float32, or in float64 if there are numbers of 2^24 or more.
 
         float32 would round class indices and tokens.
         """
-        large = any((np.abs(column) > _EXACT).any() for column in columns)
+        large = any((np.abs(column) >= _EXACT).any() for column in columns)
         return np.stack(columns, axis=1, dtype=np.float64 if large else np.float32)
 
 

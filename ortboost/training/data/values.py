@@ -13,7 +13,7 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["convert", "is_labels", "value_fault"]
+__all__ = ["are_pixels", "convert", "is_labels", "value_fault"]
 
 _PIXEL_MAX: Final = 255.0
 _PIECE_BYTES: Final = 1 << 26
@@ -30,10 +30,15 @@ def convert(array: Array, dtype: np.dtype[Any]) -> Array:
         >>> convert(np.array([0, 51, 255], np.uint8), np.dtype("float32"))
         array([0. , 0.2, 1. ], dtype=float32)
     """
-    if array.dtype == np.uint8 and _is_float(dtype):
+    if are_pixels(array, dtype):
         pixels = np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
         return pixels.astype(dtype, copy=False)
     return np.asarray(array.astype(dtype, copy=False), order="C")  # a scalar stays a scalar
+
+
+def are_pixels(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether :func:`convert` divides an array by 255 for an input of this dtype."""
+    return bool(array.dtype == np.uint8) and _is_float(dtype)
 
 
 def value_fault(
@@ -100,12 +105,24 @@ def value_fault(
             else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
         )
     if whole and have.kind != "b" and not np.can_cast(have, want) and array.size:
-        limits, low, high = np.iinfo(want), np.min(array), np.max(array)
+        limits = np.iinfo(want)
+        low, high = np.min(array).item(), np.max(array).item()  # Python compares them exactly
         if low < limits.min or high > limits.max:
             return (
                 f"The array '{key}' has values that do not fit into {want}.",
                 f"'{key}' ranges from {low} to {high}",
                 f"Values must be in {limits.min}..{limits.max}.",
+            )
+    if whole and _is_float(have):
+        # All whole numbers below are exact.
+        end = 2.0 ** (ml_dtypes.finfo(have).nmant + 1)  # type: ignore[no-untyped-call]
+        row = _first_row(array, lambda p: np.abs(p.astype(np.float64)) >= end)
+        if row is not None:
+            return (
+                f"The array '{key}' has numbers of {end:.0f} or more, which {have} may have "
+                "rounded.",
+                f"'{key}', first in row {row}",
+                f"Save it as {want} (.npz, .npy or Parquet; a column of its own).",
             )
     return _label_fault(spec, key, array)
 

@@ -69,3 +69,21 @@ def test_positions_are_averaged_and_no_number_is_wrong():
     for metric in (nn.Accuracy(), nn.TopKCategoricalAccuracy(3)):
         metric.update(np.array([[np.nan, 1.0, 0.0], [0.0, 1.0, 0.5]]), np.array([1, 1]))
         assert metric.eval() == 0.5
+
+
+def test_indexes_rearrange_the_inputs():
+    """As in MindSpore: a metric that is called without a Model ignored them."""
+    metric = nn.Accuracy().set_indexes([2, 0])
+    metric.update(np.array([1, 1]), np.zeros(3), SCORES)
+    assert metric.eval() == 0.5
+    with pytest.raises(ValueError, match="2 outputs, but index 2"):
+        metric.update(SCORES, np.array([1, 1]))
+
+    class Own(nn.Metric):
+        @nn.rearrange_inputs
+        def update(self, *inputs):
+            self.seen = inputs
+
+    own = Own().set_indexes([1, 0])
+    own.update("a", "b", "c")
+    assert own.seen == ("b", "a")

@@ -204,7 +204,7 @@ def test_what_is_no_callback_is_refused(run, data, bad, said):
         ("acc", "val_accuracy", True),
         ("accuracy", "val_accuracy", True),
         ("loss", "train_loss", False),
-        ("top5", "val_top5", False),
+        ("top5", "val_top5", True),
     ],
 )
 def test_early_stopping_becomes_that_of_the_trainer(monitor, trained, rising):

@@ -13,6 +13,7 @@ from ortboost.mindspore.core.serialization import (
     load_param_into_net,
     save_checkpoint,
 )
+from ortboost.mindspore.train.callback import CallbackParam
 from ortboost.mindspore.train.callbacks import (
     Callback,
     CheckpointConfig,
@@ -271,6 +272,34 @@ def test_early_stopping_can_watch_the_training_loss_and_a_baseline():
     assert model.train_network.optimizer.global_step == 3
 
 
+def test_early_stopping_restores_the_best_weights_below_the_baseline():
+    """None is better than the baseline, but one is the best."""
+    model, net = make(metrics={"loss"}, lr=[0.05] * 2 + [30.0] * 100)
+    best = []
+
+    class Keep(Callback):
+        def on_train_epoch_end(self, run_context):
+            best.append(golden.values(net))
+
+    stopping = EarlyStopping(patience=4, baseline=0.0, restore_best_weights=True)
+    model.fit(20, DATA[:1], DATA[:1], callbacks=[Keep(), stopping])
+    assert len(best) == 4
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, best[1][name])
+
+
+@pytest.mark.parametrize("name", ["f1", "topk", "dice", "acc", "mse", "eval_loss", "perplexity"])
+def test_early_stopping_knows_the_direction_as_mindspore_does(name):
+    rising = name in ("f1", "topk", "dice", "acc")
+    stopping = EarlyStopping(name, patience=2)
+    network = make()[1]
+    for epoch, value in enumerate([0.1, 0.2, 0.3] if rising else [0.3, 0.2, 0.1], 1):
+        args = CallbackParam(eval_results={name: value}, network=network, cur_epoch_num=epoch)
+        context = RunContext(args)
+        stopping.on_train_epoch_end(context)
+        assert not context.get_stop_requested()
+
+
 def test_an_evaluation_network_of_ones_own():
     _, net = make()
     loss = nn.MSELoss()
@@ -285,6 +314,18 @@ def test_an_evaluation_network_of_ones_own():
     x, labels = DATA[0]
     target = np.eye(10, dtype=np.float32)[labels]
     assert own.eval([(x, target)])["mean"] == pytest.approx(float(loss(net(x), target)))
+
+
+def test_a_metric_selects_among_what_mindspore_passes_to_it():
+    """Prediction and label; without indexes of an evaluation network of one's own, its outputs."""
+    model, net = make(metrics={"plain": nn.Accuracy(), "same": nn.Accuracy().set_indexes([0, 1])})
+    found = model.eval(DATA)
+    assert found["plain"] == found["same"]
+    cell = nn.WithEvalCell(net, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    metrics = {"acc": nn.Accuracy().set_indexes([1, 2])}
+    own = Model(net, metrics=metrics, eval_network=cell, eval_indexes=[0, 1, 2])
+    with pytest.raises(ValueError, match="2 outputs, but index 2"):
+        own.eval(DATA)
 
 
 def test_an_index_beyond_the_outputs_is_refused():

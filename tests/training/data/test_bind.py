@@ -43,6 +43,26 @@ def test_names(arrays, split, chosen):
     assert bound["labels"] is values[chosen[1]]
 
 
+@pytest.mark.parametrize(
+    ("keys", "missing"),
+    [(("x", "y", "x_test"), "y_test"), (("x", "y", "y_test"), "x_test"), (("x_test", "y_val"), "")],
+)
+def test_arrays_of_different_splits_are_not_mixed(keys, missing):
+    """Of one length they were: test samples with the labels of the training."""
+    arrays = {key: DATA if key.startswith("x") else CLASSES for key in keys}
+    with pytest.raises(FileError, match="different parts of the data") as caught:
+        bind_arrays(arrays, [X, LABELS], split="test", path="d.npz")
+    assert missing in caught.value.fix
+    assert_three_lines(caught.value)
+    mapping = {"x": keys[0], "labels": keys[1]}
+    assert list(bind_arrays(arrays, [X, LABELS], split="test", mapping=mapping)) == ["x", "labels"]
+
+
+def test_one_array_may_serve_all_splits():
+    arrays = {"x_test": DATA, "y": CLASSES}
+    assert bind_arrays(arrays, [X, LABELS], split="test")["labels"] is CLASSES
+
+
 def test_an_input_of_any_name_takes_the_usual_key_and_a_map_wins():
     pixels = InputSpec("input.1", F32, ("N", 4))
     arrays = {"x": DATA, "other": DATA + 1, "y": CLASSES}

@@ -156,3 +156,18 @@ def test_a_first_batch_with_nan_is_refused():
 def test_the_fingerprint_is_the_same_for_ever():
     """A change breaks the resuming of old runs."""
     assert IterableSource(ROWS, SPECS).fingerprint() == {"iterable": 3, "inputs": ["x", "labels"]}
+
+
+def test_batches_of_bytes_among_others_are_refused():
+    """Only those of bytes were divided by 255."""
+    labels = np.zeros(2, np.int64)
+    pixels = np.full((2, 2), 255, np.uint8)
+    source = IterableSource([(pixels, labels), (pixels.astype(np.float32), labels)], SPECS)
+    batches = source.epoch(0)
+    assert next(batches)["x"].max() == 1
+    with pytest.raises(UsageError, match="divided by 255, and others") as caught:
+        next(batches)
+    assert caught.value.where == "data: epoch 0, batch 1: 'x' is float32"
+    # Labels are never pixels.
+    whole = [(pixels, labels), (pixels, labels.astype(np.uint8))]
+    assert len(list(IterableSource(whole, SPECS).epoch(0))) == 2

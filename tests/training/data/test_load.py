@@ -202,3 +202,9 @@ def test_a_header_that_promises_more_than_the_archive_is_refused(tmp_path):
     with pytest.raises(FileError, match="damaged") as caught:
         load_arrays(tmp_path / "a.npz")
     assert "its header specifies 920 bytes, but it has 208" in caught.value.where
+
+
+def test_hidden_files_of_a_folder_are_left_out(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    (tmp_path / "._x.npy").write_bytes(b"of another system")
+    assert list(load_arrays(tmp_path)) == ["x"]

@@ -137,3 +137,11 @@ def test_samples_of_other_shapes_are_told():
         next(source(data).epoch(0))
     assert "batch 0: part 0" in caught.value.where
     assert_three_lines(caught.value)
+
+
+def test_samples_of_bytes_among_others_are_refused():
+    data = Samples(lambda i: (X[i].astype(np.uint8 if i == 2 else np.float32), i % 4))
+    with pytest.raises(OrtBoostError, match="Some samples of a batch are bytes") as caught:
+        next(source(data).epoch(0))
+    assert caught.value.where == "data: epoch 0, batch 0: part 0: float32, uint8"
+    assert_three_lines(caught.value)

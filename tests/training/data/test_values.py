@@ -34,6 +34,13 @@ def test_all_rows_are_looked_at_piece_by_piece(monkeypatch):
     assert caught.value.where == "data: 'x', first in row 555"
 
 
+def test_whole_numbers_that_are_surely_exact_are_accepted():
+    tokens = InputSpec("tokens", I64, ("N",))
+    for last in (np.float64(2**53 - 1), np.float32(2**24 - 1), np.float16(2047), BF16.type(255)):
+        found = bind_arrays({"tokens": np.array([last])}, [tokens])["tokens"]
+        assert convert(found, I64).tolist() == [int(last)]
+
+
 def test_fractions_for_whole_numbers_that_are_no_labels():
     tokens = InputSpec("tokens", I64, ("N", 4))
     with pytest.raises(UsageError, match="fractions") as caught:
@@ -50,6 +57,9 @@ def test_fractions_for_whole_numbers_that_are_no_labels():
         (np.array([0, 1, 2], complex), "cannot feed"),
         (np.array([0, 1, 2**64 - 1], np.uint64), "do not fit into int64"),
         (np.array([1.0, 2.0, 1e300]), "do not fit into int64"),
+        (np.array([1.0, 2.0, 2.0**63]), "do not fit into int64"),
+        (np.array([1.0, 2.0, float(2**53 + 1)]), "may have rounded"),
+        (np.array([1.0, 2.0, -(2.0**24)], np.float32), "may have rounded"),
         (np.array([0, 1]), "different numbers of samples"),
         (np.zeros(0, int), "no samples"),
         (np.array(1), "no samples"),

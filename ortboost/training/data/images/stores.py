@@ -243,9 +243,24 @@ class ItemImages(Store):
 
 
 def header_of(image: Image, name: str) -> Header:
-    """The header of an image; a palette with transparency has the mode ``PA``."""
-    transparent = image.mode == "P" and "transparency" in image.info
-    return Header(*image.size, "PA" if transparent else image.mode, name)
+    """The header of an image.
+
+    A palette with transparency has the mode ``PA``. Colours of 16 bits, which Pillow would cut to 8
+    when it decodes them, have the mode ``RGB;16``.
+    """
+    mode = image.mode
+    if mode == "P" and "transparency" in image.info:
+        mode = "PA"
+    elif mode in ("RGB", "RGBA") and any(map(_is_deep, getattr(image, "tile", ()))):
+        mode += ";16"
+    return Header(*image.size, mode, name)
+
+
+def _is_deep(tile: tuple[Any, ...]) -> bool:
+    """Whether a part of a file, not yet decoded, has more than 8 bits per channel."""
+    codec, *_, arguments = tile
+    first, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
+    return ";16" in str(first) or (codec.startswith("ppm") and max(rest, default=0) > 255)
 
 
 def _decoded(image: Image) -> Image:

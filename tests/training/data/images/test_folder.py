@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -76,6 +78,66 @@ def test_splits_are_folders_too(folder, tmp_path_factory):
         picture(parent / name, seed=seed)
     assert len(load_arrays(parent, split="train")["labels"]) == 2
     assert len(load_arrays(parent, split="test")["labels"]) == 3
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("train", "valid"), ("Train", "Test"), ("training", "testing"), ("train", "val", "extra")],
+)
+def test_folders_that_may_be_splits_are_not_taken_for_classes(tmp_path, names):
+    for name in names:
+        picture(tmp_path / name / "a" / "1.png")
+        picture(tmp_path / name / "b" / "2.png")
+    with pytest.raises(FileError, match="could be classes or splits") as caught:
+        source(tmp_path)
+    assert_three_lines(caught.value)
+
+
+def test_a_train_may_be_a_class(folder):
+    picture(folder / "train" / "1.png")
+    assert source(folder).images.classes == ("cat", "dog", "train")
+
+
+def test_folders_that_other_programs_leave_behind_are_no_classes(folder):
+    picture(folder / ".ipynb_checkpoints" / "1.png")
+    picture(folder / "__MACOSX" / "cat" / "2.png")
+    picture(folder / "cat" / ".ipynb_checkpoints" / "2-checkpoint.png")
+    found = source(folder)
+    assert (found.length, found.images.classes) == (4, ("cat", "dog"))
+
+
+def test_links_to_folders_are_followed_but_not_in_a_circle(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    picture(elsewhere / "1.png")
+    (folder / "dog" / "link").symlink_to(elsewhere)
+    (folder / "dog" / "above").symlink_to(folder / "dog")
+    (folder / "cat" / "above").symlink_to("..")
+    assert load_arrays(folder)["labels"].tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["ppm", "png"])
+def test_colours_of_16_bits_are_not_cut_to_8(folder, kind):
+    path = folder / "dog" / f"deep.{kind}"
+    if kind == "ppm":
+        path.write_bytes(b"P6 6 6 65535\n" + bytes(range(216)))
+    else:
+        rows = b"".join(b"\0" + bytes(range(36)) for _ in range(6))
+        header = struct.pack(">IIBBBBB", 6, 6, 16, 2, 0, 0, 0)
+        chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+        path.write_bytes(
+            b"\x89PNG\r\n\x1a\n"
+            + b"".join(
+                struct.pack(">I", len(data))
+                + name
+                + data
+                + struct.pack(">I", zlib.crc32(name + data))
+                for name, data in chunks
+            )
+        )
+    for settings in (None, ImageConfig(color="rgb")):
+        with pytest.raises(FileError, match=r"more than 8 bits .*RGB;16") as caught:
+            source(folder, images=settings)
+        assert caught.value.where == str(path)
 
 
 def bad(folder, kind):
