@@ -271,6 +271,8 @@ class Trainer:
 
     def _rescue(self, s: Session, error: Exception, advice: str) -> None:
         """Save the run before an error of the data or of a callback ends it."""
+        if s.rule.hopeless:  # the weights may be NaN
+            return
         if s.state.step and s.saved_step != s.state.step and self.store is not None:
             self._settle(s, due=True)
             saved = f"The training is saved at step {s.state.step}{advice}."

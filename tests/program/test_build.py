@@ -410,19 +410,6 @@ def test_a_rewrite_of_ours_in_the_source_does_no_harm():
 # ---- refusals -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "double"])
-def test_other_types_than_float32_are_refused(dtype):
-    model = text_model(
-        f"""<ir_version: 10, opset_import: ["" : 18]>
-        net ({dtype}[batch,4] x, {dtype}[4,3] w) => ({dtype}[batch,3] y) {{ y = MatMul(x, w) }}""",
-        w=weights(4, 3).astype("float16" if dtype == "float16" else "float64"),
-    )
-    with pytest.raises(ModelError) as info:
-        build_program(model, ProgramConfig())
-    assert_three_lines(info.value)
-    assert "float32" in str(info.value)
-
-
 def test_all_blockers_are_listed_at_once():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
