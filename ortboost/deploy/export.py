@@ -26,7 +26,7 @@ from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.fix_inputs import fix_inputs
-from ortboost.graph.guard_pads import guard_pads
+from ortboost.graph.guard_pads import GUARDING_OPSET, guard_pads, needs_guard
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
@@ -157,6 +157,9 @@ def _finish(
     present = model.opset_imports.get("", 0)
     if opset is not None:
         reports.append(convert_opset(model, range(opset, opset + 1)))
+    elif target.guards_pads and present < GUARDING_OPSET and any(map(needs_guard, model.graph)):
+        # An older opset has no guard against the wrong fusion.
+        reports.append(convert_opset(model, range(GUARDING_OPSET, GUARDING_OPSET + 1)))
     elif present not in target.opsets:
         try:
             reports.append(convert_opset(model, target.opsets))

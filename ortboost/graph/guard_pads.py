@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import input_at, known_shape
+from ortboost.graph.query import input_at, is_standard, known_shape
 from ortboost.graph.rewriting import Site, rewrites
 
-__all__ = ["guard_pads"]
+__all__ = ["GUARDING_OPSET", "guard_pads", "needs_guard"]
 
-_WITH_AXES = 18  # the opset that added axes to Pad
+GUARDING_OPSET = 18
+"""The opset that added axes to Pad."""
 _POOLS = frozenset({"AveragePool", "MaxPool"})
 
 
@@ -30,12 +31,16 @@ def guard_pads(site: Site) -> list[ir.Value | None] | None:
     """
     node = site.node
     rank = len(known_shape(site.input(0)) or ())
-    readers = {use.node.op_type for use in node.outputs[0].uses()}
-    constant = node.attributes.get_string("mode", "constant") == "constant"
-    if not rank or site.opset < _WITH_AXES or not constant or not readers & _POOLS:
-        return None
-    if input_at(node, 3) is not None:
+    if not rank or site.opset < GUARDING_OPSET or not needs_guard(node):
         return None
     site.note = "its axes are explicit now: onnxruntime would wrongly fuse it into the pool"
     inputs = [site.input(0), site.input(1), site.optional(2), site.ints(*range(rank))]
     return [site.op("Pad", *inputs, shape=node.outputs[0].shape, mode="constant")]
+
+
+def needs_guard(node: ir.Node) -> bool:
+    """Whether a node is a constant Pad without explicit axes that a pool reads."""
+    if not is_standard(node, "Pad") or input_at(node, 3) is not None:
+        return False
+    constant = node.attributes.get_string("mode", "constant") == "constant"
+    return constant and any(use.node.op_type in _POOLS for use in node.outputs[0].uses())
