@@ -23,7 +23,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -200,12 +199,7 @@ def gather_torch(subject: TorchSubject, exporter: str, folder: Path) -> None:
     target = torch.from_numpy(labels)
     rate, grads = _rate(module, subject, batch, target)
     single = copy.deepcopy(module)
-    started = time.perf_counter()
-    _steps(single, subject, batch, target, 1, rate)
-    seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    _steps(single, subject, batch, target, STEPS - 1, rate)
-    seconds = min(seconds, (time.perf_counter() - started) / (STEPS - 1))
+    _steps(single, subject, batch, target, STEPS, rate)
     exact = copy.deepcopy(module).double()
     wide = {n: x.double() if x.is_floating_point() else x for n, x in batch.items()}
     losses = _steps(
@@ -226,7 +220,7 @@ def gather_torch(subject: TorchSubject, exporter: str, folder: Path) -> None:
     unused = [n for (n, _), g in zip(parameters.items(), grads, strict=True) if g is None]
     _describe(folder, subject.name, subject.source, exporter, {
         "loss": subject.loss, "class_axis": subject.class_axis, "learning_rate": rate,
-        "losses": losses, "torch_seconds": seconds, "torch_error": error, "unused": unused,
+        "losses": losses, "torch_error": error, "unused": unused,
         "dynamic": bool(subject.dynamic),
     })  # fmt: skip
 

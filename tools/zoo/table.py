@@ -179,17 +179,16 @@ def write_table(results: Path, out: Path) -> None:
         more += larger
         fit = found.get("overfit") or {}
         falls = f"{fit['first']:.3g} → {fit['last']:.3g}" if "last" in fit else "-"
-        step = found.get("stock", {}).get("step_seconds")
-        ratio = f"{step / entry['torch_seconds']:.2f}" if step and "torch_seconds" in entry else "-"
         checked = found.get("tensorrt", {})
         rows.append(
             f"| {path.stem} | {entry['source']} | {entry['opset']} | "
             + " | ".join(f"{words[e]} {_error(found.get(e))}".strip() for e in tally)
             + f" | {falls} | {exports} | {nodes}{' **more**' if larger else ''} | "
-            f"{checked.get('findings', '-')} | {ratio} | "
+            f"{checked.get('findings', '-')} | "
             f"{found.get('stock', {}).get('peak_mib', '-')} |"
         )
     reasons = [re.sub(r"(?<=\s)/\S+/", "", reason) for reason in reasons]  # folders of this machine
+    reasons = [re.sub(r"\x1b\[\d*m", "", reason) for reason in reasons]  # colors of a terminal
     lines = [
         _MARK,
         "",
@@ -201,8 +200,8 @@ def write_table(results: Path, out: Path) -> None:
         + f". Files with more nodes than the best rival leaves: {more}.",
         "",
         "| model | source | opset | native | portable, 1.19.2 | portable, stock | one batch, Adam "
-        "| exports | nodes (rival) | TensorRT findings | step / torch | peak MiB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| exports | nodes (rival) | TensorRT findings | peak MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
         *rows,
         "",
         "## Reasons",
