@@ -128,6 +128,23 @@ def test_states_keep_what_an_iteration_keeps(body, first, second):
     assert told(model) == [first, second]
 
 
+def test_a_name_that_inference_invents_in_the_body_stays_there():
+    # The same name was invented outside, for another length.
+    model = text_model(
+        f"""{HEAD} net (float[n,3] x, int64 count, bool[n] keep) => (few, last, each) {{
+          few = Compress<axis = 0>(x, keep)
+          last, each = Loop(count, "", x) <body = step (int64 i, bool c, float[] s)
+            => (bool go, float[] next, float[] slice) {{
+              go = Identity(c) next = Tanh(s) slice = Compress<axis = 0>(s, keep) }}> }}"""
+    )
+    infer_shapes(model)
+    infer_loops(model)
+    few, last, each = (known_shape(value) for value in model.graph.outputs)
+    assert isinstance(few[0], str)
+    assert last == ("n", 3)
+    assert each == (None, None, 3)
+
+
 def test_a_model_without_loops_is_not_inferred_again(monkeypatch):
     monkeypatch.delattr("ortboost.graph.loop_shapes.infer_shapes")
     infer_loops(text_model(f"{HEAD} net (float[n] x) => (y) {{ y = Neg(x) }}"))
