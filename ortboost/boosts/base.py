@@ -363,6 +363,7 @@ class Boost:
     def evaluated(self, trained: Sequence[Parameter]) -> Mapping[str, str]:
         """Parameter to the state that validation, evaluation and export use in its place.
 
-        The state has the shape and type of the parameter, and is a slot of this name.
+        The state has the shape and type of the parameter, the kind ``slot``, and the name
+        ``ortboost/slot/WORD/PARAMETER``, from which an export restores the parameter's name.
         """
         return {}

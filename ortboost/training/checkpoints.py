@@ -186,7 +186,7 @@ class CheckpointStore:
 
         Raises:
             FileError: It is damaged or belongs to another program. The message names the file and
-                the newest valid checkpoint before it.
+                the newest valid checkpoint before it, or else after it.
         """
         if not Path(path).name:
             raise FileError(
@@ -204,12 +204,16 @@ class CheckpointStore:
             match = _NAME.fullmatch(wanted.name)
             earlier = [step for step in self.steps() if not match or step < int(match[1])]
             other = self._newest(earlier, program, expect).checkpoint
+            which = "the valid one before it"
+            if other is None:  # the best one may be older than the last
+                later = [step for step in self.steps() if step not in earlier]
+                other, which = self._newest(later, program, expect).checkpoint, "the newest one"
             raise FileError(
                 "A checkpoint cannot be used.",
                 where=f"{error.path}: {error.reason}",
-                fix=f"Use the valid one before it: {other.path}"
+                fix=f"Use {which}: {other.path}"
                 if other
-                else "There is no valid one before it; start the training over.",
+                else "There is no other valid one; start the training over.",
             ) from error
 
     def clear(self) -> None:

@@ -185,7 +185,16 @@ def test_foreign_tensors_are_refused_by_name(tmp_path, change, reason):
     with pytest.raises(FileError, match="cannot be used") as caught:
         store.load(store.path(1), program="prog", expect=wanted)
     caught.match(reason)
-    assert "no valid one before it" in caught.value.fix
+    assert "no other valid one" in caught.value.fix
+
+
+def test_the_newest_is_named_if_the_first_is_damaged(tmp_path):
+    # The first may be the best: it was said to start over.
+    store = saved(tmp_path, steps=(1, 2, 3))
+    store.path(1).write_text("{", encoding="utf-8")
+    with pytest.raises(FileError, match="cannot be used") as caught:
+        store.load(store.path(1))
+    assert caught.value.fix == f"Use the newest one: {store.path(3)}"
 
 
 def test_another_programs_checkpoint_is_refused(tmp_path):
