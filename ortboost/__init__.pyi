@@ -38,6 +38,7 @@ from ortboost.boosts import GradCentralization as GradCentralization
 from ortboost.boosts import GradFreeze as GradFreeze
 from ortboost.boosts import GroupLossScale as GroupLossScale
 from ortboost.boosts import LessBN as LessBN
+from ortboost.boosts import Lora as Lora
 from ortboost.boosts import LossScale as LossScale
 from ortboost.boosts import MixedPrecision as MixedPrecision
 from ortboost.boosts import Recompute as Recompute

@@ -53,6 +53,7 @@ NAMES = [
     "Int8Config",
     "Lars",
     "LessBN",
+    "Lora",
     "LossConfig",
     "LossMonitor",
     "LossScale",

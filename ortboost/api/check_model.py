@@ -89,6 +89,7 @@ def check(
         wrt=[parameter.name for parameter in forward.trained],
         loss=forward.loss.objective,
         engine=chosen.engine,
+        selected=config.selects,
     )
     notes = (*forward.notes, *found.notes)
     return dataclasses.replace(found, notes=notes, parameters=parameters)

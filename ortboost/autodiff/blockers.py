@@ -47,12 +47,21 @@ class Blocker:
     fix: str
 
 
-def standing_blockers(model: ir.Model, wrt: Sequence[str], targets: Sequence[str]) -> list[Blocker]:
-    """What stands in the way whatever is rewritten."""
+def standing_blockers(
+    model: ir.Model, wrt: Sequence[str], targets: Sequence[str], *, selected: bool = False
+) -> list[Blocker]:
+    """What stands in the way whatever is rewritten.
+
+    Args:
+        model: The forward graph.
+        wrt: Names of the parameters to train.
+        targets: Names of the outputs that the loss is computed from.
+        selected: Whether the user chose the parameters: then quantized weights may stay frozen.
+    """
     return [
         *_about_tensors(model, wrt),
         *_about_functions(model),
-        *_about_quantization(model),
+        *_about_quantization(model, frozen=selected),
         *quantizers_between(model, wrt, targets),
         *_about_losses(model),
     ]
@@ -106,9 +115,14 @@ def _about_functions(model: ir.Model) -> Iterator[Blocker]:
         )
 
 
-def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
-    """Layers with weights stored as integers, which have no gradient."""
+def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:
+    """Layers with weights stored as integers, which have no gradient.
+
+    Where they are frozen on purpose, DequantizeLinear is a computation of constants.
+    """
     for node in model.graph:
+        if frozen and is_standard(node, "DequantizeLinear"):
+            continue
         quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
         for value in node.inputs if quantized else ():
             tensor = None if value is None else value.const_value

@@ -84,7 +84,12 @@ class TrainabilityReport(Shown):
 
 
 def check_trainable(
-    model: ir.Model, *, wrt: Sequence[str], engine: Engine, loss: str | Sequence[str] | None = None
+    model: ir.Model,
+    *,
+    wrt: Sequence[str],
+    engine: Engine,
+    loss: str | Sequence[str] | None = None,
+    selected: bool = False,
 ) -> TrainabilityReport:
     """Find everything that prevents a model from being trained.
 
@@ -95,6 +100,7 @@ def check_trainable(
         engine: The engine that will differentiate the model.
         loss: Name of the loss, or of the outputs that it is computed from; all outputs if not
             given.
+        selected: Whether the user chose the parameters: then quantized weights may stay frozen.
 
     Example:
         >>> from ortboost.autodiff.engine import get_engine
@@ -108,7 +114,7 @@ def check_trainable(
     targets = [loss] if isinstance(loss, str) else list(loss or ())
     targets = targets or [value.name or "" for value in model.graph.outputs]
     # On the model as it is: rewriting may remove the traces of what is wrong.
-    blockers = standing_blockers(model, wrt, targets)
+    blockers = standing_blockers(model, wrt, targets, selected=selected)
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
@@ -146,7 +152,7 @@ def check_trainable(
 
 
 def find_blockers(
-    model: ir.Model, *, wrt: Sequence[str], engine: Engine, loss: str
+    model: ir.Model, *, wrt: Sequence[str], engine: Engine, loss: str, selected: bool = False
 ) -> tuple[Blocker, ...]:
     """The blockers of :func:`check_trainable`, without a copy of a model that has none.
 
@@ -156,9 +162,11 @@ def find_blockers(
     """
     reached = reach(model, wrt, loss)
     able = all(engine.gradient_support(node) is None for node in reached.nodes)
-    if able and len(reached.unreachable) < len(wrt) and not standing_blockers(model, wrt, [loss]):
+    standing = standing_blockers(model, wrt, [loss], selected=selected)
+    if able and len(reached.unreachable) < len(wrt) and not standing:
         return ()
-    return check_trainable(model, wrt=wrt, engine=engine, loss=loss).blockers
+    report = check_trainable(model, wrt=wrt, engine=engine, loss=loss, selected=selected)
+    return report.blockers
 
 
 def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:

@@ -18,6 +18,7 @@ from ortboost.boosts.grad_centralization import GradCentralization
 from ortboost.boosts.grad_freeze import GradFreeze
 from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
+from ortboost.boosts.lora import Lora
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
@@ -40,6 +41,7 @@ __all__ = [
     "GroupLossScale",
     "Key",
     "LessBN",
+    "Lora",
     "LossScale",
     "MixedPrecision",
     "Recompute",

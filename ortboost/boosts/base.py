@@ -33,7 +33,7 @@ optax (a gradient transformation is a pure function of gradients and a state).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
@@ -139,6 +139,8 @@ class GraphContext:
         output: Name of the output that the loss is computed from; ``None`` for the only or first
             one.
         frozen_norm: Whether a BatchNormalization stays in inference mode.
+        new_weights: Names of weights that are not the file's: those of a new head. Weights that
+            boosts add in ``rewrite_network`` are found without it.
         prediction: Name of the tensor that the loss reads. This and all fields below are empty in
             ``rewrite_network``.
         objective: Name of the loss to differentiate.
@@ -156,6 +158,7 @@ class GraphContext:
     model: ir.Model
     output: str | None = None
     frozen_norm: Callable[[ir.Node], bool] = lambda _: False
+    new_weights: Collection[str] = ()
     prediction: str = ""
     objective: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
@@ -222,6 +225,8 @@ class Boost:
         stage: Where it acts.
         card: Name of its card in ``docs/cards``; ``None`` if it has none.
         excludes: Names of boosts that it cannot be combined with, and the reasons.
+        freezes_network: Whether the weights of the network are frozen unless the user selects them:
+            only new ones (:attr:`GraphContext.new_weights`) are trained.
         row_wise: Whether its changes of gradients are also right for the gradient of the distinct
             rows that a batch reads of a table, ``[rows, ...]``; see
             :mod:`ortboost.boosts.sparse_embedding`.
@@ -236,6 +241,7 @@ class Boost:
     stage: ClassVar[Stage]
     card: ClassVar[str | None] = None
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    freezes_network: ClassVar[bool] = False
     row_wise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

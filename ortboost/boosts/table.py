@@ -5,6 +5,7 @@ gradients, then the update; gradient freeze makes one such graph per group. The 
 
 - ``less-bn`` before ``full-norm-head``: both analyze the graph of the user's exporter, and the
   second adds nodes;
+- ``lora`` before all that look for layers: its adapters are layers, too;
 - ``grad-centralization`` before ``mixed-precision``: layers are found before casts separate them.
   Within the update it acts after the weight decay, as in MindSpore's optimizers, whatever its place
   here;
@@ -49,6 +50,7 @@ from ortboost.boosts.grad_centralization import GradCentralization
 from ortboost.boosts.grad_freeze import GradFreeze
 from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
+from ortboost.boosts.lora import Lora
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.recompute import Recompute
@@ -67,6 +69,7 @@ ENTRY_POINTS: Final = "ortboost.boosts"
 _TABLE: list[type[Boost]] = [
     LessBN,
     FullNormHead,
+    Lora,
     GradCentralization,
     Thor,
     MixedPrecision,

@@ -39,6 +39,7 @@ from ortboost.deploy.rewrites.fuse_layer_norm import fuse_layer_norm
 from ortboost.deploy.rewrites.fuse_pad import fuse_pad
 from ortboost.deploy.rewrites.lift_opset import lift_opset
 from ortboost.deploy.rewrites.merge_casts import merge_casts
+from ortboost.deploy.rewrites.merge_low_rank import merge_low_rank
 from ortboost.deploy.rewrites.merge_neighbours import merge_neighbours
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
@@ -55,6 +56,7 @@ Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
     *(fold_full_norm, fold_constants, static_shapes, merge_casts, drop_noops, drop_zero_states),
     *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
+    merge_low_rank,
     *(fold_bn, fold_bn_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
 )
 
@@ -79,7 +81,7 @@ STAGES: tuple[tuple[int, list[str]], ...] = (
     (4, _FOLDING.split()),
     (
         1,
-        "fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
+        "merge_low_rank fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
         "fuse_hardswish".split(),
     ),
     (

@@ -106,7 +106,9 @@ def _prepared(source: ModelSource, config: ProgramConfig, engine: Engine) -> Cho
         forward = prepare_forward(network, config)
     wrt = [parameter.name for parameter in forward.trained]
     objective = forward.loss.objective
-    blockers = find_blockers(forward.model, wrt=wrt, loss=objective, engine=engine)
+    blockers = find_blockers(
+        forward.model, wrt=wrt, loss=objective, engine=engine, selected=config.selects
+    )
     return Chosen(engine, forward, blockers)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -35,7 +35,12 @@ _SMALL_SHARE = 0.5  # of all elements: a smaller share is reported unless reques
 
 
 def choose_trainable(
-    model: ir.Model, parameters: Mapping[str, Parameter], loss: str, config: ProgramConfig
+    model: ir.Model,
+    parameters: Mapping[str, Parameter],
+    loss: str,
+    config: ProgramConfig,
+    *,
+    new: Collection[str] = (),
 ) -> tuple[tuple[Parameter, ...], Report]:
     """Choose the trained parameters, and report why the others are not trained.
 
@@ -44,7 +49,8 @@ def choose_trainable(
         parameters: All float initializers, from :func:`ortboost.graph.parameters.find_parameters`.
         loss: Name of the loss: parameters that it does not depend on are not trained.
         config: Gives the list ``parameters``, the patterns ``trainable``, ``freeze`` and ``adapt``,
-            and the groups.
+            and the groups, and the boosts, which may freeze the network.
+        new: Weights that are not the file's: of a new head, or added by boosts.
 
     Returns:
         The trained parameters, and the report, whose first note has the counts.
@@ -59,17 +65,22 @@ def choose_trainable(
     frozen, _ = match_names(parameters, config.freeze)
     report = Report(CHOOSE_TRAINABLE)
     rounded = _quantized_in_training(model)
+    freezing = next((b.name for b in config.enabled_boosts if b.freezes_network), "")
+    new = new if freezing else ()
+    asked = bool(config.trainable) or config.parameters is not None
     trained = []
     for name, parameter in parameters.items():
         # A wildcard selects only parameters; a constant must be requested by its full name.
         possible = parameter.trainable or name in rounded
         possible |= name in config.trainable and not parameter.role.startswith("running_")
         if config.parameters is not None:
-            possible = config.parameters.get(name, False)
+            possible = config.parameters.get(name, parameter.trainable and name in new)
         if name in frozen:
             report.kept[name] = "frozen by pattern"
-        elif possible and config.trainable and name not in selected:
+        elif possible and config.trainable and name not in selected and name not in new:
             report.kept[name] = "not among the trainable patterns"
+        elif possible and freezing and not asked and name not in new:
+            report.kept[name] = f"frozen by {freezing}"
         elif possible:
             chosen = parameter
             if not parameter.trainable:
@@ -81,13 +92,14 @@ def choose_trainable(
             report.kept[name] = "not trained according to the list of parameters"
         elif parameter.role == "constant" and (parameter.size > 1 or parameter.doubt):
             report.kept[name] = f"constant: {parameter.reason}"
-    if config.parameters is None and not config.trainable:
+    if not config.selects:
         _refuse_without_weights(model, len(trained))
     if not trained:
         raise _nothing(model, parameters, config)
     # Notes come in the order of their weight: counts, what looks wrong, details.
     kept_parameters = _reached(model, tuple(trained), loss, config, report)
-    doubts = [] if config.parameters is not None else _doubts(parameters, kept_parameters, config)
+    decided = config.parameters is not None or bool(freezing)
+    doubts = [] if decided else _doubts(parameters, kept_parameters, config)
     report.notes[:0] = [
         _counted(parameters, kept_parameters, len(doubts)),
         *_small_share(parameters, kept_parameters, config),
@@ -242,7 +254,7 @@ def _small_share(
     parameters: Mapping[str, Parameter], trained: Sequence[Parameter], config: ProgramConfig
 ) -> list[str]:
     """Note a small share of trained parameters, if it was not requested."""
-    if config.freeze or config.trainable or config.parameters is not None:
+    if config.freeze or config.selects:
         return []
     stored = sum(p.size for p in parameters.values() if not p.role.startswith("running_"))
     count = sum(p.size for p in trained)
@@ -286,7 +298,7 @@ def _grouped(doubts: Iterable[tuple[str, str, bool]]) -> list[str]:
 
 def _adapters(trained: Sequence[Parameter], config: ProgramConfig) -> list[str]:
     """Note that LoRA adapters and the weights that they adapt are trained, if it was not asked."""
-    if config.freeze or config.trainable or config.parameters is not None:
+    if config.freeze or config.selects:
         return []
     adapters = [p.name for p in trained if "lora_" in p.name.lower()]
     if not 0 < len(adapters) < len(trained):

@@ -206,6 +206,12 @@ class ProgramConfig:
         return tuple(boost for boost in self.boosts if boost.enabled)
 
     @property
+    def selects(self) -> bool:
+        """Whether it says what is trained: by patterns, by a list, or by a boost that freezes."""
+        freezing = any(boost.freezes_network for boost in self.enabled_boosts)
+        return freezing or bool(self.trainable) or self.parameters is not None
+
+    @property
     def scaler(self) -> LossScaler | None:
         """The boost that scales the loss."""
         return next((b for b in self.enabled_boosts if isinstance(b, LossScaler)), None)

@@ -86,7 +86,9 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
     log.add(norms.report)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     log.add(dropout_to_training(model))
-    trained, choice = choose_trainable(model, parameters, loss.objective, config)
+    trained, choice = choose_trainable(
+        model, parameters, loss.objective, config, new=network.new_weights
+    )
     log.add(choice)
     parameters.update({parameter.name: parameter for parameter in trained})
     named = [parameter.name for parameter in trained]
@@ -142,7 +144,7 @@ def _moving_norms(
 ) -> Report:
     """Note that BatchNormalization with frozen weights still updates its running statistics."""
     report = Report("frozen_weights_of_norms")
-    if not (config.freeze or config.trainable or config.parameters is not None):
+    if not (config.freeze or config.selects):
         return report
     moving = [
         label(node)

@@ -40,11 +40,13 @@ class Network:
     Args:
         model: The graph; weights are initializers.
         frozen_norm: Whether a BatchNormalization stays in inference mode.
+        new_weights: Names of tensors that are not the file's: of a new head, or added by boosts.
         reports: Reports of all rewrites.
     """
 
     model: ir.Model
     frozen_norm: Callable[[ir.Node], bool]
+    new_weights: frozenset[str]
     reports: tuple[Report, ...]
 
 
@@ -84,15 +86,23 @@ def read_network(
     _leave_prefix(model)
     log.add(write_out_batch_statistics(model))
     log.add(write_out_counted_padding(model))
+    of_file = set(model.graph.initializers)
     if config.new_head is not None:
-        output = config.loss.output
-        log.add(new_head(model, config.new_head, seed=config.seed, output=output))
+        head = new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
+        of_file -= set(head.changed)
+        log.add(head)
     # Changes of the network, which exports keep.
     frozen = _frozen(model, config)
-    graph = GraphContext(model, output=config.loss.output, frozen_norm=frozen)
+    graph = GraphContext(
+        model,
+        output=config.loss.output,
+        frozen_norm=frozen,
+        new_weights=set(model.graph.initializers) - of_file,
+    )
     for boost in config.enabled_boosts:
         log.add(boost.rewrite_network(graph), by=f"{boost.name}, rewrite_network")
-    return Network(model, frozen, tuple(log.reports))
+    added = frozenset(set(model.graph.initializers) - of_file)
+    return Network(model, frozen, added, tuple(log.reports))
 
 
 def _detached(model: ir.Model) -> Report:

@@ -20,6 +20,7 @@ from ortboost.boosts import (
     GradFreeze,
     GroupLossScale,
     LessBN,
+    Lora,
     LossScale,
     MixedPrecision,
     Recompute,
@@ -50,6 +51,7 @@ BOOSTS = {
         LessBN(),
         Recompute(every="block"),
         FullNormHead(),
+        Lora(rank=2, alpha=2),
         LossScale(DynamicScaleConfig(init_scale=2.0**14, scale_window=2)),
         MixedPrecision("fp16", emulate=True),
         GroupLossScale(GroupedScaleConfig(2.0**10, 3)),
@@ -139,7 +141,7 @@ def build(names, engine="portable"):
         boosts += (LossScale(NO_SCALE),)
     if "dim-reduce" in names and not any(frozenset(names) >= pair for pair in EXCLUDED):
         others = build([name for name in names if name != "dim-reduce"], engine)
-        size = sum(math.prod(e.shape) for e in others.catalogue.entries("parameter"))
+        size = sum(math.prod(e.shape) for e in others.catalogue.entries("parameter") if e.next)
         np.save("basis.npy", np.linalg.qr(weights(size, 8, seed=3))[0].T)
     return build_program(network(), ProgramConfig(engine=engine, boosts=boosts))
 

@@ -13,7 +13,9 @@ threads, each in a process of its own:
 ``torch``
     PyTorch eager, the same network, loss and optimizer;
 ``compile``
-    the same through ``torch.compile``, with ``--large``.
+    the same through ``torch.compile``, with ``--large``;
+each ``--boost``
+    the portable step with this boost.
 
 A step is forward, backward, loss scale, finite check and the update by SGD with momentum. In each
 round everyone makes some steps while the others sleep, in an order that changes from round to
@@ -33,6 +35,10 @@ Examples:
     Networks of realistic size, one thread, batch 4::
 
         python -m tools.bench.engines --large --threads 1 --batch 4 --rounds 5 --seconds 1
+
+    What a boost changes::
+
+        python -m tools.bench.engines --large --model bert_base --batch 4 --boost lora:rank=8
 """
 
 from __future__ import annotations
@@ -243,6 +249,7 @@ def measure(
         options: Options of the command line.
         folder: Where the programs are put.
     """
+    from ortboost.cli.parse import parse_boost
     from ortboost.deploy.bench import take_turns
     from ortboost.program.build import build_program
     from ortboost.program.config import ProgramConfig
@@ -252,24 +259,25 @@ def measure(
     model, feeds = _ROOT / "models" / f"{name}.onnx", None
     if options.large:
         model, feeds = large_files(name, options.batch, folder)
-    for engine in ("native", "portable"):
-        if engine == "native" and "native" not in pythons:
+    for who in ("native", "portable", *options.boost):
+        if who == "native" and "native" not in pythons:
             continue
-        program = build_program(model, ProgramConfig(engine=engine))
+        engine, boosts = ("portable", (parse_boost(who),)) if who in options.boost else (who, ())
+        program = build_program(model, ProgramConfig(engine=engine, boosts=boosts))
         random = random or bool(program.catalogue.randomness)
-        programs[engine] = program.save(folder / f"{name}-{engine}")
+        programs[who] = program.save(folder / f"{name}-{len(programs)}")
     contestants = {}
     for who, python in pythons.items():
         settings = {
             "model": name,
             "large": options.large,
             "feeds": str(feeds),
-            "folder": str(programs["native" if who == "native" else "portable"]),
+            "folder": str(programs.get(who, programs["portable"])),
             "batch": options.batch,
             "threads": options.threads,
             "clock": options.clock,
         }
-        role = "portable" if who == "stock" else who
+        role = "portable" if who == "stock" or who in options.boost else who
         contestants[who] = Contestant(python, role, settings)
     if not random:  # else dropout makes every loss its own
         _same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
@@ -314,6 +322,8 @@ def _ratio(result: Mapping[str, Any], above: str, below: str) -> str:
 def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None:
     pairs = [(a, b) for a in ("portable", "stock") for b in ("native", "torch", "compile")]
     pairs += [("native", "torch"), ("native", "compile")]
+    usual = ("native", "portable", "stock", "torch", "compile")
+    pairs += [(who, "portable") for who in everyone if who not in usual]
     pairs = [(a, b) for a, b in pairs if {a, b} <= set(everyone)]
     heads = ["model", *(f"{who} ms" for who in everyone), *(f"{a} / {b}" for a, b in pairs)]
     rows = [
@@ -391,6 +401,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--stock-python", metavar="PATH", help="Python of an environment with stock onnxruntime"
     )
+    parser.add_argument(
+        "--boost",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="the portable step with this boost, too; may be given several times",
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -405,6 +422,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not set(options.model or ()) <= set(everyone):
         parser.error(f"{'with' if options.large else 'without'} --large: {', '.join(everyone)}")
     pythons = _pythons(options.stock_python, large=options.large)
+    pythons |= dict.fromkeys(options.boost, sys.executable)
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.model or everyone:

@@ -1,0 +1,248 @@
+r"""LoRA: frozen layers with small trained corrections.
+
+Each layer keeps its weight `W`, which is not trained, and gets a second path of `rank` features:
+
+    y = x W + b + (alpha / rank) (dropout(x) A) B        A: [in, rank],  B: [rank, out]
+
+`A` starts with random numbers and `B` at zero, so nothing changes before the first update. Only `A`
+and `B` have gradients and optimizer states, and no gradient of `W` is computed: a training step
+takes less memory and time, and the update touches few numbers. A convolution gets a convolution of
+the same form with `rank` outputs, followed by one of a single position.
+
+An export merges both paths, ``W + (alpha / rank) A B``
+(:mod:`ortboost.deploy.rewrites.merge_low_rank`): the file has the operators of the original model.
+
+Sources: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, section 4.1; the
+initial values, the forms of the layers and the names are those of PEFT's ``LoraConfig``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.core.errors import ConfigError, ModelError
+from ortboost.core.field_types import Range
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.query import input_at, is_standard, label, match_names, static_shape
+from ortboost.graph.reach import ancestors, descendants
+from ortboost.graph.rewriting import replace_value
+from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.source import source_name
+
+__all__ = ["Lora"]
+
+
+@dataclass(frozen=True)
+class Lora(Boost):
+    """Low-rank adaptation; see the module docstring.
+
+    It trains the adapters, a new head (``new_head``), and what the user selects by ``trainable`` or
+    ``parameters``. Everything else is frozen.
+
+    Args:
+        rank: Inner size of the adapters.
+        alpha: Numerator of their scale, ``alpha / rank``.
+        dropout: Share of the inputs that an adapter does not see in a training step.
+        layers: Shell-style patterns of names of weights; ``None`` for all linear layers and
+            convolutions of the main graph, apart from a new head.
+        seed: Seed of the initial values.
+
+    Raises:
+        ConfigError: A setting is out of range.
+
+    Example:
+        >>> import ortboost as ob
+        >>> config = ob.ProgramConfig(boosts=(Lora(rank=4, layers=("fc*",)),))
+        >>> program = ob.build_program("models/lenet5.onnx", config)
+        >>> [name for name in program.initial if "lora" in name][:2]
+        ['fc1.lora_A', 'fc1.lora_B']
+    """
+
+    rank: Annotated[int, Range(1)] = 8
+    alpha: Annotated[float, Range(above=0)] = 8.0
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
+    layers: tuple[str, ...] | None = None
+    seed: Annotated[int, Range(0)] = 0
+
+    name: ClassVar[str] = "lora"
+    stage: ClassVar[Stage] = "forward"
+    card: ClassVar[str] = "lora"
+    freezes_network: ClassVar[bool] = True
+
+    def rewrite_network(self, graph: GraphContext) -> Report:
+        """Add the adapters."""
+        report = Report(self.name)
+        model = graph.model
+        found = list(_layers(model))
+        names = {layer.name for layer in found}
+        chosen = self._chosen(names, model)
+        # One adapter for each weight, also if several nodes read it.
+        adapters: dict[tuple[str, bool], tuple[ir.Value, ir.Value]] = {}
+        generator = np.random.default_rng(self.seed)
+        b = Builder(model.graph, f"ortboost/{self.name}")
+        for layer in found:
+            reason = layer.reason
+            if layer.name in graph.new_weights:
+                reason = "it is new, and trained as a whole"
+            elif layer.name not in chosen:
+                reason = "not among the layers"
+            elif not reason and not self._is_smaller(layer):
+                reason = f"adapters of rank {self.rank} would be no smaller than the weight"
+            if reason:
+                report.kept[layer.name] = reason
+                continue
+            key = (layer.name, layer.turned)
+            if key not in adapters:
+                adapters[key] = self._adapter(layer, b, generator)
+                numbers = sum(math.prod(static_shape(v) or ()) for v in adapters[key])
+                report.changed[layer.name] = f"{numbers:,} numbers beside {layer.size:,}"
+            self._add_path(layer, *adapters[key], b)
+        if not report.changed:
+            raise ModelError(
+                "LoRA finds no layer to adapt.",
+                where=f"{source_name(model)}: {_first(report)}",
+                fix="Choose a smaller rank or other layers, or leave the boost out.",
+            )
+        infer_shapes(model)
+        return report
+
+    def _chosen(self, names: set[str], model: ir.Model) -> set[str]:
+        if self.layers is None:
+            return names
+        chosen, unmatched = match_names(names, self.layers)
+        if unmatched:
+            raise ConfigError(
+                f"The pattern '{unmatched[0]}' matches no linear layer or convolution.",
+                where=f"boost '{self.name}', layers: {source_name(model)}",
+                fix=f"Examples of weights: {', '.join(sorted(names)[:4])}.",
+            )
+        return chosen
+
+    def _is_smaller(self, layer: _Layer) -> bool:
+        inputs, outputs, kernel = layer.inputs, layer.outputs, math.prod(layer.kernel)
+        return self.rank * (inputs * kernel + outputs) < layer.size
+
+    def _adapter(
+        self, layer: _Layer, b: Builder, generator: np.random.Generator
+    ) -> tuple[ir.Value, ir.Value]:
+        """The two new weights: `A` uniform in `[-1/sqrt(fan_in), 1/sqrt(fan_in)]`, `B` zero."""
+        if layer.node.op_type == "Conv":
+            first = (self.rank, layer.inputs, *layer.kernel)
+            second = (layer.outputs, self.rank, *(1 for _ in layer.kernel))
+        else:
+            first, second = (layer.inputs, self.rank), (self.rank, layer.outputs)
+        bound = 1 / math.sqrt(layer.inputs * math.prod(layer.kernel))
+        drawn = generator.uniform(-bound, bound, first).astype(np.float32)
+        stem = layer.name.removesuffix(".weight")
+        return (
+            _weight(f"{stem}.lora_A", drawn, b),
+            _weight(f"{stem}.lora_B", np.zeros(second, np.float32), b),
+        )
+
+    def _add_path(self, layer: _Layer, first: ir.Value, second: ir.Value, b: Builder) -> None:
+        """Let the readers of a layer read its output plus the adapter's."""
+        node, x, output = layer.node, layer.node.inputs[0], layer.node.outputs[0]
+        if self.dropout and x is not None:
+            x = b.op("Dropout", x, b.const(self.dropout), shape=x.shape)
+        if node.op_type == "Conv":
+            form: dict[str, Any] = dict(node.attributes)  # strides, pads, ...
+            path = b.op("Conv", b.op("Conv", x, first, **form), second)
+        else:
+            path = b.op("MatMul", b.op("MatMul", x, first), second)
+        scaled = b.op("Mul", path, b.const(self.alpha / self.rank))
+        added = b.op("Add", output, scaled)
+        b.graph.insert_after(node, b.take())
+        replace_value(output, added)
+        for usage in tuple(added.uses()):
+            if usage.node is added.producer():  # that Add reads itself now
+                usage.node.replace_input_with(usage.idx, output)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer or a convolution.
+
+    Args:
+        node: MatMul, Gemm or Conv.
+        name: Name of its weight.
+        inputs: Input features or channels.
+        outputs: Output features or channels.
+        kernel: Kernel of a convolution.
+        turned: Whether the node reads the weight with its axes exchanged.
+        reason: Why it cannot be adapted; empty if it can.
+    """
+
+    node: ir.Node
+    name: str
+    inputs: int
+    outputs: int
+    kernel: tuple[int, ...] = ()
+    turned: bool = False
+    reason: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.inputs * self.outputs * math.prod(self.kernel)
+
+
+def _layers(model: ir.Model) -> Iterator[_Layer]:
+    """The linear layers and convolutions of the main graph, in its order."""
+    data = descendants(v for v in model.graph.inputs if not v.is_initializer())
+    for node in model.graph:
+        if not is_standard(node, "MatMul", "Gemm", "Conv"):
+            continue
+        x, operand = node.inputs[0], input_at(node, 1)
+        shape = static_shape(operand) if operand is not None else None
+        weight = _stored(operand, data)
+        if operand is None or weight is None or shape is None or len(shape) < 2:
+            continue
+        reason = ""
+        if _stored(x, data) is not None:
+            reason = "both operands are stored"
+        if node.op_type == "Conv":
+            groups = node.attributes.get_int("group", 1)
+            reason = reason or (f"a convolution of {groups} groups" if groups > 1 else "")
+            yield _Layer(node, weight, shape[1], shape[0], shape[2:], reason=reason)
+            continue
+        if len(shape) != 2:
+            reason = reason or f"a stack of matrices {list(shape)}"
+        if node.attributes.get_int("transA", 0):
+            reason = reason or "its input is transposed"
+        turned = bool(node.attributes.get_int("transB", 0))
+        inputs, outputs = reversed(shape[-2:]) if turned else shape[-2:]
+        # Relative to the stored tensor, which a Transpose may precede.
+        axes = None if operand.is_initializer() else operand.producer()
+        turned ^= axes is not None and axes.op_type == "Transpose"
+        yield _Layer(node, weight, inputs, outputs, turned=turned, reason=reason)
+
+
+def _stored(value: ir.Value | None, data: set[ir.Node]) -> str | None:
+    """Name of the largest stored tensor that alone determines a value; ``None`` if data do too."""
+    if value is None or value.is_initializer():
+        return None if value is None else value.name
+    node = value.producer()
+    if node is None or node in data:  # an input of the model, or computed from one
+        return None
+    read = [v for n in ancestors([value]) for v in n.inputs if v is not None and v.is_initializer()]
+    largest = max(read, key=lambda v: math.prod(static_shape(v) or ()), default=None)
+    return label(node) if largest is None else largest.name
+
+
+def _weight(name: str, array: NDArray[np.float32], b: Builder) -> ir.Value:
+    value = ir.val(b.unique(name), const_value=ir.tensor(array))
+    b.graph.register_initializer(value)
+    return value
+
+
+def _first(report: Report) -> str:
+    """The first reason why a layer was not adapted."""
+    return next((f"'{name}': {why}" for name, why in report.kept.items()), "no layer")

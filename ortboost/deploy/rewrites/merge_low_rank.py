@@ -1,0 +1,154 @@
+r"""Merge a low-rank correction into the weight beside it: the adapters of LoRA.
+
+    x W + b + s (x A) B = x (W + s A B) + b
+
+The boost ``lora`` writes this form, and so do exports of PEFT models. For convolutions, `A` is a
+convolution of the form of the layer, and `B` one of a single position.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.rewrites.layer_weights import Array
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    label,
+    producer_of,
+    scalar,
+    sole_consumer,
+    static_shape,
+)
+from ortboost.graph.rewriting import Refusal, Site, rewrites
+
+__all__ = ["merge_low_rank"]
+
+_LINEAR = ("MatMul", "Gemm")
+
+
+@rewrites("Add", bypass=True)
+def merge_low_rank(site: Site) -> list[ir.Value] | None:
+    """Merge the adapters of linear layers and convolutions, in place, in the main graph."""
+    for index in (0, 1):
+        result, (path, scale) = site.input(index), _scaled(site.input(1 - index))
+        found = _layer(result)
+        if found is None:
+            continue
+        layer, readers = found
+        correction = _correction(path, layer)
+        if correction is None:
+            continue
+        if any(sole_consumer(value) is None for value in readers):
+            raise Refusal(f"the output of '{label(layer)}' is used elsewhere too")
+        _add_to_weight(layer, scale * correction)
+        site.note = f"merged into {label(layer)}"
+        return [result]
+    return None
+
+
+def _scaled(path: ir.Value) -> tuple[ir.Value, float]:
+    """The value before a multiplication by a number, and the number."""
+    node = producer_of(path, "Mul")
+    for value, factor in () if node is None else (node.inputs, node.inputs[::-1]):
+        number = scalar(factor)
+        if value is None or factor is None or number is None:
+            continue
+        if len(static_shape(factor) or ()) < 2:  # else it could add axes to the result
+            return value, number
+    return path, 1.0
+
+
+def _layer(result: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None:
+    """The layer that computes a value, maybe with a bias after it, and its results."""
+    layer = producer_of(result, *_LINEAR, "Conv")
+    if layer is not None:
+        return layer, [result]
+    total = producer_of(result, "Add")
+    for product, bias in () if total is None else (total.inputs, total.inputs[::-1]):
+        layer = producer_of(product, "MatMul")
+        if layer is not None and constant(bias) is not None:
+            return layer, [layer.outputs[0], result]
+    return None
+
+
+def _correction(path: ir.Value, layer: ir.Node) -> Array | None:
+    """`A B` in the layout of the layer's weight; ``None`` if the path is no adapter of it."""
+    kind = ("Conv",) if layer.op_type == "Conv" else _LINEAR
+    last = producer_of(path, *kind)
+    first = None if last is None else producer_of(last.inputs[0], *kind)
+    if first is None or last is None or first.inputs[0] is not layer.inputs[0]:
+        return None
+    if layer.op_type != "Conv":
+        a, b = _matrix(first), _matrix(last)
+        product = None if a is None or b is None or not _is_plain(layer) else a @ b
+        return product.T if product is not None and _is_turned(layer) else product
+    a, b = constant(first.inputs[1]), constant(last.inputs[1])
+    alone = input_at(first, 2) is input_at(last, 2) is None
+    if a is None or b is None or not alone or _geometry(first) != _geometry(layer):
+        return None
+    if not _is_pointwise(last) or layer.attributes.get_int("group", 1) != 1:
+        return None
+    return np.tensordot(b.astype(np.float64).reshape(b.shape[:2]), a.astype(np.float64), 1)
+
+
+def _matrix(node: ir.Node) -> Array | None:
+    """The stored matrix ``[in, out]`` of a linear layer without bias."""
+    stored = constant(node.inputs[1])
+    if stored is None or stored.ndim != 2 or input_at(node, 2) is not None or not _is_plain(node):
+        return None
+    matrix = stored.astype(np.float64)
+    return matrix.T if _is_turned(node) else matrix
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether a linear layer is its input times its weight, without a factor."""
+    factor = node.attributes.get_float("alpha", 1.0)
+    return factor == 1.0 and not node.attributes.get_int("transA", 0)
+
+
+def _is_turned(node: ir.Node) -> bool:
+    return bool(node.attributes.get_int("transB", 0))
+
+
+def _is_pointwise(node: ir.Node) -> bool:
+    """Whether a convolution reads single positions, all of them, over all channels."""
+    kernel = (static_shape(node.inputs[1]) or (0,))[2:] if node.inputs[1] is not None else (0,)
+    _, groups, strides, _, pads = _geometry(node)
+    return {groups, *kernel, *strides} == {1} and not any(pads)
+
+
+def _geometry(node: ir.Node) -> tuple[str, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Automatic padding, groups, strides, dilations and pads of a convolution."""
+    weight = node.inputs[1]
+    rank = len((static_shape(weight) if weight is not None else None) or (0, 0)) - 2
+    settings = node.attributes
+    return (
+        settings.get_string("auto_pad", "NOTSET"),
+        settings.get_int("group", 1),
+        tuple(settings.get_ints("strides", (1,) * rank)),
+        tuple(settings.get_ints("dilations", (1,) * rank)),
+        tuple(settings.get_ints("pads", (0,) * 2 * rank)),
+    )
+
+
+def _add_to_weight(layer: ir.Node, correction: Array) -> None:
+    """Replace the stored weight of a layer by its sum with a correction.
+
+    Raises:
+        Refusal: It is not stored, another node reads it, or the sum is not finite in its type.
+    """
+    weight = layer.inputs[1]
+    stored = constant(weight)
+    if weight is None or stored is None or not weight.is_initializer():
+        raise Refusal(f"the weight of '{label(layer)}' is computed, not stored")
+    if len(weight.uses()) > 1 or weight.is_graph_output():
+        raise Refusal(f"'{weight.name}' is shared with another node")
+    if stored.shape != correction.shape:
+        raise Refusal(f"'{weight.name}' has another shape than its correction")
+    with np.errstate(over="ignore"):  # float16 ends at 65504
+        merged = (stored.astype(np.float64) + correction).astype(stored.dtype)
+    if not np.isfinite(merged.astype(np.float64)).all():
+        raise Refusal("the merged weight would not be finite")
+    weight.const_value = ir.tensor(merged, name=weight.name, dtype=weight.dtype)

@@ -1,0 +1,139 @@
+"""Low-rank corrections are merged into the weight beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.deploy.rewrites.merge_low_rank import merge_low_rank
+from tests.deploy.rewrites.support import assert_kept, check, lifted, model_of, ops
+from tests.support import weights
+
+X = "float[N,6] x"
+W, A, B = weights(6, 5), weights(6, 2, seed=1), weights(2, 5, seed=2)
+BATCH = {"x": weights(3, 6, seed=3)}
+PATH = "d = MatMul(x, a) u = MatMul(d, b)"
+HALF = "h = Constant<value_float = 0.5>()"
+
+
+def linear(body, **stored):
+    stored = {"w": W, "a": A, "b": B, **stored}
+    named = ", ".join(f"float[{','.join(map(str, v.shape))}] {k}" for k, v in stored.items())
+    return lifted(model_of(body, f"{X}, {named}", "float[N,M] y", **stored))
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (f"p = MatMul(x, w) {PATH} y = Add(p, u)", {"MatMul": 1}),
+        (f"p = MatMul(x, w) {PATH} y = Add(u, p)", {"MatMul": 1}),
+        (f"{HALF} p = MatMul(x, w) {PATH} s = Mul(u, h) y = Add(p, s)", {"MatMul": 1}),
+        (f"{HALF} p = MatMul(x, w) {PATH} s = Mul(h, u) y = Add(s, p)", {"MatMul": 1}),
+        (
+            f"{HALF} p = MatMul(x, w) q = Add(p, c) {PATH} s = Mul(u, h) y = Add(q, s)",
+            {"MatMul": 1, "Add": 1},
+        ),
+        (f"{HALF} p = Gemm<beta = 2.0>(x, w, c) {PATH} s = Mul(u, h) y = Add(p, s)", {"Gemm": 1}),
+        (f"p = Gemm<transB = 1>(x, t, c) {PATH} y = Add(p, u)", {"Gemm": 1}),
+        (
+            "p = Gemm(x, w, c) d = Gemm<transB = 1>(x, ta) u = Gemm<transB = 1>(d, tb) "
+            "y = Add(p, u)",
+            {"Gemm": 1},
+        ),
+    ],
+)
+def test_a_linear_layer(body, left):
+    model = linear(
+        body,
+        **{
+            name: array
+            for name, array in {
+                "c": weights(5, seed=4),
+                "t": W.T.copy(),
+                "ta": A.T.copy(),
+                "tb": B.T.copy(),
+            }.items()
+            if f"{name})" in body or f"{name}," in body
+        },
+    )
+    report = check(merge_low_rank, model, BATCH)
+    assert len(report.changed) == 1
+    assert ops(model) == left
+
+
+@pytest.mark.parametrize(
+    "geometry", ["strides = [2, 2], pads = [1, 1, 1, 1]", 'auto_pad = "SAME_UPPER"', ""]
+)
+def test_a_convolution(geometry):
+    attributes = f"<{geometry}>" if geometry else ""
+    model = model_of(
+        f"p = Conv{attributes}(x, w, c) d = Conv{attributes}(x, a) u = Conv(d, b) y = Add(p, u)",
+        "float[N,3,8,8] x, float[4,3,3,3] w, float[4] c, float[2,3,3,3] a, float[4,2,1,1] b",
+        "float[N,4,H,W] y",
+        w=weights(4, 3, 3, 3),
+        c=weights(4),
+        a=weights(2, 3, 3, 3, seed=1),
+        b=weights(4, 2, 1, 1, seed=2),
+    )
+    check(merge_low_rank, model, {"x": weights(2, 3, 8, 8)})
+    assert ops(model) == {"Conv": 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("y = Add(y0, p)", "the output of 'p' is used elsewhere too"),
+        ("n = Neg(w) r = MatMul(x, n) y = Add(y0, r)", "'w' is shared with another node"),
+    ],
+)
+def test_what_is_used_elsewhere_is_kept(more, reason):
+    model = linear(f"{HALF} p = MatMul(x, w) {PATH} s = Mul(u, h) y0 = Add(p, s) {more}")
+    report = check(merge_low_rank, model, BATCH)
+    assert not report.changed
+    assert_kept(report, "y0", reason)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "r = Relu(x) p = MatMul(r, w) d = MatMul(x, a) u = MatMul(d, b) y = Add(p, u)",
+        "p = MatMul(x, w) d = MatMul(x, a) e = Relu(d) u = MatMul(e, b) y = Add(p, u)",
+        "p = MatMul(x, w) d = Gemm<alpha = 2.0>(x, a) u = MatMul(d, b) y = Add(p, u)",
+        "p = Gemm<alpha = 2.0>(x, w) d = MatMul(x, a) u = MatMul(d, b) y = Add(p, u)",
+    ],
+)
+def test_other_sums_are_left_alone(body):
+    model = linear(body)
+    assert not check(merge_low_rank, model, BATCH).changed
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("pads = [1, 1, 1, 1]", "strides = [1, 1]"),  # another padding than the layer's
+        ("pads = [0, 0, 0, 0]", "pads = [1, 1, 1, 1]"),
+    ],
+)
+def test_convolutions_of_another_form_are_left_alone(first, last):
+    layer = (
+        "pads = [1, 1, 1, 1]" if "1, 1, 1, 1" in last else "dilations = [2, 2], pads = [2,2,2,2]"
+    )
+    model = model_of(
+        f"p = Conv<{layer}>(x, w) d = Conv<{first}>(x, a) u = Conv<{last}>(d, b) y = Add(p, u)",
+        "float[N,3,8,8] x, float[4,3,3,3] w, float[2,3,3,3] a, float[4,2,1,1] b",
+        "float[N,4,8,8] y",
+        w=weights(4, 3, 3, 3),
+        a=weights(2, 3, 3, 3, seed=1),
+        b=weights(4, 2, 1, 1, seed=2),
+    )
+    assert not check(merge_low_rank, model, {"x": weights(2, 3, 8, 8)}).changed
+
+
+def test_a_weight_that_would_overflow_is_kept():
+    huge = np.full((6, 5), 3e38, np.float32)
+    model = linear(
+        f"p = MatMul(x, w) {PATH} y = Add(p, u)", w=huge, a=abs(A) * 1e20, b=abs(B) * 1e20
+    )
+    report = merge_low_rank(model)
+    assert not report.changed
+    assert "not be finite" in next(iter(report.kept.values()))
