@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.core.files import process_exists, read_json, writable_path, write_json
+from ortboost.core.tensor_file import Selection
 from ortboost.program.program import MANIFEST, Program, is_part
-from ortboost.training import Checkpoint, CheckpointStore
+from ortboost.training import Checkpoint, CheckpointStore, Constants
 
 __all__ = [
     "CHECKPOINTS",
@@ -26,6 +28,7 @@ __all__ = [
     "PLOT",
     "alone_in",
     "check_output",
+    "checkpoints_of",
     "in_training",
     "load_run",
     "refuse_checkpoint",
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 CHECKPOINTS, LOG, PLOT, LOCK = "checkpoints", "log.jsonl", "curves.png", "train.lock"
+_LARGE = 2**20  # bytes
 _log = logging.getLogger(__name__)
 
 
@@ -159,6 +163,30 @@ def refuse_checkpoint(checkpoint: str) -> None:
         )
 
 
+def checkpoints_of(
+    program: Program, folder: Path, keep: int = 3, *, writes: bool = True
+) -> CheckpointStore:
+    """The checkpoints of a program in a folder.
+
+    They do not repeat frozen weights, which the program folder holds, if these are large.
+
+    Args:
+        program: The program.
+        folder: The folder.
+        keep: See :class:`CheckpointStore`.
+        writes: See :class:`CheckpointStore`.
+
+    Raises:
+        FileError: The folder cannot be created.
+    """
+    frozen = [e for e in program.catalogue.state if e.next is None and not e.sharded]
+    constants = None
+    if sum(math.prod(e.shape) * e.dtype.itemsize for e in frozen) >= _LARGE:
+        names = (e.name for e in frozen)
+        constants = Constants(Selection(program.initial, names), program.initial_digest)
+    return CheckpointStore(folder, keep, writes=writes, constants=constants)
+
+
 @checked
 def load_run(
     run: str | os.PathLike[str], checkpoint: str = "best"
@@ -194,10 +222,10 @@ def load_run(
             fix=nearest(checkpoint, ["best", "last", "initial", *files]),
         )
     if file is not None:
-        store = CheckpointStore(file.parent, writes=False)
+        store = checkpoints_of(program, file.parent, writes=False)
         found = store.load(file, program=program.fingerprint)
     elif (folder / CHECKPOINTS).is_dir():  # a store creates its folder, but this must only read
-        store = CheckpointStore(folder / CHECKPOINTS, writes=False)
+        store = checkpoints_of(program, folder / CHECKPOINTS, writes=False)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
         steps = store.steps()
         if found is not None and steps and steps[-1] > found.step:

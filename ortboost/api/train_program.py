@@ -15,7 +15,14 @@ from ortboost.api.data import Data
 from ortboost.api.image_settings import as_augment, as_images, former_images
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, continues, launch, own_threads, processes
-from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, require_same
+from ortboost.api.run_folder import (
+    CHECKPOINTS,
+    LOG,
+    PLOT,
+    alone_in,
+    checkpoints_of,
+    require_same,
+)
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, UsageError, require_known
 from ortboost.core.field_types import Range
@@ -29,7 +36,6 @@ from ortboost.training import (
     Adaptable,
     BestModel,
     Callback,
-    CheckpointStore,
     EarlyStopping,
     EventLog,
     Goal,
@@ -195,7 +201,7 @@ def train(
         with alone_in(folder) if first else contextlib.nullcontext():
             if first:
                 require_same(folder, program)
-            store = CheckpointStore(folder / CHECKPOINTS, keep=keep, writes=first)
+            store = checkpoints_of(program, folder / CHECKPOINTS, keep, writes=first)
             if group is not None:
                 begins = store.steps()[-1:] if resume else "from scratch"
                 _agree(group, source, held_out, settled.describe(stepper.groups), begins)

@@ -104,7 +104,7 @@ class Lora(Boost):
             if key not in adapters:
                 adapters[key] = self._adapter(layer, b, generator)
                 numbers = sum(math.prod(static_shape(v) or ()) for v in adapters[key])
-                report.changed[layer.name] = f"{numbers:,} numbers beside {layer.size:,}"
+                report.changed[layer.name] = f"adapter of {numbers:,} numbers beside {layer.size:,}"
             self._add_path(layer, *adapters[key], b)
         if not report.changed:
             raise ModelError(

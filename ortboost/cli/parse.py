@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from ortboost.boosts.base import Boost
-from ortboost.boosts.table import boost_from_dict
+from ortboost.boosts.table import boost_from_dict, find_boost
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError, UsageError, nearest, require_known
 from ortboost.core.field_types import read_config
@@ -113,7 +113,7 @@ def parse_kind(
 
 
 def parse_boost(text: str) -> Boost:
-    """Parse ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; ``|`` separates or ends the items of a list.
+    """Parse ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; ``|`` separates the items of a list.
 
     Raises:
         UsageError: The argument is malformed.
@@ -122,13 +122,15 @@ def parse_boost(text: str) -> Boost:
     Example:
         >>> parse_boost("grad-freeze:p=0.4,by=cost").by
         'cost'
-        >>> parse_boost("grad-centralization:patterns=fc*|").patterns
-        ('fc*',)
+        >>> parse_boost("grad-centralization:patterns=fc*|conv*").patterns
+        ('fc*', 'conv*')
     """
     name, _, rest = text.strip().partition(":")
     pairs = parse_pairs([part for part in rest.split(",") if part], f"--boost {name}")
+    hints = get_type_hints(find_boost(name))
     for key, value in pairs.items():
-        if isinstance(value, str) and "|" in value:
+        kinds = {get_origin(hint) for hint in (hints.get(key), *get_args(hints.get(key)))}
+        if isinstance(value, str) and tuple in kinds:
             pairs[key] = [parse_value(item) for item in value.split("|") if item]
     return boost_from_dict({"name": name, **pairs})
 

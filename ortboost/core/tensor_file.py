@@ -14,7 +14,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-__all__ = ["Overlay", "TensorFile", "form_of", "pieces_of", "rows_of", "write_tensors"]
+__all__ = ["Overlay", "Selection", "TensorFile", "form_of", "pieces_of", "rows_of", "write_tensors"]
 
 _PIECE = 2**26  # bytes: what is read at a time of a tensor that is only passed on
 
@@ -159,6 +159,36 @@ class Overlay(Mapping[str, NDArray[np.generic]]):
         return len({*self._front, *self._behind})
 
 
+class Selection(Mapping[str, NDArray[np.generic]]):
+    """Some of several tensors, which are read when they are needed.
+
+    Args:
+        tensors: All tensors.
+        names: Which of them.
+    """
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.generic]], names: Iterable[str]) -> None:
+        self._tensors, self._names = tensors, dict.fromkeys(names)
+
+    def holder(self, name: str) -> Mapping[str, NDArray[np.generic]]:
+        """The tensors that a name refers to."""
+        if name not in self._names:
+            raise KeyError(name)
+        return self._tensors
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        return self.holder(name)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @runtime_checkable
 class _WithForms(Protocol):
     """Tensors that are read, from a file or a device, when they are accessed."""
@@ -170,7 +200,7 @@ def form_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Shape and dtype of one of several tensors, without reading it from a file or a device."""
-    if isinstance(tensors, Overlay):
+    if isinstance(tensors, Overlay | Selection):
         return form_of(tensors.holder(name), name)
     if not isinstance(tensors, dict) and isinstance(tensors, _WithForms):  # a slow question
         return tensors.form(name)
@@ -181,7 +211,7 @@ def rows_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str, rows: range
 ) -> NDArray[np.generic]:
     """Consecutive rows of one of several tensors; from a file, only they are read."""
-    if isinstance(tensors, Overlay):
+    if isinstance(tensors, Overlay | Selection):
         return rows_of(tensors.holder(name), name, rows)
     if isinstance(tensors, TensorFile):
         return tensors.rows(name, rows)
@@ -192,7 +222,7 @@ def pieces_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> Iterator[NDArray[np.generic]]:
     """The elements of one of several tensors in order, in flat arrays; from a file, small ones."""
-    if isinstance(tensors, Overlay):
+    if isinstance(tensors, Overlay | Selection):
         yield from pieces_of(tensors.holder(name), name)
     elif isinstance(tensors, TensorFile):
         yield from tensors.pieces(name)

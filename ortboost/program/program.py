@@ -147,6 +147,11 @@ class Program(Shown):
         """
         return self._fingerprint({name: ir.to_proto(model) for name, model in self.graphs.items()})
 
+    @property
+    def initial_digest(self) -> str:
+        """Identifies the initial values; it reads them all."""
+        return _state_digest(self.initial)
+
     def _fingerprint(self, protos: Mapping[str, onnx.ModelProto]) -> str:
         digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
         for name in sorted(self.graphs):
@@ -234,7 +239,7 @@ class Program(Shown):
             "engine": self.engine,
             "fingerprint": self._fingerprint(protos),
             "evaluation": _digest(protos["eval"]),
-            "initial": _state_digest(self.initial),
+            "initial": self.initial_digest,
             "models": _model_digests(protos),
             "prediction": self.prediction,
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
@@ -345,7 +350,7 @@ class Program(Shown):
                 where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
                 fix=again,
             )
-        if "initial" in manifest and manifest["initial"] != _state_digest(self.initial):
+        if "initial" in manifest and manifest["initial"] != self.initial_digest:
             raise FileError(
                 "The initial state does not match the manifest.",
                 where=f"{source / STATE}: 'initial' in {MANIFEST}",

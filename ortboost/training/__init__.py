@@ -16,7 +16,7 @@ from ortboost.training.callbacks import (
     RunView,
     as_callbacks,
 )
-from ortboost.training.checkpoints import Checkpoint, CheckpointStore
+from ortboost.training.checkpoints import Checkpoint, CheckpointStore, Constants
 from ortboost.training.config import TrainConfig
 from ortboost.training.data import (
     ArraySource,
@@ -47,6 +47,7 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointStore",
+    "Constants",
     "EarlyStopping",
     "Evaluator",
     "EventLog",

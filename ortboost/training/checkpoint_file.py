@@ -2,10 +2,13 @@
 
 ::
 
-    step-00000120.safetensors   every state tensor
+    step-00000120.safetensors   the state tensors
     step-00000120.json          written last: sha256 and size of the tensor file, names, dtypes and
                                 shapes of the tensors, the program's fingerprint, the trainer's
                                 progress, and a digest of the JSON itself
+
+Large tensors that the steps of a program never change (frozen weights) stay in the program folder,
+as long as they have their initial values: the JSON names them and the digest of the initial state.
 
 A tensor file without its JSON is an incomplete save and is ignored. If a step is saved again with
 different tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON and tensors stay
@@ -28,12 +31,13 @@ import numpy as np
 
 from ortboost.core.errors import ArgumentTypeError, FileError
 from ortboost.core.files import put_in_place, read_json, temporary_folder, write_json
-from ortboost.core.tensor_file import TensorFile, form_of, write_tensors
+from ortboost.core.tensor_file import Overlay, Selection, TensorFile, form_of, write_tensors
 from ortboost.training.protocols import Array
 
 __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
+    "Constants",
     "RefusedError",
     "digest_of",
     "is_ours",
@@ -43,10 +47,24 @@ __all__ = [
     "write_checkpoint",
 ]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+_SELF_CONTAINED: Final = 1  # the version of files that need no tensors of their program
 _FORMAT: Final = "ortboost-checkpoint"
 _TENSORS: Final = r"(\.[0-9a-f]{8})?\.safetensors"
 _CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Tensors of a program that its steps do not change; checkpoints refer to them.
+
+    Args:
+        tensors: Name to initial value.
+        digest: Identifies the values.
+    """
+
+    tensors: Mapping[str, Array]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,11 @@ class RefusedError(Exception):
 
 
 def write_checkpoint(
-    path: Path, state: Mapping[str, Array], progress: Mapping[str, Any], program: str
+    path: Path,
+    state: Mapping[str, Array],
+    progress: Mapping[str, Any],
+    program: str,
+    constants: Constants | None = None,
 ) -> None:
     """Write both files of a checkpoint; a crash at any moment leaves no partial checkpoint.
 
@@ -86,12 +108,18 @@ def write_checkpoint(
         state: State tensor by name; dtypes and 0-d shapes are kept.
         progress: JSON data with the key ``step``.
         program: Fingerprint of the program.
+        constants: Tensors that are not written if they still have these values.
 
     Raises:
         FileError: The folder is missing, not writable or full.
         ArgumentTypeError: ``progress`` is not JSON data.
     """
     content = {"progress": json_data(progress, "progress")}  # first: it may be refused
+    version = _SELF_CONTAINED
+    if constants is not None and (same := _unchanged(state, constants.tensors)):
+        state = Selection(state, [name for name in state if name not in same])
+        content["constants"] = {"names": sorted(same), "digest": constants.digest}
+        version = FORMAT_VERSION
     tensors = path.with_suffix(".safetensors")
     with temporary_folder(path.parent) as workshop:
         made = workshop / tensors.name
@@ -111,7 +139,7 @@ def write_checkpoint(
             ) from error
     content |= {
         "format": _FORMAT,
-        "version": FORMAT_VERSION,
+        "version": version,
         "program": program,
         "file": {"name": tensors.name, "size": size, "sha256": sha256},
         "tensors": {name: _describe(state, name) for name in sorted(state)},
@@ -192,8 +220,29 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _unchanged(state: Mapping[str, Array], constants: Mapping[str, Array]) -> set[str]:
+    """The tensors that have their initial values, bit for bit."""
+    return {
+        name
+        for name, initial in constants.items()
+        if name in state
+        and form_of(state, name) == form_of(constants, name)
+        and _same_bits(state[name], initial)
+    }
+
+
+def _same_bits(one: Array, other: Array) -> bool:
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    step = 16 * _CHUNK  # a comparison takes memory of its own
+    pieces = (slice(start, start + step) for start in range(0, a.size, step))
+    return all(np.array_equal(a[piece], b[piece]) for piece in pieces)
+
+
 def read_checkpoint(
-    path: Path, program: str | None, expect: Mapping[str, Array] | None
+    path: Path,
+    program: str | None,
+    expect: Mapping[str, Array] | None,
+    constants: Constants | None = None,
 ) -> Checkpoint:
     """Read and verify a checkpoint.
 
@@ -201,6 +250,7 @@ def read_checkpoint(
         path: Its JSON file.
         program: The required fingerprint; None accepts any.
         expect: Tensors whose names, shapes and dtypes it must have; None accepts any.
+        constants: Tensors that it may refer to; without them, they are missing in its state.
 
     Raises:
         RefusedError: It is damaged or belongs to another program.
@@ -221,7 +271,7 @@ def read_checkpoint(
             raise RefusedError(tensors, f"it has {size} bytes instead of {content['file']['size']}")
         if _sha256(tensors) != content["file"]["sha256"]:
             raise RefusedError(tensors, "its bytes changed since it was written (sha256 differs)")
-        state = TensorFile(tensors)
+        state: Mapping[str, Array] = TensorFile(tensors)
     except FileNotFoundError as error:
         raise RefusedError(tensors, "the tensor file is missing") from error
     except (OSError, ValueError) as error:
@@ -229,10 +279,25 @@ def read_checkpoint(
     found = {name: _describe(state, name) for name in state}
     if found != content["tensors"]:
         raise RefusedError(tensors, "its tensors differ from those listed in its JSON")
+    if "constants" in content and constants is not None:
+        state = _completed(path, state, content["constants"], constants)
+        found = {name: _describe(state, name) for name in state}
     if expect is not None:
         _check_tensors(tensors, found, {name: _describe(expect, name) for name in expect})
     progress = dict(content["progress"])
     return Checkpoint(int(progress["step"]), path, state, progress, str(content["program"]))
+
+
+def _completed(
+    path: Path, state: Mapping[str, Array], about: Mapping[str, Any], constants: Constants
+) -> Mapping[str, Array]:
+    """The tensors of a checkpoint, and those of its program that it refers to."""
+    names = list(about["names"])
+    if about["digest"] != constants.digest or not set(names) <= set(constants.tensors):
+        raise RefusedError(
+            path, "it needs initial weights of its program, which are others now: convert as before"
+        )
+    return Overlay(state, Selection(constants.tensors, names))
 
 
 def _read_content(path: Path) -> dict[str, Any]:
@@ -242,7 +307,7 @@ def _read_content(path: Path) -> dict[str, Any]:
         raise RefusedError(path, "the file is missing or is not valid JSON") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise RefusedError(path, "it is not an ortboost checkpoint")
-    if content.get("version") != FORMAT_VERSION:
+    if content.get("version") not in range(_SELF_CONTAINED, FORMAT_VERSION + 1):
         raise RefusedError(
             path,
             f"it has format version {content.get('version')}, this ortboost reads {FORMAT_VERSION}",

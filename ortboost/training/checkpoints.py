@@ -17,6 +17,7 @@ from ortboost.core.errors import FileError
 from ortboost.core.files import read_json, sweep, write_json
 from ortboost.training.checkpoint_file import (
     Checkpoint,
+    Constants,
     RefusedError,
     digest_of,
     is_ours,
@@ -26,7 +27,7 @@ from ortboost.training.checkpoint_file import (
 )
 from ortboost.training.protocols import Array
 
-__all__ = ["Checkpoint", "CheckpointStore", "Found"]
+__all__ = ["Checkpoint", "CheckpointStore", "Constants", "Found"]
 
 _NAME = re.compile(r"step-(\d{8,})\.json")
 _TENSORS = re.compile(r"(step-\d{8,})(\.[0-9a-f]{8})?\.safetensors")
@@ -47,6 +48,8 @@ class CheckpointStore:
         keep: How many of the newest to keep, 1 or more; the best one is kept in addition.
         writes: False for a process that only reads the checkpoints of another one: saving, pinning
             and removing do nothing.
+        constants: Tensors that the steps do not change, which checkpoints need not repeat. Without
+            them, they are missing in a state that is read.
 
     Raises:
         FileError: The folder cannot be created.
@@ -57,9 +60,15 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], keep: int = 3, *, writes: bool = True
+        self,
+        folder: str | os.PathLike[str],
+        keep: int = 3,
+        *,
+        writes: bool = True,
+        constants: Constants | None = None,
     ) -> None:
         self.folder, self.keep, self._writes = Path(folder), max(1, keep), writes
+        self._constants = constants
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -104,7 +113,7 @@ class CheckpointStore:
         path = self.path(int(progress["step"]))
         if not self._writes:
             return path
-        write_checkpoint(path, state, progress, program)
+        write_checkpoint(path, state, progress, program, self._constants)
         self._refused.discard(int(progress["step"]))
         if best:
             self.pin_best(int(progress["step"]))
@@ -199,7 +208,7 @@ class CheckpointStore:
         name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
         wanted = Path(path).with_name(name)
         try:
-            return read_checkpoint(wanted, program, expect)
+            return read_checkpoint(wanted, program, expect, self._constants)
         except RefusedError as error:
             match = _NAME.fullmatch(wanted.name)
             earlier = [step for step in self.steps() if not match or step < int(match[1])]
@@ -230,7 +239,8 @@ class CheckpointStore:
         refused: list[RefusedError] = []
         for step in reversed(steps):
             try:
-                return Found(read_checkpoint(self.path(step), program, expect), tuple(refused))
+                found = read_checkpoint(self.path(step), program, expect, self._constants)
+                return Found(found, tuple(refused))
             except RefusedError as error:
                 refused.append(error)
         return Found(None, tuple(refused))

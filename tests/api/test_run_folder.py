@@ -13,7 +13,9 @@ import ortboost as ob
 from ortboost.api import train_program
 from ortboost.api.check_target import fix_for
 from ortboost.api.run_folder import LOCK, alone_in
-from tests.support import assert_three_lines, small_mlp
+from ortboost.core.errors import FileError
+from ortboost.core.tensor_file import TensorFile
+from tests.support import assert_same_bits, assert_three_lines, small_mlp
 
 PORTABLE = ob.ProgramConfig(engine="portable")
 DATA = {
@@ -130,4 +132,32 @@ def test_a_missing_folder_is_named_before_any_work(run, tmp_path):
     """The run has no checkpoint, which is found when it is opened."""
     with pytest.raises(ob.FileError, match=r"The folder for 'm.onnx' does not exist") as caught:
         ob.export(run, tmp_path / "none" / "m.onnx")
+    assert_three_lines(caught.value)
+
+
+def test_checkpoints_do_not_repeat_large_frozen_weights(tmp_path):
+    """A run whose frozen weights stay in the program resumes to the same bits and exports."""
+    model = small_mlp(features=700, hidden=400)  # 1.1 MB
+    boosts = (ob.Lora(rank=2),)
+    rng = np.random.default_rng(0)
+    data = {"x": rng.standard_normal((32, 700)).astype(np.float32), "labels": np.arange(32) % 3}
+    finals = []
+    for name, epochs in (("once", (4,)), ("twice", (2, 4))):
+        ob.build_program(model, ob.ProgramConfig(boosts=boosts)).save(tmp_path / name)
+        for count in epochs:
+            ob.train(tmp_path / name, data, epochs=count, batch_size=8, resume=count != epochs[0])
+        program, state, checkpoint = ob.load_run(tmp_path / name, "last")
+        assert set(state) == set(program.initial)
+        tensors = TensorFile(checkpoint.path.with_suffix(".safetensors"))
+        assert "w1.lora_A" in tensors
+        assert "w1" not in tensors
+        finals.append(state)
+    assert_same_bits(*finals)
+    result = ob.export(tmp_path / "twice", tmp_path / "m.onnx", checkpoint="last")
+    assert result.parity.ok
+    # A copy of the checkpoint is of no use with other initial weights.
+    other = small_mlp(features=700, hidden=400, seed=9)
+    ob.build_program(other, ob.ProgramConfig(boosts=boosts)).save(tmp_path / "other")
+    with pytest.raises(FileError, match="initial weights of its program") as caught:
+        ob.load_run(tmp_path / "other", str(checkpoint.path))
     assert_three_lines(caught.value)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import ArgumentTypeError, FileError
+from ortboost.core.tensor_file import TensorFile
 from ortboost.training.checkpoint_file import digest_of
-from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.checkpoints import CheckpointStore, Constants
 from tests.support import assert_three_lines
 
 STATE = {
@@ -347,3 +348,56 @@ def test_a_pin_with_another_step_is_damaged(tmp_path):
     assert store.best_step() is None
     pin.write_text('{"step": 10}')  # as older versions wrote it
     assert store.best().step == 10
+
+
+# ---- tensors that stay in the program ------------------------------------------------------------
+
+FROZEN = {"backbone": np.arange(12, dtype=np.float32).reshape(3, 4), "zero": np.zeros(())}
+
+
+def frozen(digest="d1", **others):
+    return Constants({**FROZEN, **others}, digest)
+
+
+def test_constants_are_not_written_and_are_read_from_the_program(tmp_path):
+    state = {**STATE, **FROZEN, "zero": np.ones(())}  # one of them was changed
+    store = CheckpointStore(tmp_path, constants=frozen())
+    path = store.save(state, {"step": 4}, program="p")
+    assert set(TensorFile(path.with_suffix(".safetensors"))) == set(state) - {"backbone"}
+    assert json.loads(path.read_text())["version"] == 2
+    for found in (store.latest(program="p", expect=state).checkpoint, store.load(path)):
+        assert found is not None
+        assert set(found.state) == set(state)
+        for name, array in state.items():
+            np.testing.assert_array_equal(found.state[name], array)
+            assert found.state[name].dtype == array.dtype
+    assert "backbone" not in CheckpointStore(tmp_path).load(path).state
+
+
+def test_without_constants_the_file_is_one_that_older_versions_read(tmp_path):
+    changed = {name: array + 1 for name, array in FROZEN.items()}
+    for constants in (None, frozen()):
+        store = CheckpointStore(tmp_path, constants=constants)
+        path = store.save({**STATE, **changed}, {"step": 4}, program="p")
+        assert json.loads(path.read_text())["version"] == 1
+        assert set(TensorFile(path.with_suffix(".safetensors"))) == {*STATE, *FROZEN}
+
+
+def test_bits_decide_whether_a_constant_is_unchanged(tmp_path):
+    start = np.array([0.0, np.nan], np.float32)
+    store = CheckpointStore(tmp_path, constants=Constants({"c": start}, "d"))
+    for step, (value, written) in enumerate(
+        ((start, False), (np.array([-0.0, np.nan], np.float32), True), (start.astype("f8"), True))
+    ):
+        path = store.save({"c": value, **STATE}, {"step": step}, program="p")
+        assert ("c" in TensorFile(path.with_suffix(".safetensors"))) == written
+
+
+@pytest.mark.parametrize("constants", [frozen("d2"), Constants({}, "d1")])
+def test_other_constants_are_refused(tmp_path, constants):
+    path = CheckpointStore(tmp_path, constants=frozen()).save(
+        {**STATE, **FROZEN}, {"step": 4}, program="p"
+    )
+    with pytest.raises(FileError, match="initial weights of its program") as caught:
+        CheckpointStore(tmp_path, constants=constants).load(path)
+    assert_three_lines(caught.value)
