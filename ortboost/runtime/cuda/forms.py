@@ -9,6 +9,8 @@
   operator, and the tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad
   of opset 21, onnxruntime-gpu 1.31.1 no Dropout and no MaxPool of opset 22. The results are bitwise
   equal.
+* ArgMax and ArgMin without a kernel become TopK with one value, which by the standard has the lower
+  index of equal values, too.
 * MaxPool becomes the maximum of shifted images if the opset must be one in which it has no kernel
   (:mod:`ortboost.runtime.cuda.max_pool`).
 * Nodes that have a kernel only in float32 are surrounded by casts. The runtime itself does this for
@@ -23,7 +25,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import (
     constant,
     find_schema,
@@ -70,6 +72,7 @@ def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
     # The opset is chosen before the casts: an older one may have kernels that make them needless.
     done = _plain_casts(changed)
     done |= _constant_ones(changed)
+    done |= _best_as_top_k(changed, kernels)
     done |= _older_opset(changed, kernels)
     done |= _float32_around(changed, kernels)
     return changed if done else model
@@ -103,6 +106,34 @@ def _constant_ones(model: ir.Model) -> bool:
                 use.node.replace_input_with(use.idx, ones)
             model.graph.remove(node)
             done = True
+    return done
+
+
+def _best_as_top_k(model: ir.Model, kernels: Kernels) -> bool:
+    """Replace ArgMax and ArgMin that have no kernel in any opset that the graph may use."""
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph.all_nodes()):
+        x = node.inputs[0] if is_standard(node, "ArgMax", "ArgMin") else None
+        settings = node.attributes
+        if x is None or x.shape is None or settings.get_int("select_last_index", 0):
+            continue
+        if not _missing([node], kernels, _OLDEST):
+            continue
+        axis, largest = settings.get_int("axis", 0), int(node.op_type == "ArgMax")
+        one = builder.ints(1)
+        _, found = builder.ops("TopK", x, one, names=[None, None], axis=axis, largest=largest)
+        found.type = ir.TensorType(ir.DataType.INT64)
+        found.shape = ir.Shape(
+            [1 if i == axis % len(x.shape) else n for i, n in enumerate(x.shape)]
+        )
+        if _missing(builder.nodes, kernels, _OLDEST):  # of this type
+            builder.take()
+            continue
+        if not settings.get_int("keepdims", 1):
+            shape = node.outputs[0].shape
+            found = builder.op("Squeeze", found, builder.ints(axis), shape=shape)
+        replace_node(node, [found], builder)
+        done = True
     return done
 
 
