@@ -2,6 +2,7 @@
 
 * CastLike becomes Cast: the provider has no kernel for it, and the runtime inlines its definition
   too late to see that it casts a length, which would then be copied to the device and back.
+* Celu, which has no kernel, becomes ``alpha Elu(x / alpha)``.
 * An Expand to a few equal values, whose count is a rank known from shape inference, becomes a
   constant: Expand leaves them on the device, and results computed from them are copied back to the
   host.
@@ -71,6 +72,7 @@ def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
     infer_shapes(changed)
     # The opset is chosen before the casts: an older one may have kernels that make them needless.
     done = _plain_casts(changed)
+    done |= _plain_elu(changed)
     done |= _constant_ones(changed)
     done |= _best_as_top_k(changed, kernels)
     done |= _older_opset(changed, kernels)
@@ -89,6 +91,22 @@ def _plain_casts(model: ir.Model) -> bool:
         node.resize_inputs(1)
         node.attributes.clear()
         node.attributes.add(ir.AttrInt64("to", like.dtype))
+        done = True
+    return done
+
+
+def _plain_elu(model: ir.Model) -> bool:
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph.all_nodes()):
+        x = node.inputs[0] if is_standard(node, "Celu") else None
+        if x is None or x.dtype is None:
+            continue
+        alpha = node.attributes.get_float("alpha", 1.0)
+        scale = None if alpha == 1 else builder.const(alpha, x.dtype)
+        inner = x if scale is None else builder.op("Div", x, scale, shape=x.shape)
+        elu = builder.op("Elu", inner, shape=x.shape)
+        y = elu if scale is None else builder.op("Mul", elu, scale, shape=x.shape)
+        replace_node(node, [y], builder)
         done = True
     return done
 

@@ -165,3 +165,13 @@ def test_the_last_of_equal_values_is_left_alone():
     model = one("(float[n,3] x) => (int64[n] y) { y = ArgMax<axis = 1, keepdims = 0, "
                 "select_last_index = 1>(x) }", 18)  # fmt: skip
     assert for_cuda(model, TRAINING) is model
+
+
+@pytest.mark.parametrize("alpha", ["", "<alpha = 0.3>"])
+def test_celu_is_written_with_elu(alpha):
+    model = one(f"(float[n] x) => (float[n] y) {{ y = Celu{alpha}(x) }}", 18)
+    changed = for_cuda(model, NEWEST)
+    assert sides(changed) == {"cuda"}
+    x = np.linspace(-3, 3, 13).astype(np.float32)
+    answers = [open_session(m, device="cpu").run(None, {"x": x})[0] for m in (model, changed)]
+    np.testing.assert_allclose(*answers, rtol=1e-6, atol=1e-7)
