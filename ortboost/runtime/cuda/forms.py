@@ -33,6 +33,7 @@ from ortboost.graph.query import (
     has_subgraph,
     input_at,
     is_standard,
+    known_shape,
     static_shape,
 )
 from ortboost.graph.shape_inference import infer_shapes
@@ -133,7 +134,8 @@ def _best_as_top_k(model: ir.Model, kernels: Kernels) -> bool:
     for node in list(model.graph.all_nodes()):
         x = node.inputs[0] if is_standard(node, "ArgMax", "ArgMin") else None
         settings = node.attributes
-        if x is None or x.shape is None or settings.get_int("select_last_index", 0):
+        shape = None if x is None else known_shape(x)
+        if x is None or shape is None or settings.get_int("select_last_index", 0):
             continue
         if not _missing([node], kernels, _OLDEST):
             continue
@@ -141,15 +143,12 @@ def _best_as_top_k(model: ir.Model, kernels: Kernels) -> bool:
         one = builder.ints(1)
         _, found = builder.ops("TopK", x, one, names=[None, None], axis=axis, largest=largest)
         found.type = ir.TensorType(ir.DataType.INT64)
-        found.shape = ir.Shape(
-            [1 if i == axis % len(x.shape) else n for i, n in enumerate(x.shape)]
-        )
+        found.shape = ir.Shape([1 if i == axis % len(shape) else n for i, n in enumerate(shape)])
         if _missing(builder.nodes, kernels, _OLDEST):  # of this type
             builder.take()
             continue
         if not settings.get_int("keepdims", 1):
-            shape = node.outputs[0].shape
-            found = builder.op("Squeeze", found, builder.ints(axis), shape=shape)
+            found = builder.op("Squeeze", found, builder.ints(axis), shape=node.outputs[0].shape)
         replace_node(node, [found], builder)
         done = True
     return done
