@@ -135,7 +135,7 @@ def _best_as_top_k(model: ir.Model, kernels: Kernels) -> bool:
         x = node.inputs[0] if is_standard(node, "ArgMax", "ArgMin") else None
         settings = node.attributes
         shape = None if x is None else known_shape(x)
-        if x is None or shape is None or settings.get_int("select_last_index", 0):
+        if x is None or shape is None or settings.get_int("select_last_index", 0) != 0:
             continue
         if not _missing([node], kernels, _OLDEST):
             continue
