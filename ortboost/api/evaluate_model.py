@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched
 from ortboost.api.file_labels import file_labels, score_output
-from ortboost.api.image_settings import images_of
+from ortboost.api.image_settings import images_of, trained_data
 from ortboost.api.run_folder import load_run, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
@@ -27,6 +27,7 @@ from ortboost.training import evaluate as evaluate_source
 from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
+from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 
@@ -79,8 +80,9 @@ def evaluate(
         Metric name to value.
 
     Raises:
-        UsageError: A setting of a file was given for a program, or one of a program for a file; or
-            the file is a graph of a program.
+        UsageError: A setting of a file was given for a program, or one of a program for a file; the
+            file is a graph of a program; or a program was trained on bytes, which are divided by
+            255, and the data are numbers of another range, or the reverse.
         FileError: A file cannot be read, or the checkpoint cannot be used.
         ModelError: The class axis of a file is ambiguous, or the runtime rejects it.
 
@@ -91,6 +93,7 @@ def evaluate(
         ['accuracy', 'loss']
     """
     labels, bare = "labels", not Path(target).is_dir()
+    trained: Mapping[str, Any] = {}
     if not bare:
         if class_axis is not None or ignore_index is not None or shift_labels or inputs:
             raise UsageError(
@@ -100,7 +103,7 @@ def evaluate(
             )
         # A program knows its labels, the output of its loss and its images.
         program, state, found = load_run(target, checkpoint)
-        pixels = images_of(found, images)
+        pixels, trained = images_of(found, images), trained_data(found)
         if update_bn is not None:
             state = updated_bn(
                 program,
@@ -111,6 +114,7 @@ def evaluate(
                 device=device,
                 threads=threads,
                 images=pixels,
+                trained=trained,
             )
         evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
@@ -138,6 +142,7 @@ def evaluate(
     source = open_source(
         data, specs, split, static_batch(specs) or batch_size, mapping, images=pixels
     )
+    check_scale(trained, source)
     wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
     measured = evaluate_source(
         evaluator,

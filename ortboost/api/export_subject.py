@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.accuracies import Accuracies
 from ortboost.api.file_labels import LABELS, file_labels, score_output
-from ortboost.api.image_settings import images_note, images_of
+from ortboost.api.image_settings import images_note, images_of, trained_data
 from ortboost.api.run_folder import load_run
 from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
 from ortboost.core.errors import OrtBoostError
@@ -33,6 +33,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
+from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 
 __all__ = [
@@ -62,6 +63,7 @@ class Subject:
         step: Step of the checkpoint, if any.
         seed: Seed of synthetic inputs.
         images: What was done to images in its training.
+        trained: The fingerprint of the data of its training, if known.
     """
 
     evaluator: Any
@@ -75,6 +77,7 @@ class Subject:
     seed: int = 0
     images: ImageConfig | None = None
     scored: bool = True
+    trained: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rule(self) -> LabelRule:
@@ -197,7 +200,7 @@ def trained_subject(
     program, state, found = load_run(run, checkpoint)
     images = images_of(found, images)
     if refresh is not None:
-        state = refresh(program, state, images=images)
+        state = refresh(program, state, images=images, trained=trained_data(found))
     opened = open_evaluator(program, state, device=device)
     evaluator = WithConstants(opened, config, program.labels)
     step = None if found is None else int(found.step)
@@ -219,6 +222,7 @@ def trained_subject(
         program.config.seed,
         images,
         scored=loss.has_classes,
+        trained=trained_data(found),
     )
 
 
@@ -331,6 +335,7 @@ def collect(
         source = open_source(
             data, inputs, split, fixed or batch_size, mapping, images=subject.images
         )
+        check_scale(subject.trained, source)
         return read_batches(source)
 
     notes: tuple[str, ...] = ()
