@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ROOT,
+    assert_same_bits,
     assert_three_lines,
     digits,
     model_path,
@@ -118,6 +120,20 @@ def test_the_accuracy_leaves_out_the_padding_along_the_batch_axis(tmp_path):
     wanted = api.evaluate(tmp_path / "run", data, checkpoint="initial", device="cpu")["accuracy"]
     assert 0 < wanted < 1
     assert result.metrics["accuracy"] == pytest.approx((wanted, wanted))
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}])
+def test_results_can_be_pickled(settings, trained, tmp_path):
+    """As joblib and multiprocessing do; the steps of an export are closures."""
+    result = api.export(trained, tmp_path / "out.onnx", **settings)
+    found = pickle.loads(pickle.dumps(result))
+    assert found.to_dict() == result.to_dict()
+    assert ir.to_proto(found.exported.model) == ir.to_proto(result.exported.model)
+    program, state, checkpoint = pickle.loads(pickle.dumps(api.load_run(trained)))
+    assert_same_bits(state, checkpoint.state)
+    assert program.fingerprint == api.load_run(trained)[0].fingerprint
+    comparison = api.compare(trained, tmp_path / "out.onnx")
+    assert pickle.loads(pickle.dumps(comparison)) == comparison
 
 
 def test_data_without_labels_will_do(convnet, tmp_path):

@@ -1,3 +1,4 @@
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -47,6 +48,17 @@ def test_each_access_is_an_array_of_its_own(stored):
     before = found["float32"].copy()
     found["float32"][:] = 9
     np.testing.assert_array_equal(found["float32"], before)
+
+
+def test_a_pickled_one_has_its_contents(stored):
+    """Another process must not read what has replaced the file since."""
+    path, arrays = stored
+    form = pickle.dumps(TensorFile(path))
+    path.unlink()
+    found = pickle.loads(form)
+    assert set(found) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
 
 
 def test_asking_for_a_name_reads_nothing(stored, monkeypatch):
