@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import onnx_ir as ir
@@ -19,7 +17,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import load_model
+from ortboost.graph.io import ModelSource, is_folder, load_model, name_of, runnable
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -36,7 +34,7 @@ __all__ = ["evaluate"]
 
 @checked
 def evaluate(
-    target: str | os.PathLike[str],
+    target: ModelSource,
     data: Data,
     *,
     batch_size: Annotated[int, Range(1)] = 64,
@@ -57,7 +55,7 @@ def evaluate(
     """Evaluate a program folder or an ONNX file on data.
 
     Args:
-        target: A program folder (loss and metrics) or an ONNX file (metrics).
+        target: A program folder (loss and metrics) or an ONNX file or model (metrics).
         data: The data, with labels.
         batch_size: Samples per run; does not affect the result.
         metrics: Names of metrics; accuracy for classifiers if not given.
@@ -92,9 +90,9 @@ def evaluate(
         >>> sorted(ob.evaluate("runs/example/evaluate", "models/digits.npz", checkpoint="initial"))
         ['accuracy', 'loss']
     """
-    labels, bare = "labels", not Path(target).is_dir()
+    labels, bare = "labels", not is_folder(target)
     trained: Mapping[str, Any] = {}
-    if not bare:
+    if is_folder(target):
         if class_axis is not None or ignore_index is not None or shift_labels or inputs:
             raise UsageError(
                 "A program defines how its inputs and labels are read.",
@@ -137,7 +135,8 @@ def evaluate(
             ignored=ignore_index,
             shifted=shift_labels,
         )
-        evaluator = WithConstants(ModelEvaluator(target, device=device, threads=threads), config)
+        opened = ModelEvaluator(runnable(target, model), device=device, threads=threads)
+        evaluator = WithConstants(opened, config)
         specs = [*batched(model, evaluator.inputs, config, output), known]
     source = open_source(
         data, specs, split, static_batch(specs) or batch_size, mapping, images=pixels
@@ -157,18 +156,18 @@ def evaluate(
     return measured or {}
 
 
-def _check_file(model: ir.Model, target: str | os.PathLike[str], metrics: Sequence[str]) -> None:
+def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str]) -> None:
     """Refuse to evaluate a graph of a program by itself, and metrics that a file does not have."""
     kind = model.metadata_props.get("ortboost.kind")
     if kind is not None:
         raise UsageError(
             f"This is the {kind} graph of a program: its weights are inputs.",
-            where=str(target),
+            where=name_of(target),
             fix="Give the program folder, or export it.",
         )
     if "loss" in metrics and all(value.name != "loss" for value in model.graph.outputs):
         raise UsageError(
             "An ONNX file has no loss; only a program has.",
-            where=f"{target}: metric 'loss'",
+            where=f"{name_of(target)}: metric 'loss'",
             fix="Give the program folder, or another metric.",
         )

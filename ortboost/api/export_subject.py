@@ -26,7 +26,7 @@ from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synth
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import load_model
+from ortboost.graph.io import ModelSource, load_model, runnable
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -227,7 +227,7 @@ def trained_subject(
 
 
 def plain_subject(
-    path: str | os.PathLike[str],
+    source: ModelSource,
     folder: Path,
     device: str,
     config: InputConfig | None = None,
@@ -238,7 +238,7 @@ def plain_subject(
     """Open a plain ONNX model.
 
     Args:
-        path: The file.
+        source: The file, or a model in memory.
         folder: Where to write a reference file if the comparison needs one.
         device: Where to run.
         config: Dimensions and inputs to fix in the export, and batch axes.
@@ -248,9 +248,9 @@ def plain_subject(
     Raises:
         FileError: It is not a model.
     """
-    loaded = load_model(path)  # once: everything derived from it shares its tensors
+    loaded = load_model(source)  # once: everything derived from it shares its tensors
     plain = export_network(loaded, optimize=False)
-    reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
+    reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
     images = images_of(loaded, images)

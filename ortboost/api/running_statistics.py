@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
+from ortboost.graph.io import ModelSource, name_of
 from ortboost.program.program import Program
 from ortboost.runtime.update_bn import BatchStatistics
 from ortboost.training.data import open_source, static_batch
@@ -69,7 +69,7 @@ def updated_bn(
     return {**state, **found}
 
 
-def refuse_update_bn(data: Any, target: str | os.PathLike[str]) -> None:
+def refuse_update_bn(data: Any, target: ModelSource) -> None:
     """Refuse to re-estimate the running statistics of a plain ONNX file.
 
     Raises:
@@ -78,6 +78,6 @@ def refuse_update_bn(data: Any, target: str | os.PathLike[str]) -> None:
     if data is not None:
         raise UsageError(
             "Only a program can re-estimate its running statistics.",
-            where=f"{target}: update_bn",
+            where=f"{name_of(target)}: update_bn",
             fix="Give the program folder, or leave --update-bn out.",
         )
