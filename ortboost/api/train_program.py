@@ -161,7 +161,11 @@ def train(
     with processes(timeout) as group:
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         first = rank == 0
-        given = {"exchange_dtype": exchange_dtype, "check_sync": check_sync, "segments": segments}
+        given = {
+            "--exchange-dtype": exchange_dtype,
+            "--check-sync": check_sync,
+            "--segments": segments,
+        }
         _check_shared(group, given, batch_axes)
         stepper = Stepper(
             program,
@@ -348,7 +352,7 @@ def _split(source: Source, share: float) -> tuple[Source, Source]:
     if not isinstance(source, ArraySource):
         raise UsageError(
             "Only files and arrays can be split.",
-            where=f"val_split, data: {type(source).__name__}",
+            where=f"--val-split, data: {type(source).__name__}",
             fix="Give separate validation data.",
         )
     return source.split(share)
@@ -404,14 +408,14 @@ def _check_shared(
     for name, value in settings.items():
         if group is None and value not in ("float32", 0, None):
             raise UsageError(
-                f"'{name}' is for several processes.",
-                where=f"{name} = {value}, one process",
+                f"{name} is for several processes.",
+                where=f"{name} {value}, one process",
                 fix="Leave it out, or start several: --processes 2, or torchrun.",
             )
     if group is not None and batch_axes:
         raise UsageError(
             "With several processes the batch axes are those of the program.",
-            where=f"batch_axes: {', '.join(batch_axes)}",
+            where=f"--batch-axis of train: {', '.join(batch_axes)}",
             fix="Set them when the model is converted: ortboost convert --batch-axis.",
         )
 

@@ -168,14 +168,14 @@ class ArraySource:
         self.length = batch_length(arrays, "data", axes=self._axes) if rows is None else len(rows)
         if batch_size < 1:
             raise UsageError(
-                "The batch size is not positive.", where="batch_size", fix="Use 1 or more."
+                "The batch size is not positive.", where="--batch-size", fix="Use 1 or more."
             )
         if seed < 0:
             raise UsageError("The seed is negative.", where="seed", fix="Use 0 or more.")
         if drop_last and self.length < batch_size:
             raise UsageError(
                 f"{self.length} samples do not fill one batch of {batch_size}.",
-                where="batch_size",
+                where="--batch-size",
                 fix=f"Use a batch size of at most {self.length}, or keep the last, short batch.",
             )
         if inputs is not None and drop_last:
@@ -210,7 +210,7 @@ class ArraySource:
         if count >= self.length:
             raise UsageError(
                 f"A share of {share:g} of {self.length} samples cannot be held out.",
-                where="val_split",
+                where="--val-split",
                 fix="Use a share between 0 and 1 that leaves samples on both sides, such as 0.1.",
             )
         order = epoch_order(self.length, self.seed, _SPLIT)
