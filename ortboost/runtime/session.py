@@ -282,13 +282,12 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
     missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
     if missing:
         op_type, since, node = missing.groups()
-        older = "Export the model with "
-        older += "standard operators" if since == "1" else f"an opset below {since}"
+        older = "standard operators" if since == "1" else f"an opset below {since}"
         return ModelError(
             f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
             where=f"{op_type} '{node}', onnxruntime {version}",
-            fix=f"{older} and in float32, without --precision bf16 (which needs opset 22), or use "
-            "an environment with another onnxruntime.",
+            fix="Export the model in float32, if it is in another type (--precision bf16 needs "
+            f"opset 22); else with {older}, or use an environment with another onnxruntime.",
         )
     # An operator that the standard does not have in this type at the model's opset.
     invalid = re.search(
