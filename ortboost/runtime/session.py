@@ -31,6 +31,7 @@ from ortboost.core.errors import (
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload
+from ortboost.runtime.wrong_fusions import wrong_optimizers
 
 __all__ = [
     "DEVICES",
@@ -73,11 +74,6 @@ _LIBRARIES: Final = {
     "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
     "or use --device cuda.",
 }
-
-# It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
-# into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
-# 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
-_WRONG_OPTIMIZERS: Final = ["EliminateDropout", "Pad_Fusion"]
 
 _GENERATOR = threading.Lock()  # guards the runtime's global random generator
 
@@ -203,7 +199,7 @@ def open_session(
             fix="Leave it out: the runtime then takes one for each core.",
         )
     ort = runtime()
-    provider = _PROVIDERS[device]
+    version, provider = str(ort.__version__), _PROVIDERS[device]
     if device != "cpu":
         preload()
     options = ort.SessionOptions()
@@ -233,10 +229,10 @@ def open_session(
                 source,
                 options,
                 providers=providers,
-                disabled_optimizers=[] if every_fusion else _WRONG_OPTIMIZERS,
+                disabled_optimizers=[] if every_fusion else wrong_optimizers(model, version),
             )
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise _refused(error, ort.__version__) from error
+            raise _refused(error, version) from error
     if provider not in session.get_providers():
         raise DependencyError(
             f"The device '{device}' was requested, but its libraries did not load.",

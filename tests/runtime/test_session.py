@@ -77,7 +77,8 @@ class FakeRuntime(types.SimpleNamespace):
     """A GPU build whose CUDA libraries do not load: it offers CUDA and falls back in silence."""
 
     def __init__(self, loads: bool):
-        super().__init__(SessionOptions=onnxruntime.SessionOptions, opened=[])
+        known = {"SessionOptions": onnxruntime.SessionOptions, "__version__": "1.31.1"}
+        super().__init__(**known, opened=[])
         self.loads = loads
 
     def get_available_providers(self):
