@@ -23,7 +23,8 @@ _FILLS = {
     **dict.fromkeys(("ConstantOfShape", *_WINDOWS), 0),
     **dict.fromkeys(("Expand", "OneHot", "Reshape", "Tile"), 1),
 }
-_ASSEMBLES = frozenset({"Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_ASSEMBLES = frozenset({"Cast", "Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_COMPUTES = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
 _LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 _MOST = 64  # more values than any shape has dimensions
 _MOST_ELEMENTS = 2**62
@@ -172,15 +173,24 @@ def _stored(node: onnx.NodeProto) -> Iterable[onnx.TensorProto]:
 
 
 def _assembled(node: onnx.NodeProto, known: _Constants) -> onnx.TensorProto | None:
-    """The sizes that a node rearranges or joins, as a vector, if all of them are constant."""
-    number = len(node.input) if node.op_type == "Concat" else 1
-    if node.op_type not in _ASSEMBLES or not node.output or len(node.input) < number:
+    """The sizes that a node rearranges, joins or computes, as a vector, if all are constant."""
+    compute = _COMPUTES.get(node.op_type)
+    number = len(node.input) if compute or node.op_type == "Concat" else 1
+    if not compute and node.op_type not in _ASSEMBLES:
+        return None
+    if not node.output or len(node.input) < number:
         return None
     parts = [_integers(known.get(name)) for name in node.input[:number]]
     found = [part.reshape(-1) for part in parts if part is not None and part.size <= _MOST]
     if not found or len(found) < number:
         return None
-    return numpy_helper.from_array(np.concatenate(found).astype(np.int64))
+    if compute and any(part is not None and part.ndim > 1 for part in parts):
+        return None
+    if compute and len({part.size for part in found} - {1}) > 1:
+        return None  # it does not run
+    with np.errstate(over="ignore"):
+        sizes = compute(*found) if compute else np.concatenate(found)
+    return numpy_helper.from_array(sizes.astype(np.int64))
 
 
 def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:

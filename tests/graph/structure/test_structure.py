@@ -265,6 +265,24 @@ def test_attributes_that_libraries_narrow_to_32_bits():
     refused(model(pool, LAST), "'kernel_shape' of MaxPool", "32 bits")
 
 
+def test_sizes_that_nodes_compute():
+    square = node("Mul", ["a", "a"], ["b"])
+    wide = node("Cast", ["b"], ["c"], to=TensorProto.INT64)
+    less = node("Sub", ["c", "a"], ["d"])
+    count = node("Range", ["zero", "d", "one"], ["r"])
+    fill = node("Relu", ["x"], ["t"])
+    for size, fits in ((10**6, False), (10, True)):
+        scalars, names = [np.array(n) for n in (0, 1, size)], ("zero", "one", "a")
+        stored = [numpy_helper.from_array(v, n) for v, n in zip(scalars, names, strict=True)]
+        proto = model(square, wide, less, count, fill, LAST, stored=[W, *stored])
+        if fits:
+            assert check_structure(proto, "net.onnx")
+        else:
+            refused(proto, "3,999,996,000,000 bytes", "Range")
+    odd = node("Add", ["a", "b"], ["s"])  # the checker says what is wrong
+    check_structure(model(odd, fill, LAST, stored=(W, ints("a", 1, 2), ints("b", 1, 2, 3))), "net")
+
+
 def test_sizes_that_nodes_assemble():
     flat = node("Reshape", ["big", "any"], ["flat"])
     joined = node("Concat", ["any", "flat"], ["s"], axis=0)
