@@ -1,3 +1,4 @@
+import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from ortboost.core import tensor_file
 from ortboost.core.tensor_file import (
     Overlay,
+    Selection,
     TensorFile,
     form_of,
     pieces_of,
@@ -59,6 +61,16 @@ def test_a_pickled_one_has_its_contents(stored):
     assert set(found) == set(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_selection_hides_the_other_tensors(stored):
+    found = Selection(TensorFile(stored[0]), ["half", "bool"])
+    assert list(found) == ["half", "bool"]
+    assert len(found) == 2
+    assert "int8" not in found
+    for read in (found.__getitem__, functools.partial(form_of, found)):
+        with pytest.raises(KeyError):
+            read("int8")
 
 
 def test_asking_for_a_name_reads_nothing(stored, monkeypatch):
