@@ -132,7 +132,8 @@ def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:
                 label(node),
                 node.op_type,
                 f"the weight '{value.name}' is quantized",
-                "Start from the float model; quantize after training.",
+                "Start from the float model, and quantize after training; or keep the weight as it "
+                "is, and train adapters (--boost lora) or select parameters with --trainable.",
             )
             break  # one blocker for each node
 

@@ -37,6 +37,7 @@ from ortboost.boosts.base import Boost, GraphContext, Key, Stage
 from ortboost.boosts.roles import BOUNDARY, EXCHANGE_POINT
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.delay import false_after
 from ortboost.graph.query import (
     FLOAT_TYPES,
     has_subgraph,
@@ -314,7 +315,7 @@ class _Rewrite:
         """Redirect readers to copies that are computed after the gradient has arrived."""
         copies: dict[int, ir.Value] = {}
         needed = self._needed([value for _, _, value in readers], index)
-        zero = self._zero(gradient)
+        zero = self.b.cast(false_after(self.b, gradient), ir.DataType.INT64)
         for node in needed:
             inputs = [None if v is None else self._input(v, copies, zero) for v in node.inputs]
             outputs = self.b.ops(
@@ -350,17 +351,6 @@ class _Rewrite:
             later = self.b.op("Add", shape, zero)
             copies[id(value)] = self.b.op("Reshape", value, later, shape=value.shape)
         return copies[id(value)]
-
-    def _zero(self, gradient: ir.Value) -> ir.Value:
-        """An int64 0 that depends on the gradient: `a and not a`, `a` from its first element."""
-        b = self.b
-        first = b.op(
-            "Slice", b.op("Reshape", gradient, b.ints(-1)), b.ints(0), b.ints(1), b.ints(0)
-        )
-        number = b.op("ReduceSum", b.cast(first, ir.DataType.FLOAT), keepdims=0, shape=())
-        negative = b.op("Less", number, b.const(0.0), dtype=ir.DataType.BOOL, shape=())
-        never = b.op("And", negative, b.op("Not", negative, shape=()), shape=())
-        return b.cast(never, ir.DataType.INT64)
 
 
 def _is_kept(node: ir.Node | None) -> bool:

@@ -36,6 +36,7 @@ from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
 from ortboost.deploy.rewrites.fuse_gemm import fuse_gemm
 from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
 from ortboost.deploy.rewrites.fuse_layer_norm import fuse_layer_norm
+from ortboost.deploy.rewrites.fuse_matmul_n_bits import fuse_matmul_n_bits
 from ortboost.deploy.rewrites.fuse_pad import fuse_pad
 from ortboost.deploy.rewrites.lift_opset import lift_opset
 from ortboost.deploy.rewrites.merge_casts import merge_casts
@@ -69,6 +70,9 @@ REWRITES: dict[str, Rewrite] = {
     **{rewrite.__name__: _for_any_target(rewrite) for rewrite in _FOR_ANY_TARGET},
     "lift_opset": lambda model, target: lift_opset(model, limit=target.lifts_to),
     "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders_gelu),
+    "fuse_matmul_n_bits": lambda model, target: (
+        fuse_matmul_n_bits(model) if target.keeps_fused else Report("fuse_matmul_n_bits")
+    ),
     "split_skip_norm": lambda model, target: (
         split_skip_norm(model) if target.cpu else Report("split_skip_norm")
     ),
@@ -89,7 +93,7 @@ STAGES: tuple[tuple[int, list[str]], ...] = (
         f"{_FOLDING} drop_zero_states merge_neighbours merge_views merge_transposes fuse_pad "
         "fuse_gemm common_subexpressions dead_code".split(),
     ),
-    (1, ["split_skip_norm"]),
+    (1, ["split_skip_norm", "fuse_matmul_n_bits", "dead_code"]),
 )
 """Maximum number of rounds, and the rewrites: a stage repeats until nothing changes.
 

@@ -77,12 +77,14 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     """
     if isinstance(source, ir.Model):
         model = source.clone()
+        _name_apart(model)
         named_source(model, name_of(source))
         _check_external_data(model, name_of(source))
         return _finished(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
         name = name_of(source)
         model = _checked(source, name)
+        _name_apart(model)
         _check_external_data(model, name)
         if not _has_external_data(model):  # the checker does not know the folder of its files
             check_standard(source, name)
@@ -154,6 +156,29 @@ def check_model_file(path: Path) -> None:
             where=str(path),
             fix="Write it to a file first.",
         )
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Give a model tensors of its own that read those of the model in memory that it came from.
+
+    Renaming a weight renames its tensor, which would be that of the user's model.
+    """
+    for value, tensor in all_tensors(model):
+        value.const_value = _reading(tensor)
+    bodies = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in (*model.graph.all_nodes(), *bodies):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type is ir.AttributeType.TENSOR and attribute.value is not None:
+                node.attributes[name] = ir.AttrTensor(name, _reading(attribute.as_tensor()))
+
+
+def _reading(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if isinstance(tensor, ir.ExternalTensor):  # it is loaded into a tensor of its own
+        return tensor
+    if tensor.dtype is ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), name=tensor.name)
+    shape = ir.Shape([int(length) for length in tensor.shape.numpy()])
+    return ir.LazyTensor(lambda: tensor, tensor.dtype, shape, name=tensor.name, cache=True)
 
 
 def _finished(model: ir.Model) -> ir.Model:

@@ -32,6 +32,7 @@ from ortboost.graph.query import (
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
+    oldest_opset,
     restore_runtime_domain,
     write_out_runtime_operators,
 )
@@ -80,7 +81,7 @@ def normalize(
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
         if has_runtime_operators(model):
-            opsets = range(max(opsets[0], OLDEST_OPSET), opsets.stop)
+            opsets = range(max(opsets[0], oldest_opset(model)), opsets.stop)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)

@@ -2,7 +2,8 @@
 
 ``onnxruntime.transformers.optimizer``, and a session that saves its optimized graph, fuse a
 network into operators of com.microsoft, most of which have no gradient. Attention is in
-:mod:`ortboost.graph.runtime_attention`. Gelu, BiasGelu, FastGelu and QuickGelu stay: both engines
+:mod:`ortboost.graph.runtime_attention`, quantized weights in
+:mod:`ortboost.graph.runtime_quantized`. Gelu, BiasGelu, FastGelu and QuickGelu stay: both engines
 differentiate them.
 
 Source: ``docs/ContribOperators.md`` of https://github.com/microsoft/onnxruntime, and the results of
@@ -19,11 +20,13 @@ from ortboost.core.report import Report
 from ortboost.graph.query import is_read, is_standard
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 from ortboost.graph.runtime_attention import attention, multi_head_attention, rotary_embedding
+from ortboost.graph.runtime_quantized import BLOCKWISE_OPSET, matmul_n_bits
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = [
     "OLDEST_OPSET",
     "has_runtime_operators",
+    "oldest_opset",
     "restore_runtime_domain",
     "write_out_runtime_operators",
 ]
@@ -31,7 +34,7 @@ __all__ = [
 _DOMAIN: Final = "com.microsoft"
 _LAYER_NORM_SINCE: Final = 17
 OLDEST_OPSET: Final = 18
-"""The first opset in which these operators are written out."""
+"""The first opset in which these operators are written out; see also :func:`oldest_opset`."""
 
 _ACTIVATIONS: Final = {
     "Clip": ("min", "max"),
@@ -65,6 +68,12 @@ def restore_runtime_domain(model: ir.Model) -> None:
 def has_runtime_operators(model: ir.Model) -> bool:
     """Whether there are operators that :func:`write_out_runtime_operators` replaces, or refuses."""
     return any(node.domain == _DOMAIN and node.op_type in _RULES for node in model.graph)
+
+
+def oldest_opset(model: ir.Model) -> int:
+    """The first opset in which all operators of a model that can be written out are."""
+    blocks = (n.domain == _DOMAIN and n.op_type == "MatMulNBits" for n in model.graph)
+    return BLOCKWISE_OPSET if any(blocks) else OLDEST_OPSET
 
 
 def write_out_runtime_operators(model: ir.Model) -> Report:
@@ -277,6 +286,7 @@ _RULES: Final[dict[str, Rule]] = {
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
     "LayerNormalization": _layer_norm,
+    "MatMulNBits": matmul_n_bits,
     "MultiHeadAttention": multi_head_attention,
     "RotaryEmbedding": rotary_embedding,
     "SimplifiedLayerNormalization": _simplified_layer_norm,

@@ -25,6 +25,7 @@ from ortboost.program.names import FLUSH_GRAPH, STEP_GRAPH
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.program.trials import build_trials
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
+from ortboost.transforms.dequantize_again import dequantize_again
 from ortboost.transforms.padding_rows import join_padding_rows
 
 __all__ = ["TrainingGraph", "build_graphs"]
@@ -80,6 +81,7 @@ def _build_step(lowered: Lowered, number: int) -> TrainingGraph:
     # From here on, the detached tables are the parameters again.
     join_padding_rows(step)
     bypass_identity_transposes(step)
+    dequantize_again(step)
     graph = lowered.context(step, number)
     for boost in reversed(config.enabled_boosts):  # in reverse order of insertion
         boost.rewrite_gradients(graph)

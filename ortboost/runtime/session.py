@@ -206,6 +206,8 @@ def open_session(
     options.log_severity_level = 4  # errors are raised; warnings of the planner are not for users
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    # By default the inputs of products with blockwise quantized weights are rounded to 8 bits.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     options.enable_mem_pattern = memory_pattern
     options.enable_mem_reuse = buffer_reuse
     if file_order:

@@ -21,14 +21,14 @@ def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value
 
     Shifting the labels avoids a copy of the predictions, which are much larger.
     """
-    int64, shape = ir.DataType.INT64, known_shape(labels) or ()
+    b, int64, shape = builder, ir.DataType.INT64, known_shape(labels) or ()
     # To the end: ONNX clips an end beyond the axis to it.
-    rest = builder.op(
-        "Slice", labels, builder.ints(1), builder.ints(np.iinfo(np.int64).max), builder.ints(1),
-        dtype=int64,
-    )  # fmt: skip
-    fill = builder.const(ignored, int64)
-    return builder.op("Pad", rest, builder.ints(0, 0, 0, 1), fill, dtype=int64, shape=shape)
+    end = b.ints(np.iinfo(np.int64).max)
+    rest = b.op("Slice", labels, b.ints(1), end, b.ints(1), dtype=int64)
+    # CUDA has no Pad of integers.
+    column = b.op("Slice", labels, b.ints(0), b.ints(1), b.ints(1), dtype=int64)
+    fill = b.filled(ignored, b.op("Shape", column, dtype=int64), int64)
+    return b.op("Concat", rest, fill, dtype=int64, shape=shape, axis=1)
 
 
 def sparse_cross_entropy(

@@ -21,6 +21,7 @@ from ortboost.boosts import (
     GradCentralization,
     GradFreeze,
     GroupLossScale,
+    Lora,
     MixedPrecision,
     Thor,
 )
@@ -134,6 +135,7 @@ CASES = {
     ),
     "clip": Case(mlp, program(boosts=(Clip("global-norm", 0.3),))),
     "averaged": Case(mlp, program(boosts=(Ema(0.5), GradAccumulation(2))), spoiled),
+    "adapters": Case(mlp, program(boosts=(Lora(rank=2),), optimizer=Adam())),
     "centralized": Case(deep, program(boosts=(GradCentralization(),))),
     "accumulated": Case(mlp, program(boosts=(GradAccumulation(3),)), short, flush=True),
     "accumulated, no check": Case(

@@ -17,6 +17,7 @@ from ortboost.program.catalogue import read_catalogue
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
+    GOLDEN,
     NAMES,
     assert_three_lines,
     batch_for,
@@ -32,6 +33,7 @@ from tests.support import (
 )
 
 RATE = {"learning_rate": 0.1}
+EXPORTS = GOLDEN / "exports"
 
 
 def state_names(program, *kinds):
@@ -658,3 +660,31 @@ def test_class_indices_that_a_models_own_losses_read_are_checked():
         for run_one in (training.evaluator().evaluate, partial(training.step, hyper=RATE)):
             with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
                 run_one(wrong)
+
+
+@pytest.mark.parametrize("kind", [ir.to_proto, lambda model: model])
+@pytest.mark.parametrize("source", ["named", *sorted(p.name for p in EXPORTS.glob("*.onnx"))])
+def test_a_model_in_memory_is_not_changed(source, kind):
+    """Weights that are renamed were renamed in the user's model, too."""
+    if source == "named":
+        model = ir.from_onnx_text(
+            """<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+            net (float[N,2] x) => (float[N,2] y)
+            <float[2,2] "ortboost/w" = {1, 2, 3, 4}, float[2] b = {1, 2}> {
+              c = Constant<value = float[2] {1, 2}>()
+              a = Gemm(x, "ortboost/w", b) d = own.shift(a) y = Mul(d, c) }
+            <domain: "own", opset_import: ["" : 18]>
+            shift (u) => (v) {
+              e = Constant<value = float[2] {1, 2}>() v = Add(u, e) }"""
+        )
+    else:
+        model = ir.load(EXPORTS / source)
+    given = kind(model)
+
+    def content():
+        proto = given if isinstance(given, onnx.ModelProto) else ir.to_proto(given)
+        return proto.SerializeToString(deterministic=True)
+
+    before = content()
+    build_program(given, ProgramConfig())
+    assert content() == before

@@ -2,6 +2,7 @@
 
 * CastLike becomes Cast: the provider has no kernel for it, and the runtime inlines its definition
   too late to see that it casts a length, which would then be copied to the device and back.
+* Celu, which has no kernel, becomes ``alpha Elu(x / alpha)``.
 * An Expand to a few equal values, whose count is a rank known from shape inference, becomes a
   constant: Expand leaves them on the device, and results computed from them are copied back to the
   host.
@@ -9,6 +10,8 @@
   operator, and the tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad
   of opset 21, onnxruntime-gpu 1.31.1 no Dropout and no MaxPool of opset 22. The results are bitwise
   equal.
+* ArgMax and ArgMin without a kernel become TopK with one value, which by the standard has the lower
+  index of equal values, too.
 * MaxPool becomes the maximum of shifted images if the opset must be one in which it has no kernel
   (:mod:`ortboost.runtime.cuda.max_pool`).
 * Nodes that have a kernel only in float32 are surrounded by casts. The runtime itself does this for
@@ -23,13 +26,14 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import (
     constant,
     find_schema,
     has_subgraph,
     input_at,
     is_standard,
+    known_shape,
     static_shape,
 )
 from ortboost.graph.shape_inference import infer_shapes
@@ -69,7 +73,9 @@ def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
     infer_shapes(changed)
     # The opset is chosen before the casts: an older one may have kernels that make them needless.
     done = _plain_casts(changed)
+    done |= _plain_elu(changed)
     done |= _constant_ones(changed)
+    done |= _best_as_top_k(changed, kernels)
     done |= _older_opset(changed, kernels)
     done |= _float32_around(changed, kernels)
     return changed if done else model
@@ -90,6 +96,22 @@ def _plain_casts(model: ir.Model) -> bool:
     return done
 
 
+def _plain_elu(model: ir.Model) -> bool:
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph.all_nodes()):
+        x = node.inputs[0] if is_standard(node, "Celu") else None
+        if x is None or x.dtype is None:
+            continue
+        alpha = node.attributes.get_float("alpha", 1.0)
+        scale = None if alpha == 1 else builder.const(alpha, x.dtype)
+        inner = x if scale is None else builder.op("Div", x, scale, shape=x.shape)
+        elu = builder.op("Elu", inner, shape=x.shape)
+        y = elu if scale is None else builder.op("Mul", elu, scale, shape=x.shape)
+        replace_node(node, [y], builder)
+        done = True
+    return done
+
+
 def _constant_ones(model: ir.Model) -> bool:
     builder, done = Builder(model.graph, "ortboost/cuda"), False
     for node in list(model.graph):
@@ -103,6 +125,32 @@ def _constant_ones(model: ir.Model) -> bool:
                 use.node.replace_input_with(use.idx, ones)
             model.graph.remove(node)
             done = True
+    return done
+
+
+def _best_as_top_k(model: ir.Model, kernels: Kernels) -> bool:
+    """Replace ArgMax and ArgMin that have no kernel in any opset that the graph may use."""
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph.all_nodes()):
+        x = node.inputs[0] if is_standard(node, "ArgMax", "ArgMin") else None
+        settings = node.attributes
+        shape = None if x is None else known_shape(x)
+        if x is None or shape is None or settings.get_int("select_last_index", 0) != 0:
+            continue
+        if not _missing([node], kernels, _OLDEST):
+            continue
+        axis, largest = settings.get_int("axis", 0), int(node.op_type == "ArgMax")
+        one = builder.ints(1)
+        _, found = builder.ops("TopK", x, one, names=[None, None], axis=axis, largest=largest)
+        found.type = ir.TensorType(ir.DataType.INT64)
+        found.shape = ir.Shape([1 if i == axis % len(shape) else n for i, n in enumerate(shape)])
+        if _missing(builder.nodes, kernels, _OLDEST):  # of this type
+            builder.take()
+            continue
+        if not settings.get_int("keepdims", 1):
+            found = builder.op("Squeeze", found, builder.ints(axis), shape=node.outputs[0].shape)
+        replace_node(node, [found], builder)
+        done = True
     return done
 
 

@@ -140,3 +140,38 @@ def test_steps_get_the_form_for_the_device_that_opens_them():
     model = one("(int64[n] x, float[m] l) => (float[n] y) { y = CastLike(x, l) }", 18)
     assert [n.op_type for n in for_device(model, "cuda").graph] == ["Cast"]
     assert [n.op_type for n in for_device(model, "cpu").graph] == ["CastLike"]
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("axis", [1, -2, 2])
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("dtype", ["float", "int32"])
+def test_the_place_of_the_best_value_is_found_by_top_k(dtype, op, axis, keep):
+    """onnxruntime-training 1.19.2 has ArgMax for opset 11 only: logits were copied to the host."""
+    text = f"""({dtype}[n,3,m] x) => (int64[p,q{",r" if keep else ""}] y) {{
+        y = {op}<axis = {axis}, keepdims = {keep}>(x) }}"""
+    model = one(text, 18)
+    changed = for_cuda(model, TRAINING)
+    assert sides(model, TRAINING) == {"cpu"}
+    assert sides(changed, TRAINING) == {"cuda"}
+    onnx.checker.check_model(ir.to_proto(changed), full_check=True)
+    x = np.random.default_rng(0).integers(0, 3, (4, 3, 5)).astype(dtype.replace("float", "float32"))
+    answers = [open_session(m, device="cpu").run(None, {"x": x})[0] for m in (model, changed)]
+    np.testing.assert_array_equal(*answers)
+    assert for_cuda(changed, TRAINING) is changed
+
+
+def test_the_last_of_equal_values_is_left_alone():
+    model = one("(float[n,3] x) => (int64[n] y) { y = ArgMax<axis = 1, keepdims = 0, "
+                "select_last_index = 1>(x) }", 18)  # fmt: skip
+    assert for_cuda(model, TRAINING) is model
+
+
+@pytest.mark.parametrize("alpha", ["", "<alpha = 0.3>"])
+def test_celu_is_written_with_elu(alpha):
+    model = one(f"(float[n] x) => (float[n] y) {{ y = Celu{alpha}(x) }}", 18)
+    changed = for_cuda(model, NEWEST)
+    assert sides(changed) == {"cuda"}
+    x = np.linspace(-3, 3, 13).astype(np.float32)
+    answers = [open_session(m, device="cpu").run(None, {"x": x})[0] for m in (model, changed)]
+    np.testing.assert_allclose(*answers, rtol=1e-6, atol=1e-7)
