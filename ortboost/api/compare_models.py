@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from ortboost.deploy.tolerance import precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import load_model
+from ortboost.graph.io import ModelSource, is_folder, load_model, name_of, runnable
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -97,15 +96,15 @@ class Comparison(Shown):
 def _check_inputs(
     inputs: Sequence[TensorSpec],
     batch: Feeds,
-    one: str | os.PathLike[str],
-    other: str | os.PathLike[str],
+    one: str,
+    other: str,
 ) -> None:
     """Refuse a second model that does not take a batch of the first."""
     missing = [spec.name for spec in inputs if spec.name not in batch]
     if missing:
         raise UsageError(
             f"The second model has the input '{missing[0]}', but the first does not.",
-            where=str(other),
+            where=other,
             fix="Compare models with the same inputs.",
         )
     for spec in inputs:
@@ -120,8 +119,8 @@ def _check_inputs(
 
 @checked
 def compare(
-    one: str | os.PathLike[str],
-    other: str | os.PathLike[str],
+    one: ModelSource,
+    other: ModelSource,
     *,
     data: Data | None = None,
     bisect: bool = False,
@@ -140,8 +139,8 @@ def compare(
     """Compare the outputs of two models on the same inputs.
 
     Args:
-        one: The reference: an ONNX file, or a program folder.
-        other: The ONNX file to compare with it.
+        one: The reference: an ONNX file or model, or a program folder.
+        other: The ONNX file or model to compare with it.
         data: Data to compare on; synthetic inputs if not given.
         bisect: Find the first intermediate tensor, among those in both by name, that differs.
         checkpoint: See :func:`load_run`.
@@ -168,15 +167,15 @@ def compare(
         True
     """
     pixels = as_images(images)
-    if not Path(one).is_dir():
+    if not is_folder(one):
         refuse_checkpoint(checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(one, checkpoint, device, inputs, images=pixels)
-            if Path(one).is_dir()
+            if is_folder(one)
             else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=pixels)
         )
-        if Path(other).is_dir():
+        if is_folder(other):
             raise UsageError(
                 "Only the first of two models may be a program folder.",
                 where=str(Path(other)),
@@ -193,14 +192,14 @@ def compare(
             rtols=rtols,
             atols=atols,
         )
-        challenger = ModelEvaluator(os.fspath(other), device=device)
+        challenger = ModelEvaluator(runnable(other, loaded), device=device)
         collected = collect(subject, data, split, batch_size, mapping)
         feeds, lengths, unused = collected
         # Both get the same inputs: also those that are fixed for the first.
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         if feeds:
-            _check_inputs(challenger.inputs, feeds[0], one, other)
+            _check_inputs(challenger.inputs, feeds[0], name_of(one), name_of(other))
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         outputs = [name for name in challenger.outputs if expected and name in expected[0]]
         if not outputs:
@@ -225,7 +224,7 @@ def compare(
             worst = int(np.argmax([one.worst.max_abs for one in found]))
             first = first_difference(
                 # As run above: converting a model to its inference form would hide a difference.
-                subject.export(optimize=False).model if Path(one).is_dir() else load_model(one),
+                subject.export(optimize=False).model if is_folder(one) else load_model(one),
                 load_model(other),
                 feeds[worst],
                 tolerance,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import onnx_ir as ir
@@ -12,14 +10,14 @@ import onnx_ir as ir
 from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched
 from ortboost.api.file_labels import file_labels, score_output
-from ortboost.api.image_settings import images_of
+from ortboost.api.image_settings import images_of, trained_data
 from ortboost.api.run_folder import load_run, refuse_checkpoint
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import load_model
+from ortboost.graph.io import ModelSource, is_folder, load_model, name_of, runnable
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -27,6 +25,7 @@ from ortboost.training import evaluate as evaluate_source
 from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
+from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 
@@ -35,7 +34,7 @@ __all__ = ["evaluate"]
 
 @checked
 def evaluate(
-    target: str | os.PathLike[str],
+    target: ModelSource,
     data: Data,
     *,
     batch_size: Annotated[int, Range(1)] = 64,
@@ -56,7 +55,7 @@ def evaluate(
     """Evaluate a program folder or an ONNX file on data.
 
     Args:
-        target: A program folder (loss and metrics) or an ONNX file (metrics).
+        target: A program folder (loss and metrics) or an ONNX file or model (metrics).
         data: The data, with labels.
         batch_size: Samples per run; does not affect the result.
         metrics: Names of metrics; accuracy for classifiers if not given.
@@ -79,8 +78,9 @@ def evaluate(
         Metric name to value.
 
     Raises:
-        UsageError: A setting of a file was given for a program, or one of a program for a file; or
-            the file is a graph of a program.
+        UsageError: A setting of a file was given for a program, or one of a program for a file; the
+            file is a graph of a program; or a program was trained on bytes, which are divided by
+            255, and the data are numbers of another range, or the reverse.
         FileError: A file cannot be read, or the checkpoint cannot be used.
         ModelError: The class axis of a file is ambiguous, or the runtime rejects it.
 
@@ -90,8 +90,9 @@ def evaluate(
         >>> sorted(ob.evaluate("runs/example/evaluate", "models/digits.npz", checkpoint="initial"))
         ['accuracy', 'loss']
     """
-    labels, bare = "labels", not Path(target).is_dir()
-    if not bare:
+    labels, bare = "labels", not is_folder(target)
+    trained: Mapping[str, Any] = {}
+    if is_folder(target):
         if class_axis is not None or ignore_index is not None or shift_labels or inputs:
             raise UsageError(
                 "A program defines how its inputs and labels are read.",
@@ -100,7 +101,7 @@ def evaluate(
             )
         # A program knows its labels, the output of its loss and its images.
         program, state, found = load_run(target, checkpoint)
-        pixels = images_of(found, images)
+        pixels, trained = images_of(found, images), trained_data(found)
         if update_bn is not None:
             state = updated_bn(
                 program,
@@ -111,6 +112,7 @@ def evaluate(
                 device=device,
                 threads=threads,
                 images=pixels,
+                trained=trained,
             )
         evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
@@ -133,11 +135,13 @@ def evaluate(
             ignored=ignore_index,
             shifted=shift_labels,
         )
-        evaluator = WithConstants(ModelEvaluator(target, device=device, threads=threads), config)
+        opened = ModelEvaluator(runnable(target, model), device=device, threads=threads)
+        evaluator = WithConstants(opened, config)
         specs = [*batched(model, evaluator.inputs, config, output), known]
     source = open_source(
         data, specs, split, static_batch(specs) or batch_size, mapping, images=pixels
     )
+    check_scale(trained, source)
     wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
     measured = evaluate_source(
         evaluator,
@@ -152,18 +156,18 @@ def evaluate(
     return measured or {}
 
 
-def _check_file(model: ir.Model, target: str | os.PathLike[str], metrics: Sequence[str]) -> None:
+def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str]) -> None:
     """Refuse to evaluate a graph of a program by itself, and metrics that a file does not have."""
     kind = model.metadata_props.get("ortboost.kind")
     if kind is not None:
         raise UsageError(
             f"This is the {kind} graph of a program: its weights are inputs.",
-            where=str(target),
+            where=name_of(target),
             fix="Give the program folder, or export it.",
         )
     if "loss" in metrics and all(value.name != "loss" for value in model.graph.outputs):
         raise UsageError(
             "An ONNX file has no loss; only a program has.",
-            where=f"{target}: metric 'loss'",
+            where=f"{name_of(target)}: metric 'loss'",
             fix="Give the program folder, or another metric.",
         )

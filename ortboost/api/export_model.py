@@ -40,7 +40,7 @@ from ortboost.deploy.tolerance import Tolerance, precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import external_files
+from ortboost.graph.io import ModelSource, external_files, is_folder
 from ortboost.graph.query import RANDOM_OPERATORS
 from ortboost.graph.reach import ancestors
 from ortboost.training.data.images import ImageConfig
@@ -119,7 +119,7 @@ class ExportResult(Shown):
 
 @checked
 def export(
-    run: str | os.PathLike[str],
+    run: ModelSource,
     out: str | os.PathLike[str],
     *,
     verify: Data | None = None,
@@ -149,8 +149,8 @@ def export(
     """Write the optimized, verified inference graph of a trained program or a plain ONNX model.
 
     Args:
-        run: A program folder, compared with the program itself; or an ONNX file, compared with that
-            file.
+        run: A program folder, compared with the program itself; or an ONNX file or a model in
+            memory, compared with it as it is.
         out: The file to write.
         verify: Data to compare on; if not given, the calibration data for int8, else synthetic
             inputs.
@@ -205,7 +205,7 @@ def export(
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
-    trained, refresh, pixels = Path(run).is_dir(), None, as_images(images)
+    trained, refresh, pixels = is_folder(run), None, as_images(images)
     if not trained:
         refuse_checkpoint(checkpoint)
         refuse_update_bn(update_bn, run)
@@ -217,7 +217,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(run, checkpoint, device, inputs, refresh=refresh, images=pixels)
-            if trained
+            if is_folder(run)
             else plain_subject(run, Path(folder), device, inputs, images=pixels)
         )
         collected = collect(subject, verify, split, batch_size, mapping)
@@ -277,7 +277,7 @@ def export(
 
 
 def _check_settings(
-    run: str | os.PathLike[str],
+    run: ModelSource,
     out: str | os.PathLike[str],
     precision: str,
     min_sqnr: float | None,
@@ -304,7 +304,7 @@ def _check_settings(
             fix="Give --precision fp16 too, or leave --calib out.",
         )
     check_output(out, ".onnx")
-    if Path(out).resolve() == Path(run).resolve():
+    if isinstance(run, str | os.PathLike) and Path(out).resolve() == Path(run).resolve():
         raise UsageError(
             "The export would overwrite the model it is compared with.",
             where=str(out),

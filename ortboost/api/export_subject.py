@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.accuracies import Accuracies
 from ortboost.api.file_labels import LABELS, file_labels, score_output
-from ortboost.api.image_settings import images_note, images_of
+from ortboost.api.image_settings import images_note, images_of, trained_data
 from ortboost.api.run_folder import load_run
 from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
 from ortboost.core.errors import OrtBoostError
@@ -26,13 +26,14 @@ from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synth
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import load_model
+from ortboost.graph.io import ModelSource, load_model, runnable
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
+from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 
 __all__ = [
@@ -62,6 +63,7 @@ class Subject:
         step: Step of the checkpoint, if any.
         seed: Seed of synthetic inputs.
         images: What was done to images in its training.
+        trained: The fingerprint of the data of its training, if known.
     """
 
     evaluator: Any
@@ -75,6 +77,7 @@ class Subject:
     seed: int = 0
     images: ImageConfig | None = None
     scored: bool = True
+    trained: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rule(self) -> LabelRule:
@@ -197,7 +200,7 @@ def trained_subject(
     program, state, found = load_run(run, checkpoint)
     images = images_of(found, images)
     if refresh is not None:
-        state = refresh(program, state, images=images)
+        state = refresh(program, state, images=images, trained=trained_data(found))
     opened = open_evaluator(program, state, device=device)
     evaluator = WithConstants(opened, config, program.labels)
     step = None if found is None else int(found.step)
@@ -219,11 +222,12 @@ def trained_subject(
         program.config.seed,
         images,
         scored=loss.has_classes,
+        trained=trained_data(found),
     )
 
 
 def plain_subject(
-    path: str | os.PathLike[str],
+    source: ModelSource,
     folder: Path,
     device: str,
     config: InputConfig | None = None,
@@ -234,7 +238,7 @@ def plain_subject(
     """Open a plain ONNX model.
 
     Args:
-        path: The file.
+        source: The file, or a model in memory.
         folder: Where to write a reference file if the comparison needs one.
         device: Where to run.
         config: Dimensions and inputs to fix in the export, and batch axes.
@@ -244,9 +248,9 @@ def plain_subject(
     Raises:
         FileError: It is not a model.
     """
-    loaded = load_model(path)  # once: everything derived from it shares its tensors
+    loaded = load_model(source)  # once: everything derived from it shares its tensors
     plain = export_network(loaded, optimize=False)
-    reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
+    reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
     images = images_of(loaded, images)
@@ -331,6 +335,7 @@ def collect(
         source = open_source(
             data, inputs, split, fixed or batch_size, mapping, images=subject.images
         )
+        check_scale(subject.trained, source)
         return read_batches(source)
 
     notes: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from ortboost.training.data.images import (
     parse_images,
 )
 
-__all__ = ["as_augment", "as_images", "former_images", "images_note", "images_of"]
+__all__ = ["as_augment", "as_images", "former_images", "images_note", "images_of", "trained_data"]
 
 _KEY: Final = "images"
 
@@ -53,6 +53,12 @@ def images_of(
     return _merged(as_images(given), _kept(found))
 
 
+def trained_data(found: Checkpoint | None) -> Mapping[str, Any]:
+    """The fingerprint of the training data in a checkpoint; empty without one."""
+    data: Mapping[str, Any] = {} if found is None else found.progress.get("data", {})
+    return data
+
+
 def _merged(given: ImageConfig | None, kept: ImageConfig | None) -> ImageConfig | None:
     """The given settings if any, with the stored class indices unless classes are given."""
     if given is None or kept is None or given.classes:
@@ -62,7 +68,7 @@ def _merged(given: ImageConfig | None, kept: ImageConfig | None) -> ImageConfig 
 
 def _kept(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
     if isinstance(found, Checkpoint):
-        return _read(found.progress.get("data", {}).get(_KEY))
+        return _read(trained_data(found).get(_KEY))
     note = None if found is None else found.metadata_props.get(f"ortboost.{_KEY}")
     if note is None:
         return None

@@ -17,7 +17,7 @@ from ortboost.core.field_types import write_config
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.graph.cost import count_cost
-from ortboost.graph.io import load_model
+from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, format_shape, known_shape, label
@@ -126,8 +126,8 @@ class ModelDescription(Shown):
 
     Args:
         kind: ``model`` or ``step``.
-        path: The file.
-        bytes: Its size, without external data.
+        path: The file, or the name of a model in memory.
+        bytes: The size of the file, without external data; ``None`` in memory.
         producer: The tool that wrote it.
         ir_version: Version of the format.
         opset: Version of the standard opset.
@@ -160,7 +160,7 @@ class ModelDescription(Shown):
 
     kind: str
     path: str
-    bytes: int
+    bytes: int | None
     producer: str
     ir_version: int
     opset: int | None
@@ -275,12 +275,12 @@ class ProgramDescription(Shown):
 
 @checked
 def inspect(
-    path: str | os.PathLike[str], *, parameters: Mapping[str, bool] | None = None
+    path: ModelSource, *, parameters: Mapping[str, bool] | None = None
 ) -> ModelDescription | ProgramDescription:
-    """Describe a model file, a step file or a program folder.
+    """Describe a model, a step file or a program folder.
 
     Args:
-        path: The file or folder.
+        path: The file or folder, or a model in memory.
         parameters: For a model file: which float tensors are trained, overriding the analysis.
 
     Raises:
@@ -291,12 +291,14 @@ def inspect(
         >>> inspect("models/mlp.onnx").kind
         'model'
     """
-    if Path(path).is_dir():
+    if is_folder(path):
         return _program(Program.load(path), Path(path))
-    return _model(load_model(path), Path(path), parameters)
+    return _model(load_model(path), path, parameters)
 
 
-def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> ModelDescription:
+def _model(
+    model: ir.Model, source: ModelSource, listed: Mapping[str, bool] | None
+) -> ModelDescription:
     weights = {value.name for value, _ in all_tensors(model)}
     step = METADATA_KEY in model.metadata_props
     shared = any(value.name in weights for value in model.graph.inputs)
@@ -308,8 +310,8 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
     cost = None if step else count_cost(model)  # no rule counts gradient kernels
     return ModelDescription(
         kind="step" if step else "model",
-        path=str(path),
-        bytes=path.stat().st_size,
+        path=name_of(source),
+        bytes=Path(source).stat().st_size if isinstance(source, str | os.PathLike) else None,
         producer=f"{model.producer_name or '?'} {model.producer_version or ''}".strip(),
         ir_version=model.ir_version,
         opset=model.opset_imports.get(""),

@@ -105,7 +105,7 @@ def plot(
         if before is not None or graph != EVAL_GRAPH or around is not None or whole:
             raise UsageError(
                 "Settings of a graph are given, but curves are drawn.",
-                where="before, graph, around, whole",
+                where="--before, --graph, --around or --whole",
                 fix="Leave them out, or give a file that ends in .svg.",
             )
         return Drawing(plot_log(run / LOG, file or run / PLOT))

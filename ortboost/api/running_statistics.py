@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
+from ortboost.graph.io import ModelSource, name_of
 from ortboost.program.program import Program
 from ortboost.runtime.update_bn import BatchStatistics
 from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
+from ortboost.training.data.pixel_scale import check_scale
 
 __all__ = ["refuse_update_bn", "updated_bn"]
 
@@ -28,6 +29,7 @@ def updated_bn(
     device: str = "auto",
     threads: int | None = None,
     images: ImageConfig | None = None,
+    trained: Mapping[str, Any] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Replace the running statistics in a state; see :mod:`ortboost.runtime.update_bn`.
 
@@ -40,9 +42,11 @@ def updated_bn(
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Intra-op threads.
         images: How images become inputs.
+        trained: The fingerprint of the data of the training, see :func:`check_scale`.
 
     Raises:
-        UsageError: The program keeps no running statistics, or the data have no batches.
+        UsageError: The program keeps no running statistics, or the data have no batches, or another
+            scale than those of the training.
         DivergedError: A statistic is not finite.
     """
     statistics = BatchStatistics(program, device=device, threads=threads)
@@ -60,11 +64,12 @@ def updated_bn(
         drop_last=static_batch(inputs) is not None,
         images=images,
     )
+    check_scale(trained or {}, source)
     found: dict[str, NDArray[np.generic]] = statistics.over(source.epoch(0), state)
     return {**state, **found}
 
 
-def refuse_update_bn(data: Any, target: str | os.PathLike[str]) -> None:
+def refuse_update_bn(data: Any, target: ModelSource) -> None:
     """Refuse to re-estimate the running statistics of a plain ONNX file.
 
     Raises:
@@ -73,6 +78,6 @@ def refuse_update_bn(data: Any, target: str | os.PathLike[str]) -> None:
     if data is not None:
         raise UsageError(
             "Only a program can re-estimate its running statistics.",
-            where=f"{target}: update_bn",
+            where=f"{name_of(target)}: update_bn",
             fix="Give the program folder, or leave --update-bn out.",
         )

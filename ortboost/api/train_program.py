@@ -48,14 +48,13 @@ from ortboost.training import (
 )
 from ortboost.training.data import ArraySource, open_source, static_batch
 from ortboost.training.data.images import AugmentConfig, ImageConfig
-from ortboost.training.data.lazy import lazy_of
+from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
 from ortboost.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
 
-_PROBED = 1000  # samples whose range is compared with that of pixels
 _LAG = 0.01  # remaining share of the initial running statistics that deserves a note
 
 
@@ -162,7 +161,11 @@ def train(
     with processes(timeout) as group:
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         first = rank == 0
-        given = {"exchange_dtype": exchange_dtype, "check_sync": check_sync, "segments": segments}
+        given = {
+            "--exchange-dtype": exchange_dtype,
+            "--check-sync": check_sync,
+            "--segments": segments,
+        }
         _check_shared(group, given, batch_axes)
         stepper = Stepper(
             program,
@@ -192,7 +195,7 @@ def train(
         if validation is not None:
             pixels = source.images if isinstance(source, ArraySource) else pixels
             held_out = read(validation, split="test", what="validation data", images=pixels)
-            _check_scale(source, held_out)
+            check_scale(source.fingerprint(), held_out, "validation data")
         # What program and data determine: schedules, metrics, the goal of the best model.
         settled = _settled(base, program, source.steps_per_epoch, learning_rate, settings)
         if tensorboard is not None and first:
@@ -246,26 +249,6 @@ def _check_validation(
             where="--val and --val-split",
             fix="Give either --val or --val-split.",
         )
-
-
-def _check_scale(training: Source, validation: Source) -> None:
-    """Refuse data of which only one part are bytes, unless the other is in their range, too."""
-    if not isinstance(training, ArraySource) or not isinstance(validation, ArraySource):
-        return
-    for name in {*training.scaled} ^ {*validation.scaled}:
-        bytes_first = name in training.scaled
-        other_array = (validation if bytes_first else training).arrays[name]
-        if lazy_of(other_array) is not None:  # images have settings of their own
-            continue
-        rows = other_array[:_PROBED]
-        if rows.min() < 0 or rows.max() > 1:
-            one, other = ("training", "validation")[:: 1 if bytes_first else -1]
-            raise UsageError(
-                f"The {one} data '{name}' are bytes, which are divided by 255, but the {other} "
-                f"data are not: they range from {rows.min():.4g} to {rows.max():.4g}.",
-                where=f"validation data: '{name}' is {validation.arrays[name].dtype}",
-                fix="Save both with the same dtype.",
-            )
 
 
 def _settings(config: TrainConfig | None, settings: Mapping[str, Any], resume: bool) -> TrainConfig:
@@ -369,7 +352,7 @@ def _split(source: Source, share: float) -> tuple[Source, Source]:
     if not isinstance(source, ArraySource):
         raise UsageError(
             "Only files and arrays can be split.",
-            where=f"val_split, data: {type(source).__name__}",
+            where=f"--val-split, data: {type(source).__name__}",
             fix="Give separate validation data.",
         )
     return source.split(share)
@@ -425,14 +408,14 @@ def _check_shared(
     for name, value in settings.items():
         if group is None and value not in ("float32", 0, None):
             raise UsageError(
-                f"'{name}' is for several processes.",
-                where=f"{name} = {value}, one process",
+                f"{name} is for several processes.",
+                where=f"{name} {value}, one process",
                 fix="Leave it out, or start several: --processes 2, or torchrun.",
             )
     if group is not None and batch_axes:
         raise UsageError(
             "With several processes the batch axes are those of the program.",
-            where=f"batch_axes: {', '.join(batch_axes)}",
+            where=f"--batch-axis of train: {', '.join(batch_axes)}",
             fix="Set them when the model is converted: ortboost convert --batch-axis.",
         )
 

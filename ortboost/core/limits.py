@@ -23,6 +23,8 @@ class Limits:
         depth: Nesting depth of subgraphs (If, Loop, Scan).
         tensor_bytes: Size in bytes of one tensor that the file declares without containing its
             data, and of one compressed array.
+        turns: Number of turns of a Loop that nothing but its fixed number ends, with those of the
+            loops around it.
         text_bytes: Size in bytes of a file read as text: JSON, TOML, a list of parameters.
 
     Example:
@@ -33,6 +35,7 @@ class Limits:
     nodes: int = 1_000_000
     depth: int = 16
     tensor_bytes: int = 4 << 30
+    turns: int = 100_000_000
     text_bytes: int = 256 << 20
 
     @classmethod

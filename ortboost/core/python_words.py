@@ -22,6 +22,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "around": "around",
     "atol": "atol",
     "augment": "augment",
+    "before": "before",
     "batch-axis": "batch_axes",
     "batch-size": "batch_size",
     "bisect": "bisect=True",
@@ -30,9 +31,11 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "checkpoint": "checkpoint",
     "checkpoint-every": "checkpoint_every",
     "checkpoints": "checkpoints",
+    "check-sync": "check_sync",
     "class-axis": "LossConfig.class_axis",
     "data": "data",
     "debug-overflow": "debug_overflow",
+    "components": "components",
     "dense-labels": "LossConfig.sparse=False",
     "device": "device",
     "dim": "InputConfig.dims",
@@ -67,6 +70,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "precision": "precision",
     "resume": "resume=True",
     "rtol": "rtol",
+    "segments": "segments",
     "shape": "shapes",
     "shift-labels": "LossConfig.shift_labels=True",
     "skip": "Int8Config.skip",
@@ -78,6 +82,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "val": "validation",
     "val-split": "val_split",
     "verify": "verify",
+    "whole": "whole=True",
 }
 """Option to argument, with its class if it is a field, and its value if the option has none."""
 

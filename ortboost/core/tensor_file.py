@@ -96,6 +96,9 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def __reduce__(self) -> tuple[type, tuple[dict[str, NDArray[np.generic]]]]:
+        return dict, (dict(self),)  # pickled with its contents: the file may have been replaced
+
     def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
         """Shape and dtype of a tensor, without reading it."""
         return self._places[name].shape, self._places[name].dtype

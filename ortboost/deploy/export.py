@@ -51,6 +51,8 @@ class Exported:
         steps: The steps of the pipeline, in order.
         target: The target it was made for.
         precision: Its precision, such as ``fp32``.
+
+    A pickled one has neither ``base`` nor ``steps``, which serve the search for a wrong rewrite.
     """
 
     model: ir.Model
@@ -59,6 +61,9 @@ class Exported:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     target: Target = GENERIC
     precision: str = "fp32"
+
+    def __reduce__(self) -> tuple[type[Exported], tuple[Any, ...]]:
+        return Exported, (self.model, self.reports, None, (), self.target, self.precision)
 
 
 @dataclass(frozen=True)

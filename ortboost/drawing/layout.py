@@ -10,7 +10,8 @@ The method is that of Sugiyama, Tagawa and Toda (1981), in four steps:
    order with the fewest crossings is kept;
 4. in several sweeps, each box is moved to the weighted median of its neighbours, as far as order
    and distances permit: an isotonic regression, solved exactly by pooling neighbours that would
-   overlap. Bends have the largest weights, so long arrows are straight.
+   overlap. Bends have the largest weights, so long arrows are straight. Boxes without inputs follow
+   their readers, or a chain whose boxes read constants beside it would move to one side.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _ROUNDS = 12  # of moving, for each of two kinds
 _BEND = 12.0  # width of a passing arrow
 _GAP, _LAYER_GAP = 28.0, 40.0  # between boxes of a layer, and between layers
 _PULLS = (4.0, 1.0, 8.0)  # weight of a link by its number of bends, see _places
+_FOLLOWS = 0.001  # share of the weight of a link from a box without inputs
 _PORTS = 22.0  # between arrowheads at a box, at most
 _CORNER = 8.0  # without arrowheads, at each end of the top of a box
 
@@ -232,12 +234,16 @@ def _places(
 ) -> list[float]:
     """Step 4: the horizontal center of each node."""
     near: list[list[tuple[int, float, bool]]] = [[] for _ in widths]  # node, weight, whether above
+    fed = {target for _, target in links}
+    led = {target for source, target in links if source in fed}
     for source, target in links:
         # Between two bends the pull is strongest, so that long arrows are straight; between a bend
         # and a box it is weakest, so that arrows do not move boxes.
         weight = _PULLS[(source >= boxes) + (target >= boxes)]
+        weight *= 1.0 if source in fed else _FOLLOWS
         near[source].append((target, weight, False))
-        near[target].append((source, weight, True))
+        if source in fed or target not in led:
+            near[target].append((source, weight, True))
 
     def distance(one: int, two: int) -> float:
         tight = one >= boxes or two >= boxes

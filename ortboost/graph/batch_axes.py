@@ -152,7 +152,8 @@ def model_batch_axes(
         given: Input to axis, as given by the user.
         inputs: The inputs that are data; all inputs of the model if not given.
         prediction: The output whose first dimension is the batch; the first output if not given.
-        labels: The input with labels, whose batch axis is 0 like that of the predictions.
+        labels: The input with labels, whose batch axis is 0 like that of the predictions; a scalar
+            has none.
 
     Raises:
         UsageError: See :func:`find_batch_axes`; or the axes contradict each other.
@@ -170,7 +171,7 @@ def model_batch_axes(
     whole = row_picker(model, set(shapes)) is not None
     given, own = dict(given or {}), dict[str, BatchAxis]()
     if labels is not None and labels in inputs:
-        own[labels] = None if whole else 0
+        own[labels] = None if whole or not inputs[labels] else 0
         if labels in given:
             own[labels] = _given_axis(labels, given.pop(labels), inputs)
     found = find_batch_axes(shapes, shape[0] if shape else None, given, whole=whole)

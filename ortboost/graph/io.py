@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import onnx
 import onnx_ir as ir
@@ -34,8 +34,11 @@ __all__ = [
     "check_model_file",
     "external_fault",
     "external_files",
+    "is_folder",
     "is_map",
     "load_model",
+    "name_of",
+    "runnable",
     "save_model",
 ]
 
@@ -75,11 +78,11 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     if isinstance(source, ir.Model):
         model = source.clone()
         _name_apart(model)
-        named_source(model, source_name(source))
-        _check_external_data(model, source_name(model))
+        named_source(model, name_of(source))
+        _check_external_data(model, name_of(source))
         return _finished(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
-        name = source.graph.name or "model"
+        name = name_of(source)
         model = _checked(source, name)
         _name_apart(model)
         _check_external_data(model, name)
@@ -113,6 +116,23 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         return _finished(model)
     # If saved elsewhere, the model would look for its data beside the new file, not `path`.
     return _finished(ir.external_data.load_to_model(model))
+
+
+def name_of(source: ModelSource) -> str:
+    """The path or name of a model, for error messages."""
+    if isinstance(source, onnx.ModelProto):
+        return source.graph.name or "model"
+    return source_name(source) if isinstance(source, ir.Model) else str(source)
+
+
+def is_folder(source: ModelSource) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether a source is the path of a folder, such as a program's."""
+    return isinstance(source, str | os.PathLike) and Path(source).is_dir()
+
+
+def runnable(source: ModelSource, loaded: ir.Model) -> str | os.PathLike[str] | ir.Model:
+    """What a runtime opens: a file as it is, or the loaded form of a model in memory."""
+    return source if isinstance(source, str | os.PathLike) else loaded
 
 
 def check_model_file(path: Path) -> None:

@@ -40,6 +40,7 @@ from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
+from ortboost.graph.write_out_swish import write_out_swish
 
 __all__ = ["free_weights", "inline_functions", "name_nodes", "normalize"]
 
@@ -106,9 +107,7 @@ def normalize(
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)
-    report = empty_reductions(model)
-    if report.modified:
-        reports.append(report)
+    reports += [r for r in (empty_reductions(model), write_out_swish(model)) if r.modified]
     _state_channels(model)
 
     infer_shapes(model)

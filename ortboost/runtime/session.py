@@ -31,6 +31,7 @@ from ortboost.core.errors import (
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload
+from ortboost.runtime.wrong_fusions import wrong_optimizers
 
 __all__ = [
     "DEVICES",
@@ -73,11 +74,6 @@ _LIBRARIES: Final = {
     "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
     "or use --device cuda.",
 }
-
-# It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
-# into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
-# 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
-_WRONG_OPTIMIZERS: Final = ["EliminateDropout", "Pad_Fusion"]
 
 _GENERATOR = threading.Lock()  # guards the runtime's global random generator
 
@@ -203,7 +199,7 @@ def open_session(
             fix="Leave it out: the runtime then takes one for each core.",
         )
     ort = runtime()
-    provider = _PROVIDERS[device]
+    version, provider = str(ort.__version__), _PROVIDERS[device]
     if device != "cpu":
         preload()
     options = ort.SessionOptions()
@@ -235,10 +231,10 @@ def open_session(
                 source,
                 options,
                 providers=providers,
-                disabled_optimizers=[] if every_fusion else _WRONG_OPTIMIZERS,
+                disabled_optimizers=[] if every_fusion else wrong_optimizers(model, version),
             )
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise _refused(error, ort.__version__) from error
+            raise _refused(error, version) from error
     if provider not in session.get_providers():
         raise DependencyError(
             f"The device '{device}' was requested, but its libraries did not load.",
@@ -284,13 +280,12 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
     missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
     if missing:
         op_type, since, node = missing.groups()
-        older = "Export the model with "
-        older += "standard operators" if since == "1" else f"an opset below {since}"
+        older = "standard operators" if since == "1" else f"an opset below {since}"
         return ModelError(
             f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
             where=f"{op_type} '{node}', onnxruntime {version}",
-            fix=f"{older} and in float32, without --precision bf16 (which needs opset 22), or use "
-            "an environment with another onnxruntime.",
+            fix="Export the model in float32, if it is in another type (--precision bf16 needs "
+            f"opset 22); else with {older}, or use an environment with another onnxruntime.",
         )
     # An operator that the standard does not have in this type at the model's opset.
     invalid = re.search(

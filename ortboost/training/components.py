@@ -69,7 +69,7 @@ def principal_components(
         raise UsageError(
             f"{count_of(number, 'principal component')} requested, but "
             f"{count_of(len(products), 'checkpoint')} can give at most {rank}.",
-            where="components",
+            where="--components",
             fix="Save more checkpoints (--checkpoint-every, --keep)"
             + (f", or request {'1 to ' * (rank > 1)}{rank}." if rank else "."),
         )

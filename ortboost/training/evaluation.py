@@ -50,7 +50,8 @@ def evaluate(
         Metric name to mean over the samples, ``loss`` first; None if it was stopped.
 
     Raises:
-        UsageError: The source is empty, or ``labels`` or ``output`` does not exist.
+        UsageError: The source is empty, all its labels are ignored, or ``labels`` or ``output``
+            does not exist.
     """
     rule, means = rule or LabelRule(), dict[str, Mean]()
     axis = 0 if axes is None else axes.get(labels, 0)
@@ -85,6 +86,12 @@ def evaluate(
             "The evaluation has no results.",
             where="validation data",
             fix="The data must have at least one batch, and the model a loss or metrics.",
+        )
+    if rule.ignored is not None and any(mean.count == 0 for mean in means.values()):
+        raise UsageError(
+            f"No label of the data counts: all of '{labels}' are {rule.ignored}, which is ignored.",
+            where=f"input '{labels}'",
+            fix="Give data with labels, or set another label to ignore (--ignore-index).",
         )
     return {name: mean.value for name, mean in means.items()}
 

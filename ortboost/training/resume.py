@@ -114,12 +114,12 @@ def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> 
 
 
 def _as_old(now: Any, before: Any) -> Any:
-    """The fingerprint without the checksums that older versions did not write."""
+    """The fingerprint without what older versions did not write."""
     if isinstance(now, Mapping) and isinstance(before, Mapping):
         return {
             key: _as_old(value, before.get(key))
             for key, value in now.items()
-            if key in before or key != "content"
+            if key in before or key not in ("content", "range")
         }
     return now
 

@@ -74,6 +74,8 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
     warmup = _read(text, kind, [pair for pair in pairs if pair.startswith("warmup")], _WARMUP)
     if warmup and "steps" not in warmup:
         raise _bad(text, kind, "'warmup' is missing.")
+    if warmup.get("steps", 0) < 0:  # the schedule would name its own argument, 'steps'
+        raise _bad(text, kind, f"'warmup' is {warmup['steps']}; 0 or more is needed.")
     if kind == "cosine" and total_steps is not None:
         options.setdefault("total_steps", max(1, total_steps - warmup.get("steps", 0)))
     needed = _REQUIRED.get(kind)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.limits import LIMITS_VARIABLE, Limits
 from ortboost.core.report import Report
 from ortboost.graph.query import (
     constant,
@@ -111,7 +112,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
         output: The output whose head is replaced; the first one if not given.
 
     Raises:
-        UsageError: ``size`` is not positive, or the output does not exist.
+        UsageError: ``size`` is not positive or too large, or the output does not exist.
         ModelError: No such layer was found, its weight is shared with another node, or a Reshape
             after it has a fixed number of outputs.
     """
@@ -150,6 +151,15 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
     # Draw weight and bias anew.
     fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
     new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
+    size_in_bytes, limit = 4 * size * fan_in, Limits.from_environment().tensor_bytes
+    if size_in_bytes > limit:
+        raise UsageError(
+            f"A head with {size:,} outputs needs {size_in_bytes:,} bytes.",
+            where=f"{source_name(model)}: --new-head {size}, '{head.weight.name}' has {fan_in:,} "
+            "inputs",
+            fix="Give the number of classes of the data; if that is intended, set "
+            f"{LIMITS_VARIABLE}=tensor_bytes={size_in_bytes}.",
+        )
     generator = np.random.default_rng(seed)
     bound = 1.0 / np.sqrt(fan_in)
     report = Report("new_head")

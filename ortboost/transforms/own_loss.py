@@ -11,10 +11,13 @@ dimensions of the scores are bound to those of the output, so that labels ``[N]`
 they are not trained.
 
 ``reduction`` says whether the scalar is a mean or a sum over the samples; the file is not analyzed
-for this. A runtime reads out of bounds if a label is not a valid class: if the loss selects scores
-by its labels, with SoftmaxCrossEntropyLoss or NegativeLogLikelihoodLoss, labels in the data are
-checked against the number of classes. The nodes are inserted into the graph of the network, with
-the same opset, and differentiated like the rest of it.
+for this. Validation, and the parts of several processes, average such means by their samples: with
+a mean weighted by class, which divides by the weights of its labels, they depend on the batches.
+
+A runtime reads out of bounds if a label is not a valid class: if the loss selects scores by its
+labels, with SoftmaxCrossEntropyLoss or NegativeLogLikelihoodLoss, labels in the data are checked
+against the number of classes. The nodes are inserted into the graph of the network, with the same
+opset, and differentiated like the rest of it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import pickle
 
 import numpy as np
 import onnx
@@ -23,6 +25,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ROOT,
+    assert_same_bits,
     assert_three_lines,
     digits,
     model_path,
@@ -118,6 +121,49 @@ def test_the_accuracy_leaves_out_the_padding_along_the_batch_axis(tmp_path):
     wanted = api.evaluate(tmp_path / "run", data, checkpoint="initial", device="cpu")["accuracy"]
     assert 0 < wanted < 1
     assert result.metrics["accuracy"] == pytest.approx((wanted, wanted))
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}])
+def test_results_can_be_pickled(settings, trained, tmp_path):
+    """As joblib and multiprocessing do; the steps of an export are closures."""
+    result = api.export(trained, tmp_path / "out.onnx", **settings)
+    found = pickle.loads(pickle.dumps(result))
+    assert found.to_dict() == result.to_dict()
+    assert ir.to_proto(found.exported.model) == ir.to_proto(result.exported.model)
+    program, state, checkpoint = pickle.loads(pickle.dumps(api.load_run(trained)))
+    assert_same_bits(state, checkpoint.state)
+    assert program.fingerprint == api.load_run(trained)[0].fingerprint
+    comparison = api.compare(trained, tmp_path / "out.onnx")
+    assert pickle.loads(pickle.dumps(comparison)) == comparison
+
+
+@pytest.mark.parametrize("form", ["proto", "model"])
+def test_a_model_in_memory_is_as_good_as_its_file(form, convnet, tmp_path):
+    held = onnx.load(convnet) if form == "proto" else load_model(convnet)
+    before = ir.to_proto(held) if form == "model" else onnx.load(convnet)
+    result = api.export(held, tmp_path / "memory.onnx")
+    of_file = api.export(convnet, tmp_path / "file.onnx")
+    graphs = [ir.to_proto(found.exported.model).graph for found in (result, of_file)]
+    assert graphs[0] == graphs[1]
+    assert api.compare(held, held, bisect=True).parity.ok
+    assert api.compare(tmp_path / "file.onnx", held).parity.ok
+    data = {"x": weights(6, 1, 6, 6), "labels": np.arange(6) % 3}
+    assert api.evaluate(held, data) == api.evaluate(convnet, data)
+    found, expected = api.inspect(held), api.inspect(convnet)
+    assert dataclasses.replace(found, path="", bytes=0) == dataclasses.replace(
+        expected, path="", bytes=0
+    )
+    assert found.bytes is None
+    # It is not changed, and messages name it.
+    assert (ir.to_proto(held) if form == "model" else held) == before
+    for refused in (
+        lambda: api.evaluate(held, data, update_bn=data),
+        lambda: api.compare(held, small_mlp()),
+    ):
+        with pytest.raises(UsageError) as caught:
+            refused()
+        assert_three_lines(caught.value)
+        assert found.path in caught.value.where
 
 
 def test_data_without_labels_will_do(convnet, tmp_path):

@@ -131,7 +131,7 @@ def test_other_data_are_refused(folder):
 
 
 def test_segments_are_for_several(folder):
-    with pytest.raises(ob.UsageError, match="'segments' is for several processes"):
+    with pytest.raises(ob.UsageError, match="segments is for several processes"):
         ob.train(folder, {}, segments=2)
 
 

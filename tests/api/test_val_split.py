@@ -8,7 +8,7 @@ import pytest
 import ortboost as ob
 from ortboost.cli import main
 from ortboost.core.errors import UsageError
-from tests.support import assert_three_lines, small_mlp
+from tests.support import assert_three_lines, small_convnet, small_mlp
 
 
 @pytest.fixture
@@ -66,7 +66,8 @@ def test_bytes_are_not_validated_on_numbers_of_another_range(made):
         with pytest.raises(UsageError, match=f"The {words} data 'x' are bytes") as caught:
             ob.train(run, one, other, epochs=1)
         assert_three_lines(caught.value)
-    ob.train(run, data, {**arrays, "x": pixels / np.float32(255)}, batch_size=5, epochs=1)
+    unit = {**arrays, "x": pixels / np.float32(255)}
+    ob.train(run, data, unit, batch_size=5, epochs=1)
 
 
 def test_refusals(made):
@@ -78,3 +79,32 @@ def test_refusals(made):
         ob.train(run, [(arrays["x"], arrays["y"])], val_split=0.1)
     assert_three_lines(caught.value)
     ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # validation data to stop by
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "update_bn", "verify"])
+def test_a_run_knows_whether_it_was_trained_on_bytes(tmp_path, verb):
+    """Evaluated on the numbers of the bytes, its accuracy was that of a guess."""
+    run, rng = tmp_path / "run", np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 1, 6, 6), np.uint8)
+    ob.convert(small_convnet(), run)
+    labels = np.arange(40) % 3
+    of_bytes, numbers, unit = (
+        {"x": x, "y": labels} for x in (pixels, pixels.astype(np.float32), pixels / np.float32(255))
+    )
+    use = {
+        "evaluate": lambda data: ob.evaluate(run, data),
+        "update_bn": lambda data: ob.evaluate(run, of_bytes, update_bn=data),
+        "verify": lambda data: ob.export(run, tmp_path / "out.onnx", verify=data),
+    }[verb]
+    ob.train(run, of_bytes, epochs=1, batch_size=8)
+    use(unit)
+    with pytest.raises(UsageError, match="The training data 'x' are bytes") as caught:
+        use(numbers)
+    assert_three_lines(caught.value)
+    if verb == "update_bn":
+        return
+    ob.train(run, unit, epochs=1, batch_size=8, overwrite=True)
+    use(of_bytes)
+    ob.train(run, numbers, epochs=1, batch_size=8, overwrite=True)
+    with pytest.raises(UsageError, match="The given data 'x' are bytes"):
+        use(of_bytes)

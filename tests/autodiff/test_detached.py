@@ -67,6 +67,24 @@ def test_a_detached_parameter(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("like", "value"),
+    [
+        ("EyeLike(w)", np.eye(3, 4)),
+        ("RandomNormalLike<mean=2.0, scale=1e-30>(w)", np.full((3, 4), 2.0)),
+        ("RandomUniformLike<low=2.0, high=2.0>(w)", np.full((3, 4), 2.0)),
+    ],
+)
+def test_what_reads_only_the_shape_of_a_parameter(engine, like, value):
+    """`y = x (w e) u` with `e` in the shape of `w`; the native builder fails on these operators."""
+    body = f"e = {like} v = Mul(w, e) h = MatMul(x, v) y = Mul(h, u) "
+    of_w, of_u = gradients(model(body), engine)
+    h = X @ (W * value)
+    np.testing.assert_allclose(of_w, X.T @ np.tile(U, (2, 1)) * value / h.size, rtol=1e-5)
+    np.testing.assert_allclose(of_u, h.sum(0) / h.size, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_behind_a_detach_only_cannot_be_trained(engine):
     with pytest.raises(ModelError, match="does not depend differentiably"):
         gradients(model("h = MatMul(x, w) d = Identity(h) y = Mul(d, u) "), engine)

@@ -153,6 +153,8 @@ def test_the_initial_values_are_bounded_and_seeded():
     assert not np.array_equal(one, other)
     assert np.abs(one).max() <= 1 / math.sqrt(4)
     assert not build().initial["w1.lora_B"].any()
+    kernels = build(small_convnet(), Lora(1)).initial["cw.lora_A"]  # of a 3x3 window of 1 channel
+    assert 0.9 / 3 < np.abs(kernels).max() <= 1 / 3
 
 
 def test_patterns_of_the_user_add_to_the_adapters():
@@ -173,6 +175,17 @@ def test_the_note_counts_what_is_trained():
     (choice,) = (r for r in build().reports if r.rewrite == "choose_trainable")
     assert choice.notes == ["trains 19 of 70 parameters in 4 tensors; 4 tensors frozen"]
     assert choice.kept["w1"] == "frozen by lora"
+
+
+def test_what_is_frozen_is_not_doubted():
+    """A weight of 0 and 1 may be a mask, which matters only where it is trained."""
+    model = linear("y = MatMul(x, w)", w=np.eye(8, dtype=np.float32))
+    notes = {
+        bool(boosts): [n for r in build_program(model, config).reports for n in r.notes]
+        for boosts in ((), (Lora(2),))
+        for config in [ProgramConfig(loss=LossConfig("mse"), boosts=boosts)]
+    }
+    assert [any("doubtful" in note for note in notes[lora]) for lora in (False, True)] == [1, 0]
 
 
 # ---- what is adapted ----------------------------------------------------------------------------
@@ -201,10 +214,10 @@ def test_a_weight_that_is_no_larger_than_its_adapters_is_kept():
 KEPT = {
     "a convolution of 2 groups": (
         "s = Constant<value_ints = [0, 2, 4, 1]>() r = Reshape(x, s) c = Conv<group = 2>(r, w) "
-        "y = Flatten(c)",
+        "f = Flatten(c) m = MatMul(x, v) y = Concat<axis = 1>(f, m)",
         weights(8, 1, 1, 1),
     ),
-    "both operands are stored": ("a = MatMul(w, v) y = MatMul(x, a)", weights(8, 8)),
+    "both operands are stored": ("a = MatMul(v, w) y = MatMul(x, a)", weights(8, 8)),
     "its input is transposed": (
         "t = Transpose(x) [odd] y0 = Gemm<transA = 1>(t, w) y = MatMul(y0, v)",
         weights(8, 8),
@@ -217,7 +230,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("reason", ["its input is transposed", "a stack of matrices [2, 8, 8]"])
+@pytest.mark.parametrize("reason", KEPT)
 def test_other_forms_are_kept_with_a_reason(reason):
     body, array = KEPT[reason]
     program = build(linear(body, w=array, v=weights(8, 8, seed=1)))
@@ -231,6 +244,7 @@ def test_other_forms_are_kept_with_a_reason(reason):
         "t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t)",
         "y = Gemm<transB = 1, alpha = 0.5>(x, w)",
         "i = Identity(w) y = MatMul(x, i)",
+        "s = Constant<value = float[1,8] {1,1,1,1,-1,-1,-1,-1}>() m = Mul(s, w) y = MatMul(x, m)",
     ],
 )
 def test_a_weight_is_found_behind_other_nodes(body):
@@ -268,6 +282,17 @@ def test_nodes_that_share_a_weight_share_its_adapter():
     program = build(model, Lora(2), loss=LossConfig("mse"))
     assert trained(program) == ["w.lora_A", "w.lora_B"]
     assert sum(n.op_type == "MatMul" for n in program.evaluation.graph) == 6
+
+
+@pytest.mark.parametrize(
+    "turned", ["t = Transpose<perm = [1, 0]>(w) y = MatMul(r, t)", "y = Gemm<transB = 1>(r, w)"]
+)
+def test_a_weight_that_is_also_read_turned_gets_a_second_adapter(turned):
+    """`A B` of the one would be `(A B)^T` of the other: in and out are exchanged."""
+    model = linear(f"a = MatMul(x, w) r = Relu(a) {turned}", w=weights(8, 6))
+    program = build(model, Lora(2), loss=LossConfig("mse"))
+    shapes = {name: program.initial[name].shape for name in trained(program)}
+    assert sorted(shapes.values()) == [(2, 6), (2, 8), (6, 2), (8, 2)]
 
 
 def test_a_tied_embedding_keeps_its_lookups():

@@ -620,3 +620,24 @@ def test_a_list_of_parameters_and_what_is_in_doubt(tmp_path, capsys):
     for verb in (["check"], ["inspect"], ["convert", "--out", str(tmp_path / "run")]):
         assert main([verb[0], str(path), *verb[1:], "--parameters", str(listed)]) == 2
         assert "Did you mean 'mask'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "RUN", "--data", DIGITS, "--overwrite", "--check-sync", "3"],
+        ["train", "RUN", "--data", DIGITS, "--overwrite", "--exchange-dtype", "float16"],
+        ["train", "RUN", "--data", DIGITS, "--overwrite", "--segments", "3"],
+        ["train", "RUN", "--data", DIGITS, "--overwrite", "--val-split", "0.9999"],
+        ["pca", "RUN", "-o", "p.npy", "--components", "40"],
+        ["plot", "RUN", "--around", "x"],
+        ["convert", MLP, "-o", "OUT", "--precision", "fp16", "--keep-fp32", "nothing"],
+    ],
+    ids=lambda words: words[-2],
+)
+def test_errors_name_options_and_not_arguments(words, trained, tmp_path, capsys):
+    places = {"RUN": str(trained), "OUT": str(tmp_path / "out")}
+    assert main([places.get(word, word) for word in words]) == 2
+    where = next(line for line in error_lines(capsys).splitlines() if "  where: " in line)
+    assert words[-2] in where
+    assert words[-2].strip("-").replace("-", "_") not in where.replace(words[-2], "")

@@ -1,3 +1,5 @@
+import functools
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -8,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from ortboost.core import tensor_file
 from ortboost.core.tensor_file import (
     Overlay,
+    Selection,
     TensorFile,
     form_of,
     pieces_of,
@@ -47,6 +50,27 @@ def test_each_access_is_an_array_of_its_own(stored):
     before = found["float32"].copy()
     found["float32"][:] = 9
     np.testing.assert_array_equal(found["float32"], before)
+
+
+def test_a_pickled_one_has_its_contents(stored):
+    """Another process must not read what has replaced the file since."""
+    path, arrays = stored
+    form = pickle.dumps(TensorFile(path))
+    path.unlink()
+    found = pickle.loads(form)
+    assert set(found) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_selection_hides_the_other_tensors(stored):
+    found = Selection(TensorFile(stored[0]), ["half", "bool"])
+    assert list(found) == ["half", "bool"]
+    assert len(found) == 2
+    assert "int8" not in found
+    for read in (found.__getitem__, functools.partial(form_of, found)):
+        with pytest.raises(KeyError):
+            read("int8")
 
 
 def test_asking_for_a_name_reads_nothing(stored, monkeypatch):

@@ -126,3 +126,15 @@ def test_odd_graphs():
     assert abs(two.centers[0][0] - two.centers[1][0]) >= 38
     with pytest.raises(ValueError, match="cycle"):
         arrange([(1.0, 1.0)] * 2, [(0, 1), (1, 0)])
+
+
+def test_constants_beside_a_chain_do_not_move_it():
+    """Each product of an int8 graph reads two; the picture went to the right, row by row."""
+    arrows, sizes = [], [(100.0, 40.0)]
+    for step in range(0, 60, 3):  # boxes: the chain 0, 3, 6..., and two constants before each
+        arrows += [(step, step + 3), (step + 1, step + 3), (step + 2, step + 3)]
+        sizes += [(100.0, 40.0)] * 3
+    layout = arrange(sizes, arrows)
+    chain = [layout.centers[step][0] for step in range(3, 63, 3)]
+    assert max(chain) - min(chain) < 20
+    assert layout.width < 600

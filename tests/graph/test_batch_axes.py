@@ -119,6 +119,13 @@ def test_labels_say_nothing_of_the_inputs():
     assert model_batch_axes(model, {"labels": None}, labels="labels") == {"x": 0, "labels": None}
 
 
+def test_a_scalar_label_has_no_axis():
+    """A network with a single number for the whole batch ended in a traceback."""
+    model = graph("float[batch,4] x, float labels", "y = Relu(x)")
+    model.graph.inputs[1].shape = ir.Shape(())
+    assert model_batch_axes(model, labels="labels") == {"x": 0, "labels": None}
+
+
 def test_the_axis_of_the_labels_is_checked_as_others_are():
     model = graph("float[batch,4] x, int64[batch,2] labels", "y = Relu(x)")
     assert model_batch_axes(model, {"labels": -1}, labels="labels") == {"x": 0, "labels": 1}

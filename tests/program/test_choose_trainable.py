@@ -32,6 +32,12 @@ def chosen(model, **fields) -> tuple[list[str], list[str]]:
     return trained, report.notes
 
 
+def test_a_new_head_is_not_trained_beside_the_selected_parameters():
+    """It is beside the adapters of LoRA, which select nothing themselves."""
+    trained, _ = chosen(small_mlp(), new_head=5, trainable=("b1",))
+    assert trained == ["b1"]
+
+
 def test_the_first_note_counts_and_the_others_name_what_is_in_doubt():
     trained, notes = chosen(doubtful())
     assert trained == ["weight", "gain"]

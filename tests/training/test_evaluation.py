@@ -12,6 +12,7 @@ from ortboost.training.data import ArraySource
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Metric, get_metric, strict
+from tests.support import assert_three_lines
 
 DATA = make_data(23)
 
@@ -113,6 +114,17 @@ def test_a_label_that_does_not_count_is_left_out(dims):
     found = evaluate(run, source, metrics, rule=LabelRule(ignored=-100))
     assert found["accuracy"] == pytest.approx((guess == labels)[counted].mean())
     assert found["accuracy"] <= found["top2"] <= found["top4"] == 1.0
+
+
+@pytest.mark.parametrize("fixed", [None, 4])
+def test_data_without_a_label_that_counts_are_refused(fixed):
+    """Their mean, 0 / 0, ended a training as diverged."""
+    run, _ = token_model(np.zeros([6, 5, 7]))
+    source = ArraySource({"x": np.arange(6.0), "labels": np.full([6, 5], -100)}, 4)
+    rule = LabelRule(class_axis=2, ignored=-100, shifted=True)
+    with pytest.raises(UsageError, match="No label of the data counts") as caught:
+        evaluate(run, source, [get_metric("accuracy")], batch_size=fixed, rule=rule)
+    assert_three_lines(caught.value)
 
 
 def token_model(scores, reduction="mean"):

@@ -75,6 +75,7 @@ def test_cosine_ends_with_the_run():
         ("cosine:0.1,steps=5,steps=6", "'steps' is given twice"),
         ("0.1,warmup=10", "Unknown schedule"),
         ("constant:0.1,warmup-factor=0.5", "'warmup' is missing"),
+        ("constant:0.1,warmup=-1", "'warmup' is -1; 0 or more"),
         ("cosine:,steps=5", "'' is not a number"),
         ("", "Unknown schedule ''"),
         ("-0.1", "'lr' is -0.1"),

@@ -162,6 +162,16 @@ def test_a_size_that_makes_no_sense(size):
     refused(UsageError, small_mlp(), size)
 
 
+def test_a_size_that_no_memory_holds(monkeypatch):
+    """The advice was a smaller batch."""
+    found = refused(UsageError, small_mlp(), 10**12)
+    assert "'w2' has 6 inputs" in found.where
+    assert "ORTBOOST_LIMITS=tensor_bytes=24000000000000" in found.fix
+    monkeypatch.setenv("ORTBOOST_LIMITS", "tensor_bytes=240")
+    refused(UsageError, small_mlp(), 11)
+    new_head(small_mlp(), 10)
+
+
 def test_an_unknown_output():
     assert "logits" in refused(UsageError, small_mlp(), 5, output="no").fix
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import has_subgraph, source_before
+from ortboost.graph.query import has_subgraph, is_standard, source_before
 from ortboost.graph.reach import ancestors, find_value, stops_gradient, values_by_name, values_read
 
 __all__ = [
@@ -42,6 +42,7 @@ _ALWAYS_WRITTEN = {
 }
 COPY_PREFIX = "ortboost/native/own"
 _STOPPED = "ortboost/native/stopped/"
+_SHAPE_READERS = ("EyeLike", "RandomNormalLike", "RandomUniformLike")  # unlike Shape unknown to it
 
 
 def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
@@ -173,11 +174,13 @@ def lift_large_constants(
 def cut_stopped(model: ir.Model) -> dict[str, str]:
     """Let the readers of detached values read new inputs: the builder knows no such node.
 
+    Nor does it know that a few operators read only the shape of their input.
+
     Returns:
         Name of each new input to the name of the detached value, for :func:`join_stopped`.
     """
     graph, cut = model.graph, dict[str, str]()
-    for node in [node for node in graph if stops_gradient(node)]:
+    for node in [n for n in graph if stops_gradient(n) or is_standard(n, *_SHAPE_READERS)]:
         value = node.outputs[0]
         entry = ir.Value(name=f"{_STOPPED}{value.name}", type=value.type, shape=value.shape)
         graph.inputs.append(entry)

@@ -17,7 +17,6 @@ from ortboost.graph.query import (
     input_at,
     label,
     producer_of,
-    scalar,
     sole_consumer,
     static_shape,
 )
@@ -52,11 +51,10 @@ def _scaled(path: ir.Value) -> tuple[ir.Value, float]:
     """The value before a multiplication by a number, and the number."""
     node = producer_of(path, "Mul")
     for value, factor in () if node is None else (node.inputs, node.inputs[::-1]):
-        number = scalar(factor)
-        if value is None or factor is None or number is None:
-            continue
-        if len(static_shape(factor) or ()) < 2:  # else it could add axes to the result
-            return value, number
+        array = constant(factor, limit=1)
+        # With two axes or more it could add some to the result.
+        if value is not None and array is not None and array.size == 1 and array.ndim < 2:
+            return value, float(array.reshape(-1)[0])
     return path, 1.0
 
 

@@ -16,11 +16,19 @@ from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, label, 
 
 __all__ = ["check_constants", "check_sizes"]
 
-# Operator to the index of its shape input. Shape inference iterates over the values of a Reshape.
-_FILLS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
-_ASSEMBLES = frozenset({"Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_WINDOWS = ("BlackmanWindow", "HammingWindow", "HannWindow")
+# Operator to the input that determines how large its output is at least. Shape inference iterates
+# over the values of a Reshape, and over the elements of a Range that is cast.
+_FILLS = {
+    **dict.fromkeys(("ConstantOfShape", *_WINDOWS), 0),
+    **dict.fromkeys(("Expand", "OneHot", "Reshape", "Tile"), 1),
+}
+_ASSEMBLES = frozenset({"Cast", "Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_COMPUTES = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
 _LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 _MOST = 64  # more values than any shape has dimensions
+_MOST_ELEMENTS = 2**62
+_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 _INTEGERS = frozenset(
     {
         *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),
@@ -53,12 +61,12 @@ def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
 
 
 def check_constants(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Reject tensors filled to a constant shape that is too large, and integers divided by 0.
+    """Reject constant sizes and numbers of turns that are too large, and integers divided by 0.
 
     The tensors of the model must have passed
     :func:`~ortboost.graph.structure.tensors.check_tensors`.
     """
-    _check_constants(proto.graph, where, limits, {})
+    _check_constants(proto.graph, where, limits, {}, 1)
 
 
 def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
@@ -96,7 +104,9 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
     return count(proto.graph.node, 0)
 
 
-def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: _Constants) -> None:
+def _check_constants(
+    graph: onnx.GraphProto, where: str, limits: Limits, outer: _Constants, turns: int
+) -> None:
     known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
     # Constants first: the nodes need not be in order.
     for node in graph.node:
@@ -105,10 +115,7 @@ def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: 
     for node in graph.node:
         at = f"{where}: {label(node)}"
         if node.domain in STANDARD:
-            place = _FILLS.get(node.op_type, len(node.input))
-            if place < len(node.input):
-                shape = _integers(known.get(node.input[place]))
-                _check_bytes([] if shape is None else shape.reshape(-1).tolist(), at, limits)
+            _check_bytes(_least_shape(node, known), at, limits)
             if node.op_type in ("Div", "Mod") and len(node.input) > 1:
                 _check_divisor(_integers(known.get(node.input[1])), at)
             if node.op_type in _LOSSES and len(node.input) > 1:
@@ -116,8 +123,42 @@ def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: 
             # A shape may be put together by several nodes before a Reshape or Expand reads it.
             if (sizes := _assembled(node, known)) is not None:
                 known[node.output[0]] = sizes
+        inside = turns * _turns(node, known)
+        if inside > limits.turns:
+            raise FileError(
+                f"A loop runs {inside:,} times.",
+                where=f"{where}: {label(node)}",
+                fix=f"If that is intended, set {LIMITS_VARIABLE}=turns={inside}.",
+            )
         for inner in subgraphs(node):
-            _check_constants(inner, where, limits, known)
+            _check_constants(inner, where, limits, known, inside)
+
+
+def _least_shape(node: onnx.NodeProto, known: _Constants) -> list[int]:
+    """A shape that the output of a node exceeds or has, as far as constants determine it."""
+    if node.op_type == "Range":
+        bounds = [number for name in node.input for number in _scalar(known.get(name))]
+        if len(bounds) != 3 or not bounds[2]:
+            return []
+        return [int(min(max((bounds[1] - bounds[0]) / bounds[2], 0), _MOST_ELEMENTS))]
+    inputs = [_integers(known.get(name)) for name in node.input]
+    if node.op_type == "Pad" and len(inputs) > 1 and inputs[1] is not None:
+        return [int(inputs[1].max(initial=0))]
+    place = _FILLS.get(node.op_type, len(inputs))
+    shape = inputs[place] if place < len(inputs) else None
+    return [] if shape is None else shape.reshape(-1).tolist()
+
+
+def _turns(node: onnx.NodeProto, known: _Constants) -> int:
+    """The turns of a Loop with a constant number of them, and a condition that it passes on."""
+    body = next(subgraphs(node), None)
+    if node.op_type != "Loop" or body is None or len(body.input) < 2 or not body.output:
+        return 1
+    given = _integers(known.get(node.input[0])) if node.input else None
+    passed = {body.input[1].name}
+    passed |= {n.output[0] for n in body.node if n.op_type == "Identity" and n.input[0] in passed}
+    endless = given is not None and given.size == 1 and body.output[0].name in passed
+    return max(1, int(given.item())) if given is not None and endless else 1
 
 
 def _stored(node: onnx.NodeProto) -> Iterable[onnx.TensorProto]:
@@ -127,18 +168,29 @@ def _stored(node: onnx.NodeProto) -> Iterable[onnx.TensorProto]:
         elif attribute.name in ("value_int", "value_ints"):
             numbers = attribute.i if attribute.name == "value_int" else list(attribute.ints)
             yield numpy_helper.from_array(np.array(numbers, np.int64))
+        elif attribute.name == "value_float":
+            yield numpy_helper.from_array(np.array(attribute.f, np.float32))
 
 
 def _assembled(node: onnx.NodeProto, known: _Constants) -> onnx.TensorProto | None:
-    """The sizes that a node rearranges or joins, as a vector, if all of them are constant."""
-    number = len(node.input) if node.op_type == "Concat" else 1
-    if node.op_type not in _ASSEMBLES or not node.output or len(node.input) < number:
+    """The sizes that a node rearranges, joins or computes, as a vector, if all are constant."""
+    compute = _COMPUTES.get(node.op_type)
+    number = len(node.input) if compute or node.op_type == "Concat" else 1
+    if not compute and node.op_type not in _ASSEMBLES:
+        return None
+    if not node.output or len(node.input) < number:
         return None
     parts = [_integers(known.get(name)) for name in node.input[:number]]
     found = [part.reshape(-1) for part in parts if part is not None and part.size <= _MOST]
     if not found or len(found) < number:
         return None
-    return numpy_helper.from_array(np.concatenate(found).astype(np.int64))
+    if compute and any(part is not None and part.ndim > 1 for part in parts):
+        return None
+    if compute and len({part.size for part in found} - {1}) > 1:
+        return None  # it does not run
+    with np.errstate(over="ignore"):
+        sizes = compute(*found) if compute else np.concatenate(found)
+    return numpy_helper.from_array(sizes.astype(np.int64))
 
 
 def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:
@@ -147,6 +199,16 @@ def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return None
     return numpy_helper.to_array(tensor)
+
+
+def _scalar(tensor: onnx.TensorProto | None) -> list[float]:
+    """The single finite number in a tensor, in a list; empty if there is none."""
+    if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return []
+    if tensor.data_type not in _INTEGERS | _FLOATS or math.prod(tensor.dims) != 1:
+        return []
+    number = float(numpy_helper.to_array(tensor).item())
+    return [number] if math.isfinite(number) else []
 
 
 def _check_labels(node: onnx.NodeProto, labels: NDArray[np.integer] | None, at: str) -> None:

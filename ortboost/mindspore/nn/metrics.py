@@ -94,6 +94,12 @@ class Metric:
             )
         return self._mean.value
 
+    def __call__(self, *inputs: Any) -> float:
+        """The value of one batch alone, as in MindSpore: clear, update, eval."""
+        self.clear()
+        self.update(*inputs)
+        return self.eval()
+
     def set_indexes(self, indexes: Sequence[int]) -> Metric:
         """Rearrange the inputs of ``update``: ``[2, 1]`` makes (a, b, c) to (c, b).
 

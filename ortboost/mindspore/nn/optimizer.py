@@ -15,9 +15,14 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from ortboost.boosts.base import Boost
 from ortboost.core.arguments import checked
 from ortboost.core.field_types import Range
-from ortboost.mindspore.core.arguments import NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.parameter_groups import (
     check_decay,
     check_rate,
@@ -185,6 +190,34 @@ class Optimizer(Cell):
         own = rates[names.LEARNING_RATE]
         keys = [names.learning_rate_name(f"group{index}") for index in range(len(self._groups))]
         return self._each(own, [rates.get(key) for key in keys])
+
+    def get_lr_parameter(self, param: Parameter | list[Parameter]) -> Any:
+        """The learning rate of a parameter, a number, an array with one per update, or a schedule.
+
+        Args:
+            param: The parameter; for a list of them, a list is returned.
+
+        Raises:
+            ArgumentTypeError: It is neither.
+            ArgumentValueError: The optimizer does not have the parameter.
+        """
+        asked = param if isinstance(param, list) else [param]
+        given = {p.name: group.rate for group in self._groups for p in group.params}
+        for one in asked:
+            if not isinstance(one, Parameter):
+                raise ArgumentTypeError(
+                    f"'param' is of type {type(one).__name__}; a parameter is needed.",
+                    where="get_lr_parameter",
+                    fix="Give a parameter of the optimizer, or a list of them.",
+                )
+            if all(one is not own for own in self.parameters):
+                raise ArgumentValueError(
+                    f"The optimizer does not have the parameter '{one.name}'.",
+                    where="get_lr_parameter",
+                    fix="Give one of optimizer.parameters.",
+                )
+        rates = [self.learning_rate if (r := given.get(p.name)) is None else r for p in asked]
+        return rates if isinstance(param, list) else rates[0]
 
     def get_weight_decay(self) -> float | tuple[float, ...]:
         """The weight decay; with groups one per parameter, in order."""

@@ -7,6 +7,7 @@ epoch), so that a resumed run sees the same batches as an uninterrupted one.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ortboost.training.data.batches import (
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import ImageConfig
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
-from ortboost.training.data.values import convert
+from ortboost.training.data.values import are_pixels, convert, is_float
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
 
 _WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
 _MOST_THREADS = 8
+_PROBED = 1000  # samples whose range is noted
 
 _PIECE = 1 << 24  # labels per block when counting
 _SPLIT = 2**64 - 1  # an epoch number that no epoch has
@@ -166,14 +168,14 @@ class ArraySource:
         self.length = batch_length(arrays, "data", axes=self._axes) if rows is None else len(rows)
         if batch_size < 1:
             raise UsageError(
-                "The batch size is not positive.", where="batch_size", fix="Use 1 or more."
+                "The batch size is not positive.", where="--batch-size", fix="Use 1 or more."
             )
         if seed < 0:
             raise UsageError("The seed is negative.", where="seed", fix="Use 0 or more.")
         if drop_last and self.length < batch_size:
             raise UsageError(
                 f"{self.length} samples do not fill one batch of {batch_size}.",
-                where="batch_size",
+                where="--batch-size",
                 fix=f"Use a batch size of at most {self.length}, or keep the last, short batch.",
             )
         if inputs is not None and drop_last:
@@ -208,7 +210,7 @@ class ArraySource:
         if count >= self.length:
             raise UsageError(
                 f"A share of {share:g} of {self.length} samples cannot be held out.",
-                where="val_split",
+                where="--val-split",
                 fix="Use a share between 0 and 1 that leaves samples on both sides, such as 0.1.",
             )
         order = epoch_order(self.length, self.seed, _SPLIT)
@@ -242,10 +244,25 @@ class ArraySource:
         return tuple(
             name
             for name, array in self.arrays.items()
-            if self._dtypes.get(name, array.dtype) != array.dtype == np.uint8
-            and np.issubdtype(self._dtypes[name], np.floating)
-            and name not in self._lazy
+            if are_pixels(array, self._dtypes.get(name, array.dtype)) and name not in self._lazy
         )
+
+    @functools.cached_property
+    def ranges(self) -> dict[str, list[float]]:
+        """The least and the largest value of float inputs in the first samples, as they are fed.
+
+        Those of arrays that are read on demand are unknown.
+        """
+        found = {}
+        for name, dtype in self._dtypes.items():
+            array = self.arrays.get(name)
+            if array is None or name in self._lazy or not is_float(dtype) or not array.size:
+                continue
+            values = convert(array[:_PROBED] if array.ndim else array, dtype)
+            low, high = float(values.min()), float(values.max())
+            if math.isfinite(high - low):  # NaN is refused elsewhere
+                found[name] = [low, high]
+        return found
 
     def counts(self, name: str, number: int) -> tuple[int, ...]:
         """The number of labels of each class; labels that are not a class are not counted.
@@ -333,7 +350,7 @@ class ArraySource:
 
         ``crc`` covers the first and the last sample. ``content`` covers a whole array up to 256 MiB
         (0.1 to 0.3 s), and 64 MiB of pseudo-randomly chosen samples of a larger one. The checksums
-        are computed once.
+        are computed once. ``range`` is that of :attr:`ranges`.
         """
         return {
             "arrays": {
@@ -342,6 +359,7 @@ class ArraySource:
                     "dtype": array.dtype.str,
                     "crc": zlib.crc32(np.ascontiguousarray(_ends(array)).tobytes()),
                     "content": self._contents[name],
+                    **({"range": self.ranges[name]} if name in self.ranges else {}),
                 }
                 for name, array in sorted(self.arrays.items())
             },

@@ -13,7 +13,7 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["are_pixels", "convert", "is_labels", "value_fault"]
+__all__ = ["are_pixels", "convert", "is_float", "is_labels", "value_fault"]
 
 _PIXEL_MAX: Final = 255.0
 _PIECE_BYTES: Final = 1 << 26
@@ -38,7 +38,7 @@ def convert(array: Array, dtype: np.dtype[Any]) -> Array:
 
 def are_pixels(array: Array, dtype: np.dtype[Any]) -> bool:
     """Whether :func:`convert` divides an array by 255 for an input of this dtype."""
-    return bool(array.dtype == np.uint8) and _is_float(dtype)
+    return bool(array.dtype == np.uint8) and is_float(dtype)
 
 
 def value_fault(
@@ -57,22 +57,22 @@ def value_fault(
     """
     have, want = array.dtype, spec.dtype
     where, whole = f"'{key}' is {have}", np.issubdtype(want, np.integer)
-    if not (have.kind in "biu" or _is_float(have)) or (want == np.bool_ and have != np.bool_):
+    if not (have.kind in "biu" or is_float(have)) or (want == np.bool_ and have != np.bool_):
         return (
             f"The array '{key}' cannot feed the input '{spec.name}'.",
             f"{where}, the input needs {want}",
             f"Save it as {want}.",
         )
     pixels = isinstance(lazy_of(array), ImageArray)
-    if is_labels(spec) and have == np.uint8 and _is_float(want) and not pixels:
+    if is_labels(spec) and have == np.uint8 and is_float(want) and not pixels:
         return (
             f"The labels '{key}' are bytes, which could be numbers or pixels (divided by 255).",
             f"{where}, the input '{spec.name}' needs {want}",
             f"Save them as {want}: array.astype('{want}'), or divided by 255.",
         )
     # Integers can be too large only for float16, which ends at 65504.
-    if (finite or whole) and (_is_float(have) or want == np.float16):
-        largest = min(_largest(dtype) for dtype in (have, want) if _is_float(dtype))
+    if (finite or whole) and (is_float(have) or want == np.float16):
+        largest = min(_largest(dtype) for dtype in (have, want) if is_float(dtype))
 
         def strays(piece: Array) -> Array:
             # In bfloat16 the limit 65504 of float16 would itself be rounded up.
@@ -94,7 +94,7 @@ def value_fault(
                 f"'{key}', first in row {row}",
                 "Clean the data: drop or fill these rows.",
             )
-    if whole and _is_float(have) and _first_row(array, lambda p: p != np.floor(p)) is not None:
+    if whole and is_float(have) and _first_row(array, lambda p: p != np.floor(p)) is not None:
         return (
             f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
             where,
@@ -113,7 +113,7 @@ def value_fault(
                 f"'{key}' ranges from {low} to {high}",
                 f"Values must be in {limits.min}..{limits.max}.",
             )
-    if whole and _is_float(have):
+    if whole and is_float(have):
         # All whole numbers below are exact.
         end = 2.0 ** (ml_dtypes.finfo(have).nmant + 1)  # type: ignore[no-untyped-call]
         row = _first_row(array, lambda p: np.abs(p.astype(np.float64)) >= end)
@@ -175,7 +175,7 @@ def _label_fault(spec: InputLike, key: str, array: Array) -> tuple[str, str, str
     )
 
 
-def _is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is a floating-point type; numpy does not count bfloat16 as one."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 

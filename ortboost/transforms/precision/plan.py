@@ -83,7 +83,7 @@ class PrecisionPlan:
         """
         opsets = dict(self.model.opset_imports)
         labels = {id(node): _labels(node) for node in self.graph}
-        kept = self._matching(labels, self.config.keep_fp32, "keep_fp32")
+        kept = self._matching(labels, self.config.keep_fp32, "--keep-fp32")
         forced = self._matching(labels, self.config.force_low, "force_low")
         for node in self.graph:
             form = form_of(node, self.low, opsets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
@@ -205,12 +205,82 @@ def test_tensors_that_are_only_stated():
     assert check_structure(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "net", limits=large)
 
 
+@pytest.mark.parametrize(
+    ("op", "inputs", "sizes"),
+    [
+        ("Tile", ["x", "a"], {"a": (1, 1 << 31)}),
+        ("Pad", ["x", "a"], {"a": (0, 0, 0, 1 << 31)}),
+        ("OneHot", ["b", "a", "c"], {"a": 1 << 31, "b": 0, "c": (0, 1)}),
+        ("HannWindow", ["a"], {"a": 1 << 31}),
+        ("Range", ["a", "b", "c"], {"a": 1, "b": 1 + (1 << 31), "c": 1}),
+        ("Range", ["a", "b", "c"], {"a": 1 << 32, "b": 0, "c": -2}),
+        ("Range", ["a", "b", "c"], {"a": 0.0, "b": float(1 << 31), "c": 1.0}),
+    ],
+)
+def test_lengths_that_constants_give(op, inputs, sizes):
+    """Inference of onnx went over the elements of a Range, and the runtime allocated them."""
+    for small in (False, True):
+        stored = [W]
+        for name, size in sizes.items():
+            array = np.array(size, np.float32 if isinstance(size, float) else np.int64)
+            array = np.minimum(array, 8).astype(array.dtype) if small else array
+            stored.append(numpy_helper.from_array(array, name))
+        proto = model(node(op, inputs, ["t"]), LAST, stored=stored)
+        if small:
+            check_structure(proto, "net.onnx")
+        else:
+            refused(proto, "8,589,934,592 bytes", op)
+
+
+@pytest.mark.parametrize(
+    ("turns", "around", "condition", "words"),
+    [
+        (10**12, 1, "Identity", "1,000,000,000,000 times"),
+        (10**5, 10**5, "Identity", "10,000,000,000 times"),
+        (10**5, 1, "Identity", None),
+        (2**63 - 1, 1, "Not", None),  # a while loop: the body ends it
+    ],
+)
+def test_turns_of_loops(turns, around, condition, words):
+    proto = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n,4] x) => (float[n,4] y)
+        <int64 m = {{{around}}}, int64 n = {{{turns}}}, bool go = {{1}}> {{
+          y = Loop<body = outer (int64 i, bool k, float[n,4] a) => (bool ko, float[n,4] ao) {{
+            ko = Identity(k)
+            ao = Loop<body = inner (int64 j, bool l, float[n,4] b) => (bool lo, float[n,4] bo) {{
+              lo = {condition}(l) bo = Relu(b) }}>(n, go, a) }}>(m, go, x) }}"""
+    )
+    if words is None:
+        check_structure(proto, "net.onnx")
+        return
+    refused(proto, words, f"{LIMITS_VARIABLE}=turns=")
+    check_structure(proto, "net.onnx", limits=Limits(turns=10**12))
+
+
 def test_attributes_that_libraries_narrow_to_32_bits():
     for name, value in (("axis", 1 << 62), ("axis", -(1 << 40))):
         softmax = node("Softmax", ["x"], ["t"], **{name: value})
         refused(model(softmax, LAST), "'axis' of Softmax", "32 bits")
     pool = node("MaxPool", ["x"], ["t"], kernel_shape=[1 << 40, 1])
     refused(model(pool, LAST), "'kernel_shape' of MaxPool", "32 bits")
+
+
+def test_sizes_that_nodes_compute():
+    square = node("Mul", ["a", "a"], ["b"])
+    wide = node("Cast", ["b"], ["c"], to=TensorProto.INT64)
+    less = node("Sub", ["c", "a"], ["d"])
+    count = node("Range", ["zero", "d", "one"], ["r"])
+    fill = node("Relu", ["x"], ["t"])
+    for size, fits in ((10**6, False), (10, True)):
+        scalars, names = [np.array(n) for n in (0, 1, size)], ("zero", "one", "a")
+        stored = [numpy_helper.from_array(v, n) for v, n in zip(scalars, names, strict=True)]
+        proto = model(square, wide, less, count, fill, LAST, stored=[W, *stored])
+        if fits:
+            assert check_structure(proto, "net.onnx")
+        else:
+            refused(proto, "3,999,996,000,000 bytes", "Range")
+    odd = node("Add", ["a", "b"], ["s"])  # the checker says what is wrong
+    check_structure(model(odd, fill, LAST, stored=(W, ints("a", 1, 2), ints("b", 1, 2, 3))), "net")
 
 
 def test_sizes_that_nodes_assemble():

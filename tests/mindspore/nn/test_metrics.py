@@ -34,6 +34,13 @@ def test_values(metric, batches, value):
         metric.eval()
 
 
+def test_a_call_measures_its_batch_alone():
+    metric = nn.Accuracy()
+    metric.update(SCORES, np.array([0, 1]))
+    assert metric(SCORES, np.array([1, 1])) == 0.5
+    assert metric.eval() == 0.5
+
+
 def test_choosing():
     assert {"acc", "accuracy", "loss", "mse", "mae", "top_5_accuracy"} <= set(names())
     assert list(get_metrics({"loss", "acc"})) == ["acc", "loss"]

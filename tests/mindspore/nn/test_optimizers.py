@@ -62,6 +62,21 @@ def test_group_rates_may_be_lists_and_count_applied_updates():
         optimizer.get_lr()
 
 
+def test_the_rate_of_a_parameter_is_the_one_that_was_given():
+    net = affine()
+    own = net.parameters_dict()
+    rates = nn.CosineDecayLR(0.01, 0.1, 5)
+    groups = [{"params": [own["b"]], "lr": [1.0, 0.5]}, {"params": [own["bn.scale"]]}]
+    optimizer = nn.SGD(groups, learning_rate=rates)
+    assert optimizer.get_lr_parameter(own["b"]).tolist() == [1.0, 0.5]
+    assert optimizer.get_lr_parameter([own["bn.scale"]]) == [rates]
+    assert nn.SGD(net.trainable_params(), 0.5).get_lr_parameter(net.trainable_params()) == [0.5] * 2
+    with pytest.raises(TypeError, match="a parameter is needed"):
+        optimizer.get_lr_parameter("b")
+    with pytest.raises(ValueError, match="does not have the parameter 'b'"):
+        optimizer.get_lr_parameter(affine().parameters_dict()["b"])
+
+
 def test_order_params_sets_the_order():
     net = affine()
     own = net.parameters_dict()

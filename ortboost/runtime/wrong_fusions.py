@@ -1,0 +1,59 @@
+"""Fusions of onnxruntime that are wrong for a graph, and therefore turned off for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import onnx_ir as ir
+
+from ortboost.graph.query import is_standard, known_shape
+
+__all__ = ["wrong_optimizers"]
+
+# It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
+# into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
+# 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
+_ALWAYS = ("EliminateDropout", "Pad_Fusion")
+_MATMUL_ADD = "MatMulAddFusion"
+
+
+def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> list[str]:
+    """The optimizers to turn off for a model.
+
+    Args:
+        model: The model; of a file, only the structure is read, and only for an old runtime.
+        version: Version of onnxruntime.
+
+    Example:
+        >>> wrong_optimizers("models/mlp.onnx", "1.31.1")
+        ['EliminateDropout', 'Pad_Fusion']
+    """
+    if not version.startswith("1.19."):
+        return [*_ALWAYS]
+    with contextlib.suppress(Exception):  # of many types: maps, which onnx_ir does not read
+        if _loses_addend(model if isinstance(model, ir.Model) else ir.load(model)):
+            return [*_ALWAYS, _MATMUL_ADD]
+    return [*_ALWAYS]
+
+
+def _loses_addend(model: ir.Model) -> bool:
+    """Whether ``p = A B; q = p + C D; y = q + p``, or a superset of it, is in a graph.
+
+    MatMulAddFusion of 1.19 makes `q` a Gemm that reads `p`, forgets this use of `p`, and fuses the
+    product `p` into the other Add, so that the Gemm lacks an input.
+    """
+    for node in model.graph.all_nodes():
+        if not is_standard(node, "MatMul") or len(known_shape(node.outputs[0]) or (0, 0)) != 2:
+            continue
+        product = node.outputs[0]
+        sums = [use.node for use in product.uses() if is_standard(use.node, "Add")]
+        addends = {value for add in sums for value in add.inputs} - {product}
+        if len(sums) > 1 and any(_is_product(value) for value in addends):
+            return True
+    return False
+
+
+def _is_product(value: ir.Value | None) -> bool:
+    producer = None if value is None else value.producer()
+    return producer is not None and is_standard(producer, "MatMul")

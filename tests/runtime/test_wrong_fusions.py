@@ -1,0 +1,78 @@
+"""Fusions of onnxruntime that lose a node's input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ortboost as ob
+from ortboost.graph.io import save_model
+from ortboost.graph.shape_inference import infer_shapes
+from ortboost.runtime.session import open_session
+from ortboost.runtime.wrong_fusions import wrong_optimizers
+from tests.support import text_model, weights
+
+LOSES = "p = MatMul(x, w) u = MatMul(x, a) q = Add(p, u) y = Add(q, p)"
+OLD, NEW = "1.19.2", "1.31.1"
+
+
+def model(body: str, shape: str = "N,4"):
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[{shape}] x, float[4,3] w, float[4,3] a) => (float[N,M] y) {{ {body} }}""",
+        w=weights(4, 3),
+        a=weights(4, 3, seed=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "version", "off"),
+    [
+        (LOSES, OLD, True),
+        (LOSES.replace("Add(p, u)", "Add(u, p)"), OLD, True),
+        (LOSES, NEW, False),
+        ("p = MatMul(x, w) u = Relu(p) q = Add(p, u) y = Add(q, p)", OLD, False),
+        ("p = MatMul(x, w) u = MatMul(x, a) y = Add(p, u)", OLD, False),
+        ("p = MatMul(x, w) u = MatMul(x, a) q = Add(p, u) y = Mul(q, p)", OLD, False),
+    ],
+)
+def test_where_it_is_turned_off(body, version, off, tmp_path):
+    path = tmp_path / "net.onnx"
+    save_model(model(body), path)
+    for form in (model(body), path):
+        assert ("MatMulAddFusion" in wrong_optimizers(form, version)) == off
+        assert {"EliminateDropout", "Pad_Fusion"} <= {*wrong_optimizers(form, version)}
+
+
+def test_products_of_three_axes_are_not_fused_at_all():
+    net = model(LOSES, "N,2,4")
+    net.graph.outputs[0].shape = None
+    infer_shapes(net)
+    assert "MatMulAddFusion" not in wrong_optimizers(net, OLD)
+
+
+def test_a_file_that_only_the_runtime_reads(tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"damaged")
+    assert wrong_optimizers(path, OLD) == wrong_optimizers(path, NEW)
+
+
+@pytest.mark.parametrize("body", [LOSES, LOSES.replace("Add(q, p)", "Add(p, q)")])
+def test_the_sum_has_all_its_terms(body, tmp_path):
+    """With onnxruntime 1.19.2: Missing Input: p."""
+    path, x = tmp_path / "net.onnx", weights(5, 4, seed=2)
+    save_model(model(body), path)
+    expected = x @ (2 * weights(4, 3) + weights(4, 3, seed=1))
+    for form in (model(body), path):
+        (found,) = open_session(form, device="cpu").run(None, {"x": x})
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_such_a_model_is_trained_evaluated_and_compared(tmp_path):
+    run = tmp_path / "run"
+    net = model(LOSES)
+    ob.convert(net, run, ob.ProgramConfig(loss=ob.LossConfig("mse")))
+    data = {"x": weights(8, 4), "labels": weights(8, 3, seed=3)}
+    summary = ob.train(run, data, data, epochs=1, batch_size=4, progress=None)
+    assert ob.evaluate(run, data)["loss"] == pytest.approx(summary.metrics["val_loss"])
+    assert ob.compare(net, net, data=data).parity.ok
