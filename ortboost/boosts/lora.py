@@ -49,6 +49,8 @@ from ortboost.graph.source import source_name
 
 __all__ = ["Lora"]
 
+_ADAPTER = "lora_"  # in names of PEFT and of this boost
+_ON_INTEGERS = ("Integer", "QLinear", "NBits", "QGemm")
 _OTHERS = {
     "ConvTranspose": "a transposed convolution",
     "GRU": "a recurrent layer",
@@ -111,6 +113,8 @@ class Lora(Boost):
                 reason = "it is new, and trained as a whole"
             elif layer not in chosen:
                 reason = "not among the layers"
+            elif _ADAPTER in layer.original.lower():
+                reason = "part of an adapter of the file, which stays as it is"
             elif layer.name in constants and layer.name not in (self.layers or ()):
                 reason = f"a constant: {constants[layer.name]}"
             elif not reason and not self._is_smaller(layer):
@@ -133,8 +137,9 @@ class Lora(Boost):
         if not report.changed:
             raise ModelError(
                 "LoRA finds no layer to adapt.",
-                where=f"{source_name(model)}: {_first(report)}",
-                fix="Choose a smaller rank or other layers, or leave the boost out.",
+                where=f"{source_name(model)}: {_first(report, model)}",
+                fix="Choose a smaller rank or other layers, or leave the boost out. Quantized "
+                "weights need a DequantizeLinear (the format QDQ).",
             )
         infer_shapes(model)
         return report
@@ -306,6 +311,9 @@ def _weight(name: str, array: NDArray[Any], b: Builder) -> ir.Value:
     return value
 
 
-def _first(report: Report) -> str:
+def _first(report: Report, model: ir.Model) -> str:
     """The first reason why a layer was not adapted."""
-    return next((f"'{name}': {why}" for name, why in report.kept.items()), "no layer")
+    integers = (n for n in model.graph if any(word in n.op_type for word in _ON_INTEGERS))
+    reasons = [f"'{name}': {why}" for name, why in report.kept.items()]
+    reasons += [f"{n.op_type} '{label(n)}' computes with quantized weights" for n in integers]
+    return next(iter(reasons), "no layer")

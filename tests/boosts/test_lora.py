@@ -373,6 +373,33 @@ def test_layers_that_share_a_weight_are_merged():
     )
 
 
+def test_adapters_of_the_file_stay_as_they_are():
+    """As in files of PEFT, and in a run that was trained with the boost and is converted again."""
+    model = linear(
+        "p = MatMul(x, w) d = MatMul(x, lora_A) u = MatMul(d, lora_B) y = Add(p, u)",
+        w=weights(8, 8),
+        lora_A=weights(8, 4, seed=1),
+        lora_B=weights(4, 8, seed=2),
+    )
+    program = build(model, Lora(1), loss=LossConfig("mse"))
+    assert trained(program) == ["w.lora_A", "w.lora_B"]
+    why = "part of an adapter of the file, which stays as it is"
+    assert report(program).kept == dict.fromkeys(["lora_A", "lora_B"], why)
+    exported = export_model(program, program.initial).model
+    assert [node.op_type for node in exported.graph] == ["MatMul"]
+
+
+def test_a_file_for_integers_is_refused_by_name():
+    model = linear(
+        "q, s, z = DynamicQuantizeLinear(x) [fc] i = MatMulInteger(q, w, z) f = Cast<to = 1>(i) "
+        "y = Mul(f, s)",
+        w=np.ones((8, 8), np.int8),
+    )
+    with pytest.raises(ModelError, match=r"'fc' computes with quantized weights") as caught:
+        build(model, Lora(1), loss=LossConfig("mse"))
+    assert_three_lines(caught.value)
+
+
 def test_a_tied_embedding_keeps_its_lookups():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
