@@ -182,8 +182,8 @@ def checkpoints_of(
     frozen = [e for e in program.catalogue.state if e.next is None and not e.sharded]
     constants = None
     if sum(math.prod(e.shape) * e.dtype.itemsize for e in frozen) >= _LARGE:
-        names = (e.name for e in frozen)
-        constants = Constants(Selection(program.initial, names), program.initial_digest)
+        names = [e.name for e in frozen]
+        constants = Constants(Selection(program.initial, names), program.initial_digest(names))
     return CheckpointStore(folder, keep, writes=writes, constants=constants)
 
 

@@ -32,13 +32,31 @@ from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import input_at, is_standard, label, match_names, static_shape
+from ortboost.graph.origins import original_name
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import (
+    input_at,
+    is_standard,
+    label,
+    match_names,
+    producer_of,
+    static_shape,
+)
 from ortboost.graph.reach import ancestors, descendants
 from ortboost.graph.rewriting import replace_value
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
 __all__ = ["Lora"]
+
+_ADAPTER = "lora_"  # in names of PEFT and of this boost
+_ON_INTEGERS = ("Integer", "QLinear", "NBits", "QGemm")
+_OTHERS = {
+    "ConvTranspose": "a transposed convolution",
+    "GRU": "a recurrent layer",
+    "LSTM": "a recurrent layer",
+    "RNN": "a recurrent layer",
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +70,8 @@ class Lora(Boost):
         rank: Inner size of the adapters.
         alpha: Numerator of their scale, ``alpha / rank``.
         dropout: Share of the inputs that an adapter does not see in a training step.
-        layers: Shell-style patterns of names of weights; ``None`` for all linear layers and
-            convolutions of the main graph, apart from a new head.
+        layers: Shell-style patterns of names of weights, as in the file or as in torch; ``None``
+            for all linear layers and convolutions of the main graph, apart from a new head.
         seed: Seed of the initial values.
 
     Raises:
@@ -83,49 +101,62 @@ class Lora(Boost):
         report = Report(self.name)
         model = graph.model
         found = list(_layers(model))
-        names = {layer.name for layer in found}
-        chosen = self._chosen(names, model)
-        # One adapter for each weight, also if several nodes read it.
-        adapters: dict[tuple[str, bool], tuple[ir.Value, ir.Value]] = {}
+        chosen = self._chosen(found, model)
+        constants = {n: p.reason for n, p in find_parameters(model).items() if not p.trainable}
+        # One adapter for each matrix, also if several nodes read it.
+        adapters: dict[tuple[ir.Value, bool], tuple[ir.Value, ir.Value]] = {}
         generator = np.random.default_rng(self.seed)
         b = Builder(model.graph, f"ortboost/{self.name}")
         for layer in found:
             reason = layer.reason
             if layer.name in graph.new_weights:
                 reason = "it is new, and trained as a whole"
-            elif layer.name not in chosen:
+            elif layer not in chosen:
                 reason = "not among the layers"
+            elif _ADAPTER in layer.original.lower():
+                reason = "part of an adapter of the file, which stays as it is"
+            elif layer.name in constants and layer.name not in (self.layers or ()):
+                reason = f"a constant: {constants[layer.name]}"
             elif not reason and not self._is_smaller(layer):
                 reason = f"adapters of rank {self.rank} would be no smaller than the weight"
+            # Several layers may read parts of one weight.
+            many = layer.name in report.changed or layer.name in report.kept
+            known_as = f"{layer.name} ({label(layer.node)})" if many else layer.name
             if reason:
-                report.kept[layer.name] = reason
+                report.kept[known_as] = reason
                 continue
-            key = (layer.name, layer.turned)
+            key = (layer.matrix, layer.turned)
             if key not in adapters:
                 adapters[key] = self._adapter(layer, b, generator)
                 numbers = sum(math.prod(static_shape(v) or ()) for v in adapters[key])
-                report.changed[layer.name] = f"adapter of {numbers:,} numbers beside {layer.size:,}"
+                renamed = "" if layer.original == layer.name else f", '{layer.original}' in torch"
+                report.changed[known_as] = (
+                    f"adapter of {numbers:,} numbers beside {layer.size:,}{renamed}"
+                )
             self._add_path(layer, *adapters[key], b)
         if not report.changed:
             raise ModelError(
                 "LoRA finds no layer to adapt.",
-                where=f"{source_name(model)}: {_first(report)}",
-                fix="Choose a smaller rank or other layers, or leave the boost out.",
+                where=f"{source_name(model)}: {_first(report, model)}",
+                fix="Choose a smaller rank or other layers, or leave the boost out. Quantized "
+                "weights need a DequantizeLinear (the format QDQ).",
             )
         infer_shapes(model)
         return report
 
-    def _chosen(self, names: set[str], model: ir.Model) -> set[str]:
+    def _chosen(self, found: list[_Layer], model: ir.Model) -> list[_Layer]:
         if self.layers is None:
-            return names
+            return found
+        names = {name for layer in found for name in (layer.name, layer.original)}
         chosen, unmatched = match_names(names, self.layers)
         if unmatched:
+            examples = dict.fromkeys(layer.original for layer in found if not layer.reason)
             raise ConfigError(
                 f"The pattern '{unmatched[0]}' matches no linear layer or convolution.",
                 where=f"boost '{self.name}', layers: {source_name(model)}",
-                fix=f"Examples of weights: {', '.join(sorted(names)[:4])}.",
+                fix=f"Examples of weights: {', '.join(list(examples)[:4])}.",
             )
-        return chosen
+        return [layer for layer in found if chosen & {layer.name, layer.original}]
 
     def _is_smaller(self, layer: _Layer) -> bool:
         inputs, outputs, kernel = layer.inputs, layer.outputs, math.prod(layer.kernel)
@@ -141,11 +172,14 @@ class Lora(Boost):
         else:
             first, second = (layer.inputs, self.rank), (self.rank, layer.outputs)
         bound = 1 / math.sqrt(layer.inputs * math.prod(layer.kernel))
-        drawn = generator.uniform(-bound, bound, first).astype(np.float32)
-        stem = layer.name.removesuffix(".weight")
+        drawn = generator.uniform(-bound, bound, first)
+        stem = layer.original.removesuffix(".weight")
+        # In the type of the layer: a network in float16 becomes float32, as for other parameters.
+        x = layer.node.inputs[0]
+        kind = (x.dtype if x is not None else None) or ir.DataType.FLOAT
         return (
-            _weight(f"{stem}.lora_A", drawn, b),
-            _weight(f"{stem}.lora_B", np.zeros(second, np.float32), b),
+            _weight(f"{stem}.lora_A", drawn.astype(kind.numpy()), b),
+            _weight(f"{stem}.lora_B", np.zeros(second, kind.numpy()), b),
         )
 
     def _add_path(self, layer: _Layer, first: ir.Value, second: ir.Value, b: Builder) -> None:
@@ -158,7 +192,9 @@ class Lora(Boost):
             path = b.op("Conv", b.op("Conv", x, first, **form), second)
         else:
             path = b.op("MatMul", b.op("MatMul", x, first), second)
-        scaled = b.op("Mul", path, b.const(self.alpha / self.rank))
+        scaled = b.op(
+            "Mul", path, b.const(self.alpha / self.rank, first.dtype or ir.DataType.FLOAT)
+        )
         added = b.op("Add", output, scaled)
         b.graph.insert_after(node, b.take())
         replace_value(output, added)
@@ -172,19 +208,24 @@ class _Layer:
     """A linear layer or a convolution.
 
     Args:
-        node: MatMul, Gemm or Conv.
+        node: MatMul, Gemm or Conv; another operator if it cannot be adapted.
         name: Name of its weight.
+        original: Name of the weight in torch, if the exporter renamed it.
+        matrix: The tensor that it multiplies by: its weight, apart from an exchange of axes, or
+            what nodes compute from it.
         inputs: Input features or channels.
         outputs: Output features or channels.
         kernel: Kernel of a convolution.
-        turned: Whether the node reads the weight with its axes exchanged.
+        turned: Whether the node reads the matrix with its axes exchanged.
         reason: Why it cannot be adapted; empty if it can.
     """
 
     node: ir.Node
     name: str
-    inputs: int
-    outputs: int
+    original: str
+    matrix: ir.Value
+    inputs: int = 0
+    outputs: int = 0
     kernel: tuple[int, ...] = ()
     turned: bool = False
     reason: str = ""
@@ -195,23 +236,31 @@ class _Layer:
 
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:
-    """The linear layers and convolutions of the main graph, in its order."""
+    """The layers of the main graph, in its order, also those that cannot be adapted."""
     data = descendants(v for v in model.graph.inputs if not v.is_initializer())
     for node in model.graph:
-        if not is_standard(node, "MatMul", "Gemm", "Conv"):
+        if not is_standard(node, "MatMul", "Gemm", "Conv", *_OTHERS):
             continue
         x, operand = node.inputs[0], input_at(node, 1)
-        shape = static_shape(operand) if operand is not None else None
+        reason = _OTHERS.get(node.op_type, "")
+        if node.op_type == "MatMul" and _stored(operand, data) is None:
+            x, operand, reason = operand, x, "its weight is the first operand"
         weight = _stored(operand, data)
+        shape = static_shape(operand) if operand is not None else None
         if operand is None or weight is None or shape is None or len(shape) < 2:
             continue
-        reason = ""
+        name = weight.name or ""
+        original = original_name(weight, node)
+        if reason:
+            yield _Layer(node, name, original, operand, reason=reason)
+            continue
         if _stored(x, data) is not None:
             reason = "both operands are stored"
         if node.op_type == "Conv":
             groups = node.attributes.get_int("group", 1)
             reason = reason or (f"a convolution of {groups} groups" if groups > 1 else "")
-            yield _Layer(node, weight, shape[1], shape[0], shape[2:], reason=reason)
+            form = (shape[1], shape[0], shape[2:])
+            yield _Layer(node, name, original, operand, *form, reason=reason)
             continue
         if len(shape) != 2:
             reason = reason or f"a stack of matrices {list(shape)}"
@@ -219,30 +268,52 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
             reason = reason or "its input is transposed"
         turned = bool(node.attributes.get_int("transB", 0))
         inputs, outputs = reversed(shape[-2:]) if turned else shape[-2:]
-        # Relative to the stored tensor, which a Transpose may precede.
-        axes = None if operand.is_initializer() else operand.producer()
-        turned ^= axes is not None and axes.op_type == "Transpose"
-        yield _Layer(node, weight, inputs, outputs, turned=turned, reason=reason)
+        matrix, exchanged = _before_transposes(operand)
+        yield _Layer(
+            node,
+            name,
+            original,
+            matrix,
+            inputs,
+            outputs,
+            turned=turned != exchanged,
+            reason=reason,
+        )
 
 
-def _stored(value: ir.Value | None, data: set[ir.Node]) -> str | None:
-    """Name of the largest stored tensor that alone determines a value; ``None`` if data do too."""
+def _before_transposes(value: ir.Value) -> tuple[ir.Value, bool]:
+    """The matrix that a value is, and whether its axes are exchanged."""
+    exchanged = False
+    while (node := producer_of(value, "Transpose", "Identity")) is not None:
+        source = node.inputs[0]
+        if source is None:
+            break
+        perm = tuple(node.attributes.get_ints("perm", (1, 0)))
+        exchanged ^= node.op_type == "Transpose" and perm == (1, 0)
+        value = source
+    return value, exchanged
+
+
+def _stored(value: ir.Value | None, data: set[ir.Node]) -> ir.Value | None:
+    """The largest stored tensor that determines a value; ``None`` if data do, too."""
     if value is None or value.is_initializer():
-        return None if value is None else value.name
+        return value
     node = value.producer()
     if node is None or node in data:  # an input of the model, or computed from one
         return None
     read = [v for n in ancestors([value]) for v in n.inputs if v is not None and v.is_initializer()]
-    largest = max(read, key=lambda v: math.prod(static_shape(v) or ()), default=None)
-    return label(node) if largest is None else largest.name
+    return max(read, key=lambda v: math.prod(static_shape(v) or ()), default=value)
 
 
-def _weight(name: str, array: NDArray[np.float32], b: Builder) -> ir.Value:
+def _weight(name: str, array: NDArray[Any], b: Builder) -> ir.Value:
     value = ir.val(b.unique(name), const_value=ir.tensor(array))
     b.graph.register_initializer(value)
     return value
 
 
-def _first(report: Report) -> str:
+def _first(report: Report, model: ir.Model) -> str:
     """The first reason why a layer was not adapted."""
-    return next((f"'{name}': {why}" for name, why in report.kept.items()), "no layer")
+    integers = (n for n in model.graph if any(word in n.op_type for word in _ON_INTEGERS))
+    reasons = [f"'{name}': {why}" for name, why in report.kept.items()]
+    reasons += [f"{n.op_type} '{label(n)}' computes with quantized weights" for n in integers]
+    return next(iter(reasons), "no layer")

@@ -35,6 +35,7 @@ __all__ = [
     "missing_parameters",
     "names_a_parameter",
     "origin_of",
+    "original_name",
     "stamp_origin",
     "stamp_origins",
     "tensor_origins",
@@ -216,6 +217,32 @@ def names_a_parameter(model: ir.Model, name: str) -> bool:
     """
     torchscript = model.producer_name == "pytorch" and not _signature(model)
     return torchscript and _EXPORTER_NAME.match(name) is None
+
+
+def original_name(value: ir.Value, reader: ir.Node) -> str:
+    """The name of the torch parameter that an exporter stored transposed, under a name of its own.
+
+    TorchScript does not tell it, but the name of the node that reads the tensor has the path of
+    the module: ``/encoder/encoder.0/query/MatMul``.
+
+    Args:
+        value: A stored tensor of a normalized model.
+        reader: The layer that reads it.
+
+    Returns:
+        The name; that of the tensor if the exporter kept it, or nothing is known.
+    """
+    name, origin = value.name or "", origin_of(value)
+    if origin.kind != "folded" or (origin.known and len(origin.folded_from) != 1):
+        return name
+    if origin.known:
+        return origin.folded_from[0]
+    path: list[str] = []
+    for part in (reader.name or "").split("/")[1:-1]:
+        if path and part.startswith(f"{path[-1]}."):  # of a sequence, which stands before it
+            path.pop()
+        path.append(part)
+    return f"{'.'.join(path)}.weight" if path else name
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from ortboost.core.files import (
 )
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.core.tensor_file import TensorFile, form_of, pieces_of, write_tensors
+from ortboost.core.tensor_file import Selection, TensorFile, form_of, pieces_of, write_tensors
 from ortboost.core.version import __version__
 from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
@@ -147,10 +147,9 @@ class Program(Shown):
         """
         return self._fingerprint({name: ir.to_proto(model) for name, model in self.graphs.items()})
 
-    @property
-    def initial_digest(self) -> str:
-        """Identifies the initial values; it reads them all."""
-        return _state_digest(self.initial)
+    def initial_digest(self, names: Iterable[str] | None = None) -> str:
+        """Identifies the initial values of some states, or of all; it reads them."""
+        return _state_digest(self.initial if names is None else Selection(self.initial, names))
 
     def _fingerprint(self, protos: Mapping[str, onnx.ModelProto]) -> str:
         digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
@@ -239,7 +238,7 @@ class Program(Shown):
             "engine": self.engine,
             "fingerprint": self._fingerprint(protos),
             "evaluation": _digest(protos["eval"]),
-            "initial": self.initial_digest,
+            "initial": self.initial_digest(),
             "models": _model_digests(protos),
             "prediction": self.prediction,
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
@@ -350,7 +349,7 @@ class Program(Shown):
                 where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
                 fix=again,
             )
-        if "initial" in manifest and manifest["initial"] != self.initial_digest:
+        if "initial" in manifest and manifest["initial"] != self.initial_digest():
             raise FileError(
                 "The initial state does not match the manifest.",
                 where=f"{source / STATE}: 'initial' in {MANIFEST}",

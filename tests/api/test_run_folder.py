@@ -155,7 +155,10 @@ def test_checkpoints_do_not_repeat_large_frozen_weights(tmp_path):
     assert_same_bits(*finals)
     result = ob.export(tmp_path / "twice", tmp_path / "m.onnx", checkpoint="last")
     assert result.parity.ok
-    # A copy of the checkpoint is of no use with other initial weights.
+    # Another program can use it if its frozen weights are the same.
+    seeded = ob.ProgramConfig(boosts=(ob.Lora(rank=2, seed=1),))
+    ob.build_program(model, seeded).save(tmp_path / "seeded")
+    assert_same_bits(ob.load_run(tmp_path / "seeded", str(checkpoint.path))[1], state)
     other = small_mlp(features=700, hidden=400, seed=9)
     ob.build_program(other, ob.ProgramConfig(boosts=boosts)).save(tmp_path / "other")
     with pytest.raises(FileError, match="initial weights of its program") as caught:

@@ -222,6 +222,19 @@ KEPT = {
         "t = Transpose(x) [odd] y0 = Gemm<transA = 1>(t, w) y = MatMul(y0, v)",
         weights(8, 8),
     ),
+    "its weight is the first operand": (
+        "t = Transpose(x) m = MatMul(w, t) a = Transpose(m) y = MatMul(a, v)",
+        weights(8, 8),
+    ),
+    "a transposed convolution": (
+        "s = Constant<value_ints = [0, 8, 1, 1]>() r = Reshape(x, s) c = ConvTranspose(r, w) "
+        "f = Flatten(c) y = MatMul(f, v)",
+        weights(8, 8, 1, 1),
+    ),
+    "a constant: it holds sines or cosines of positions, input 1 of MatMul 'a/MatMul'": (
+        "a = MatMul(x, w) y = MatMul(a, v)",
+        np.cos(np.arange(8)[:, None] * np.arange(8) * np.pi / 8).astype(np.float32),
+    ),
     "a stack of matrices [2, 8, 8]": (
         "m = MatMul(x, w) a = Constant<value_ints = [0]>() r = ReduceSum<keepdims = 0>(m, a) "
         "y = MatMul(r, v)",
@@ -293,6 +306,123 @@ def test_a_weight_that_is_also_read_turned_gets_a_second_adapter(turned):
     program = build(model, Lora(2), loss=LossConfig("mse"))
     shapes = {name: program.initial[name].shape for name in trained(program)}
     assert sorted(shapes.values()) == [(2, 6), (2, 8), (6, 2), (8, 2)]
+
+
+def test_parts_of_a_weight_get_adapters_of_their_own():
+    """As in an exported nn.MultiheadAttention, whose three projections are one tensor."""
+    body = """k = Constant<value_ints = [8, 8, 4]>() [s] a, b, c = Split<axis = 1>(w, k)
+        [q] q = MatMul(x, a) [k] r = MatMul(q, b) [v] y = MatMul(r, c)"""
+    program = build(linear(body, w=weights(8, 20)), loss=LossConfig("mse"))
+    assert [name for name in trained(program) if name.startswith("w.lora_B")] == [
+        "w.lora_B",
+        "w.lora_B_1",
+        "w.lora_B_2",
+    ]
+    assert program.initial["w.lora_B_2"].shape == (1, 4)
+    assert list(report(program).changed) == ["w", "w (k)", "w (v)"]
+    training = stepper(program)
+    batch = batch_for(program)
+    losses = [training.step(batch, {"learning_rate": 1e-3}).loss for _ in range(4)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_matrix_and_its_transposition_get_adapters_of_their_own():
+    body = "a = MatMul(x, w) t = Transpose(w) i = Identity(t) y = MatMul(a, i)"
+    program = build(linear(body, w=weights(8, 8)), loss=LossConfig("mse"))
+    assert len(trained(program)) == 4
+
+
+@pytest.mark.parametrize("kind", ["float16", "double", "bfloat16"])
+def test_a_network_of_another_type_becomes_float32(kind):
+    dtype = ir.DataType["DOUBLE" if kind == "double" else kind.upper()].numpy()
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({kind}[N,8] x, {kind}[8,8] w) => ({kind}[N,8] y) {{ y = MatMul(x, w) }}""",
+        w=weights(8, 8).astype(dtype),
+    )
+    program = build(model, Lora(2), loss=LossConfig("mse"))
+    assert {entry.dtype for entry in program.catalogue.entries("parameter")} == {np.dtype("f4")}
+    training = stepper(program)
+    losses = [training.step(batch_for(program), RATE).loss for _ in range(3)]
+    assert losses[-1] < losses[0]
+
+
+# What torch's exporters make of fc.weight, which they store transposed: TorchScript names the node
+# by the path of its module, dynamo has the signature of the module.
+RENAMED = {
+    "torchscript": ("onnx::MatMul_7", "/body/body.0/body.0.fc/MatMul", {}),
+    "dynamo": (
+        "val_7",
+        "node_MatMul_3",
+        {
+            "pkg.torch.export.ExportedProgram.graph_signature": "# inputs\n"
+            "p_fc: PARAMETER target='body.0.fc.weight'\np_v: PARAMETER target='v'\n# outputs\n"
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("exporter", RENAMED)
+def test_layers_are_found_by_their_names_in_torch(exporter):
+    name, node, about = RENAMED[exporter]
+    model = linear(
+        "[n] a = MatMul(x, w) y = MatMul(a, v)", w=weights(8, 8), v=weights(8, 8, seed=1)
+    )
+    model.producer_name = "pytorch"
+    model.graph.initializers["w"].name = name
+    first = model.graph.node("n")
+    first.name = node
+    first.metadata_props["pkg.torch.onnx.name_scopes"] = "['', 'body', 'body.0', 'body.0.fc', 'l']"
+    model.graph.metadata_props.update(about)
+    program = build(model, Lora(2, layers=("*.fc.*",)), loss=LossConfig("mse"))
+    assert trained(program) == ["body.0.fc.lora_A", "body.0.fc.lora_B"]
+    assert "'body.0.fc.weight' in torch" in report(program).changed[name]
+    assert trained(build(model, Lora(2, layers=(name,)), loss=LossConfig("mse")))
+    with pytest.raises(ConfigError, match=r"Examples of weights: body\.0\.fc\.weight"):
+        build(model, Lora(2, layers=("query*",)))
+
+
+def test_layers_that_share_a_weight_are_merged():
+    model = linear("a = MatMul(x, w) r = Relu(a) y = MatMul(r, w)", w=weights(8, 8))
+    program = build(model, Lora(2), loss=LossConfig("mse"))
+    training = stepper(program)
+    batch = batch_for(program)
+    for _ in range(2):
+        training.step(batch, RATE)
+    expected = training.evaluator().evaluate(batch)["y"]
+    exported = export_model(program, training.state()).model
+    assert [node.op_type for node in exported.graph] == ["MatMul", "Relu", "MatMul"]
+    assert list(exported.graph.initializers) == ["w"]
+    np.testing.assert_allclose(
+        run(exported, {"x": batch["x"]})["y"], expected, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_adapters_of_the_file_stay_as_they_are():
+    """As in files of PEFT, and in a run that was trained with the boost and is converted again."""
+    model = linear(
+        "p = MatMul(x, w) d = MatMul(x, lora_A) u = MatMul(d, lora_B) y = Add(p, u)",
+        w=weights(8, 8),
+        lora_A=weights(8, 4, seed=1),
+        lora_B=weights(4, 8, seed=2),
+    )
+    program = build(model, Lora(1), loss=LossConfig("mse"))
+    assert trained(program) == ["w.lora_A", "w.lora_B"]
+    why = "part of an adapter of the file, which stays as it is"
+    assert report(program).kept == dict.fromkeys(["lora_A", "lora_B"], why)
+    exported = export_model(program, program.initial).model
+    assert [node.op_type for node in exported.graph] == ["MatMul"]
+
+
+def test_a_file_for_integers_is_refused_by_name():
+    model = linear(
+        "q, s, z = DynamicQuantizeLinear(x) [fc] i = MatMulInteger(q, w, z) f = Cast<to = 1>(i) "
+        "y = Mul(f, s)",
+        w=np.ones((8, 8), np.int8),
+    )
+    with pytest.raises(ModelError, match=r"'fc' computes with quantized weights") as caught:
+        build(model, Lora(1), loss=LossConfig("mse"))
+    assert_three_lines(caught.value)
 
 
 def test_a_tied_embedding_keeps_its_lookups():

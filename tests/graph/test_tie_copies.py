@@ -52,6 +52,23 @@ def test_without_names_a_transposition_is_tied_to_the_tensor_used_first(kinds):
     assert tie_copies(found).changed == {"val_1": "computed from 'w'"}
 
 
+def test_copies_that_were_folded_from_one_parameter_are_one():
+    """torch's dynamo exporter writes such copies for layers that share their parameters."""
+    body = "a = MatMul(x, val_1) b = MatMul(a, val_2) y = MatMul(b, val_3)"
+    found = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, {", ".join(f"float[3,3] val_{i}" for i in (1, 2, 3))}) => (float[N,3] y)
+        {{ {body} }}""",
+        **{f"val_{i}": weights(3, 3) for i in (1, 2, 3)},
+    )
+    origin = Origin("folded", ("fc.weight",), direct=True, transposed=True, known=True)
+    for value in found.graph.initializers.values():
+        stamp_origin(value, origin)
+    report = tie_copies(found)
+    assert report.changed == dict.fromkeys(["val_2", "val_3"], "computed from 'val_1'")
+    assert "a copy, made by the exporter, of 'val_1'" in report.notes[0]
+
+
 @pytest.mark.parametrize(
     ("form", "copy", "kinds", "apart"),
     [

@@ -79,6 +79,53 @@ def test_a_convolution(geometry):
     assert ops(model) == {"Conv": 1}
 
 
+def test_zeros_as_a_bias_are_none():
+    """torch's dynamo exporter writes them where a convolution has no bias."""
+    model = model_of(
+        "p = Conv(x, w) d = Conv(x, a, z) u = Conv(d, b) y = Add(p, u)",
+        "float[N,3,8,8] x, float[4,3,3,3] w, float[2,3,3,3] a, float[4,2,1,1] b, float[2] z",
+        "float[N,4,H,W] y",
+        w=weights(4, 3, 3, 3),
+        a=weights(2, 3, 3, 3, seed=1),
+        b=weights(4, 2, 1, 1, seed=2),
+        z=np.zeros(2, np.float32),
+    )
+    check(merge_low_rank, model, {"x": weights(2, 3, 8, 8)})
+    assert ops(model) == {"Conv": 1}
+
+
+SHARED = f"""p = MatMul(x, w) {PATH} y0 = Add(p, u) z = MatMul(y0, n)
+    q = MatMul(z, w) e = MatMul(z, a) v = MatMul(e, b) y1 = Add(q, v)"""
+
+
+@pytest.mark.parametrize("again", ["", "d2 = MatMul(x, a2) u2 = MatMul(d2, b2)"])
+def test_layers_that_share_weight_and_adapter(again):
+    stored = {"n": weights(5, 6, seed=4)}
+    body = f"{SHARED} y = Identity(y1)"
+    if again:  # a second adapter
+        stored |= {"a2": weights(6, 3, seed=5), "b2": weights(3, 5, seed=6)}
+        body = body.replace("z = MatMul(y0", f"{again} y00 = Add(y0, u2) z = MatMul(y00")
+        body = body.replace(
+            "y = Identity(y1)", "e2 = MatMul(z, a2) v2 = MatMul(e2, b2) y = Add(v2, y1)"
+        )
+    model = linear(body, **stored)
+    check(merge_low_rank, model, BATCH)
+    assert ops(model)["MatMul"] == 3
+    assert model.graph.node(0).inputs[1].name == "w"
+    assert "w/merged" not in {v.name for v in model.graph.initializers.values() if v.uses()}
+
+
+def test_a_shared_weight_with_two_adapters_is_kept():
+    model = linear(
+        SHARED.replace("MatMul(z, a)", "MatMul(z, c)") + " y = Identity(y1)",
+        n=weights(5, 6, seed=4),
+        c=weights(6, 2, seed=5),
+    )
+    report = check(merge_low_rank, model, BATCH)
+    assert not report.changed
+    assert_kept(report, "y0", "'w' is shared with another node")
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
