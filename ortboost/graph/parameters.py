@@ -29,7 +29,7 @@ from ortboost.graph.query import (
     match_names,
     scalar,
 )
-from ortboost.graph.store_weights import COMPUTED
+from ortboost.graph.store_weights import COMPUTED, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
 __all__ = ["Parameter", "find_parameters", "named_parameters"]
@@ -239,6 +239,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         why = f"a number in the code of the torch module, {use.where}"
         return _Verdict("constant", why, _COMPUTED if doubtful else "", by_use)
     formula = _formula(value, use, uses, origin, fitted=fitted)
+    if POSITIONS in value.meta and origin.kind != "folded":
+        formula = formula or "it is computed from positions or a mask"
     if formula is not None:
         marked = "the exporter marks it as a parameter" if origin.kind == "parameter" else ""
         doubt = marked or (f"used as a {use.role}" if by_use != "constant" else "")

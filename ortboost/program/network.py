@@ -22,7 +22,7 @@ from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from ortboost.graph.to_float32 import to_float32
-from ortboost.graph.torch_traces import find_torch_traces
+from ortboost.graph.training_traces import find_training_traces
 from ortboost.program.config import ProgramConfig
 from ortboost.program.rewrite_log import RewriteLog
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
@@ -72,7 +72,7 @@ def read_network(
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
     log = RewriteLog(model)
-    log.add(find_torch_traces(model))
+    log.add(find_training_traces(model))
     log.add(to_float32(model, widened))
     log.add(fix_inputs(model, config.inputs))  # early: known lengths fold into constants
     log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version))

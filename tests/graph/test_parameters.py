@@ -505,6 +505,17 @@ def test_frequencies_that_meet_positions_are_no_weights():
     assert told(model, "w") == (True, False)
 
 
+def test_a_layer_with_a_bias_of_zeros_before_a_sine_is_a_weight():
+    """A fresh sinusoidal network (SIREN) of Keras or JAX: only factors can be positions."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] b) => (y) { h = Gemm(x, w, b) y = Sin(h) }""",
+        w=W44,
+        b=np.zeros(4, np.float32),
+    )
+    assert told(model, "w") == (True, False)
+
+
 def test_images_of_bytes_still_meet_weights():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>

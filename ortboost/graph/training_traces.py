@@ -1,4 +1,4 @@
-"""What a torch module does in training and its ONNX file does not, as far as the file tells.
+"""What a network does in training and its ONNX file does not, as far as the file tells.
 
 torch's dynamo exporter stores with each node the call that it was written for and the lines of code
 that led there, and with the graph the tensors that ``forward`` changes in place. From these:
@@ -11,6 +11,8 @@ that led there, and with the graph the tensors that ``forward`` changes in place
 
 ``nn.Embedding(max_norm=...)`` detaches its table to shorten rows in place, and then trains it: the
 detach is removed, so that the gradient is that of the shortened rows.
+
+jax2onnx writes ``lax.stop_gradient`` as an Identity whose output it names ``stop_out_0``.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ import onnx_ir as ir
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.origins import scopes_of
-from ortboost.graph.reach import dropped_detaches, stops_gradient
+from ortboost.graph.query import is_standard
+from ortboost.graph.reach import STOP_MARK, dropped_detaches, stops_gradient
 
-__all__ = ["find_torch_traces"]
+__all__ = ["find_training_traces"]
 
 _CALL = "pkg.torch.onnx.fx_node"
 _STACK = "pkg.torch.onnx.stack_trace"
@@ -34,27 +37,32 @@ _CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", r
 _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
 _APPLY = re.compile(r"\b(\w+)\.apply\(")
+_STOPPED = re.compile(r"stop_out(_\d+)?$")
 _SHORTENED = "aten.embedding_renorm"
 # embedding(weight, ids, padding_idx, scale_grad_by_freq)
 _BY_FREQUENCY = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, -?\d+, True")
 
 
-def find_torch_traces(model: ir.Model) -> Report:
-    """What becomes of values that the torch module detaches, and notes on what the file lacks.
+def find_training_traces(model: ir.Model) -> Report:
+    """What becomes of values that the network detaches, and notes on what the file lacks.
 
     Args:
-        model: The model as loaded; changed in place where an embedding shortens its rows.
+        model: The model as loaded; changed in place where an embedding shortens its rows, and where
+            only a name tells that a gradient stops.
     """
-    report = Report("torch_traces")
+    report = Report("training_traces")
     functions: set[str] = set()
     scaled: set[str] = set()
+    of_jax = model.producer_name == "jax2onnx"
     for node in list(model.graph.all_nodes()):
+        if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
+            node.metadata_props[STOP_MARK] = "stop_gradient"
         if stops_gradient(node):
             if _shortens(node) and node.inputs[0] is not None:
                 ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
                 report.changed[node.outputs[0].name or ""] = "an embedding: gets a gradient"
                 continue
-            report.changed[node.outputs[0].name or ""] = "detached in torch: gets no gradient"
+            report.changed[node.outputs[0].name or ""] = "detached: gets no gradient"
         function = _function_of(node)
         if function is not None:
             functions.add(function)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.torch_traces import find_torch_traces
+from ortboost.graph.reach import stops_gradient
+from ortboost.graph.training_traces import find_training_traces
 from tests.support import text_model, weights
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -36,7 +37,7 @@ def test_an_autograd_function_is_told(scopes, inner, told):
     model = net()
     node = model.graph[0]
     node.metadata_props.update({STACK: APPLIED + inner, SCOPES: str(scopes)})
-    notes = find_torch_traces(model).notes
+    notes = find_training_traces(model).notes
     assert [("Reverse" in note and "backward()" in note) for note in notes] == [True] * told
 
 
@@ -48,7 +49,7 @@ def test_tensors_that_forward_changes_are_told():
         "getitem_3: BUFFER_MUTATION target='bn.running_mean'\n"
         "add_2: BUFFER_MUTATION target='bn.num_batches_tracked'\ny: USER_OUTPUT\n"
     )
-    (note,) = find_torch_traces(model).notes
+    (note,) = find_training_traces(model).notes
     assert "changes 2 tensors (e.weight, m) in place" in note
 
 
@@ -64,7 +65,7 @@ def test_the_vector_of_a_spectral_norm_is_told(names, told):
     model = net()
     for value, name in zip(list(model.graph.initializers.values()), names, strict=True):
         value.name = name
-    assert [names[1] in note for note in find_torch_traces(model).notes] == [True] * told
+    assert [names[1] in note for note in find_training_traces(model).notes] == [True] * told
 
 
 @pytest.mark.parametrize(("arguments", "told"), [(", -1, True", True), (", 0", False), ("", False)])
@@ -74,7 +75,7 @@ def test_gradients_divided_by_frequency_are_told(arguments, told):
         "%embedding : [num_users=1] = call_function[target=torch.ops.aten.embedding.default]"
         f"(args = (%p_e_weight, %x{arguments}), kwargs = {{}})"
     )
-    found = find_torch_traces(model).notes
+    found = find_training_traces(model).notes
     assert ["scale_grad_by_freq" in note for note in found] == [True] * told
 
 
@@ -84,6 +85,22 @@ def test_a_table_whose_rows_are_shortened_is_not_detached(reader, kept):
     model = net()
     model.graph[0].metadata_props[CALL] = call.format("detach")
     model.graph[1].metadata_props[CALL] = call.format(reader)
-    report = find_torch_traces(model)
+    report = find_training_traces(model)
     assert report.changed.keys() == {"d"}
     assert (model.graph[1].inputs[0].name == "d") == kept
+
+
+@pytest.mark.parametrize(
+    ("producer", "name", "stops"),
+    [
+        ("jax2onnx", "stop_out_0", True),
+        ("jax2onnx", "copy_out_0", False),
+        ("pytorch", "stop_out_0", False),
+    ],
+)
+def test_stop_gradient_of_jax(producer, name, stops):
+    model = net()
+    model.producer_name = producer
+    model.graph[0].outputs[0].name = name
+    assert (name in find_training_traces(model).changed) == stops
+    assert stops_gradient(model.graph[0]) == stops
