@@ -253,7 +253,10 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if origin.kind == "module":
         return _of_a_module(value, use, by_use)
     if origin.kind == "folded" and not single:
-        return _folded(origin, use, by_use, _is_one_number(value))
+        # Nobody adds zeros, but a fresh bias: Keras exports those of torch without names.
+        zero_bias = use.op == "Add" and len(shape) == 1 and _is_zero(value)
+        same = _is_one_number(value)
+        return _folded(origin, use, by_use, same=same, zero_bias=zero_bias)
     if origin.kind == "folded" and origin.direct and by_use == "constant":
         return _Verdict("constant", f"a single number, {use.where}", _FOLDED)
     # Nothing but the use is known. An initial state meets a stored matrix, or arithmetic.
@@ -375,13 +378,15 @@ def _is_of_a_frozen_norm(graph: ir.Graph | None, name: str) -> bool:
     return bool(operators) and "BatchNormalization" not in operators
 
 
-def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:
+def _folded(
+    origin: Origin, use: WeightUse, by_use: str, *, same: bool, zero_bias: bool
+) -> _Verdict:
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
     source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
     reason = f"{use.where}{source}"
     if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
-    if use.kind == UseKind.PLAIN and same and not origin.folded_from:
+    if use.kind == UseKind.PLAIN and same and not origin.folded_from and not zero_bias:
         doubt = _FOLDED if origin.direct else ""  # the softmax of zeros, as learned weights begin
         return _Verdict("constant", f"the same value everywhere, {use.where}", doubt)
     # Only moved elements, a transposed weight, train like the parameter itself.

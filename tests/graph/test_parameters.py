@@ -897,3 +897,20 @@ def test_a_parameter_that_torch_reads_in_a_block_of_its_own_is_told(blocks, doub
     found = find_parameters(model)
     assert all(parameter.trainable for parameter in found.values())
     assert {name for name, parameter in found.items() if parameter.doubt} == doubted
+
+
+@pytest.mark.parametrize(("filled", "trained"), [(0.0, True), (0.5, False)])
+def test_an_added_vector_of_zeros_without_a_name_is_a_fresh_bias(filled, trained):
+    """Keras with torch's TorchScript exporter: `y = Cast(MatMul(x, w)) + onnx::Add_25`."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] b) => (y) {
+          h = MatMul(x, w) c = Cast<to = 1>(h) y = Add(c, b) }""",
+        w=W44,
+        b=np.full(4, filled),
+    )
+    value = model.graph.initializers.pop("b")
+    value.name = "onnx::Add_25"
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "onnx::Add_25") == (trained, True)
