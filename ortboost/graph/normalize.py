@@ -28,6 +28,9 @@ from ortboost.graph.query import (
     is_read,
     is_standard,
     known_shape,
+    producer_of,
+    scalar,
+    source_before,
 )
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
@@ -76,6 +79,7 @@ def normalize(
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
+    _drop_flat_biases(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
         if has_runtime_operators(model):
@@ -205,6 +209,18 @@ def _drop_idle_attributes(model: ir.Model) -> None:
         # With one number for each channel there are no positions: files of MXNet, after a Gemm.
         if scale is not None and len(known_shape(scale) or ()) == 1:
             node.attributes.pop("spatial", None)
+
+
+def _drop_flat_biases(model: ir.Model) -> None:
+    """Drop the zeros that torch's dynamo exporter adds to a Conv without bias (optimize=False).
+
+    For three spatial axes they have the shape [channels, 2], which onnxruntime 1.32 refuses.
+    """
+    for node in model.graph.all_nodes():
+        bias = input_at(node, 2) if is_standard(node, "Conv") else None
+        filled = model.producer_name == "pytorch" and producer_of(bias, "Expand") is not None
+        if filled and scalar(source_before(bias, "Expand", "CastLike", "Cast")) == 0:
+            node.resize_inputs(2)
 
 
 def _make_axes_vectors(model: ir.Model) -> None:

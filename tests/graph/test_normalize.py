@@ -60,6 +60,24 @@ def test_the_exports_are_there():
     ]
 
 
+@pytest.mark.parametrize(
+    ("producer", "number", "kept"), [("pytorch", 0, 2), ("pytorch", 1, 3), ("other", 0, 3)]
+)
+def test_the_zeros_that_torch_adds_to_a_convolution_are_dropped(producer, number, kept):
+    """`nn.Conv3d(bias=False)` with optimize=False: zeros of shape [channels, 2]."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[N,1,2,2,2] x, float[3,1,2,2,2] w) => (float[N,3,1,1,1] y)
+        <int64[1] two = {{2}}, float z = {{{number}}}> {{
+          s = Shape<start = 0, end = 1>(w) t = Concat<axis = 0>(s, two) c = CastLike(z, x)
+          b = Expand(c, t) y = Conv(x, w, b) }}""",
+        w=weights(3, 1, 2, 2, 2),
+    )
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    (conv,) = (node for node in model.graph if node.op_type == "Conv")
+    assert len(conv.inputs) == kept
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_form_that_comes_out(path):
     model = normalized(path)
