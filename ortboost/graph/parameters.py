@@ -346,6 +346,8 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_AMBIGUOUS}, but '{last}' is a common name of buffers"
         return _Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)
+    if _is_of_a_spectral_norm(value.graph, name):
+        return _Verdict("constant", f"a vector of a spectral norm, {use.where}")
     if all(_chooses_a_number(usage.node) for usage in value.uses()):
         return _Verdict("constant", f"one of two numbers, {use.where}", _AMBIGUOUS, by_use)
     if _is_of_a_frozen_norm(value.graph, name):
@@ -353,6 +355,14 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return _Verdict(role, use.where, "", role)
     return _Verdict(role, use.where, _AMBIGUOUS, role)
+
+
+def _is_of_a_spectral_norm(graph: ir.Graph | None, name: str) -> bool:
+    """Whether a tensor is `weight_u` or `weight_v` beside `weight_orig`, or has the newer names."""
+    base, mark = name[:-2], name[-2:]
+    if mark not in ("_u", "_v") or graph is None:
+        return False
+    return f"{base}_orig" in graph.initializers or ".parametrizations." in base
 
 
 def _chooses_a_number(node: ir.Node) -> bool:

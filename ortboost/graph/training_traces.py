@@ -9,6 +9,8 @@ that led there, and with the graph the tensors that ``forward`` changes in place
   the vectors of a spectral norm, which names tell, too. Those of BatchNormalization do change;
 - ``nn.Embedding(scale_grad_by_freq=True)``.
 
+torch's TorchScript exporter writes ``index_add`` as zeros, a scatter that does not add, and a sum.
+
 ``nn.Embedding(max_norm=...)`` detaches its table to shorten rows in place, and then trains it: the
 detach is removed, so that the gradient is that of the shortened rows.
 
@@ -25,7 +27,7 @@ import onnx_ir as ir
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.origins import scopes_of
-from ortboost.graph.query import is_standard
+from ortboost.graph.query import is_standard, label, producer_of
 from ortboost.graph.reach import STOP_MARK, dropped_detaches, stops_gradient
 
 __all__ = ["find_training_traces"]
@@ -53,6 +55,7 @@ def find_training_traces(model: ir.Model) -> Report:
     report = Report("training_traces")
     functions: set[str] = set()
     scaled: set[str] = set()
+    replaced: set[str] = set()
     of_jax = model.producer_name == "jax2onnx"
     for node in list(model.graph.all_nodes()):
         if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
@@ -66,6 +69,8 @@ def find_training_traces(model: ir.Model) -> Report:
         function = _function_of(node)
         if function is not None:
             functions.add(function)
+        if model.producer_name == "pytorch" and _replaces(node):
+            replaced.add(label(node))
         if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
             scaled.add(node.inputs[0].name or "")
     detached = dropped_detaches(model.graph)
@@ -91,7 +96,23 @@ def find_training_traces(model: ir.Model) -> Report:
             f"torch divides gradients of {_listed(scaled, 'table')} by the frequency of each row "
             "in the batch (scale_grad_by_freq), which is not in the file: they are not divided"
         )
+    if replaced:
+        report.notes.append(
+            f"{_listed(replaced, 'ScatterElements', 'ScatterElements')} of an index_add: where an "
+            "index repeats, as in graphs, torch adds, but the file keeps one value; export again "
+            "with dynamo=True"
+        )
     return report
+
+
+def _replaces(node: ir.Node) -> bool:
+    """Whether a node scatters into zeros, without adding, what is then added to something."""
+    if not is_standard(node, "ScatterElements"):
+        return False
+    readers = [use.node.op_type for use in node.outputs[0].uses()]
+    adds = node.attributes.get_string("reduction", "none") != "none"
+    zeros = producer_of(node.inputs[0], "ConstantOfShape")
+    return not adds and zeros is not None and readers == ["Add"]
 
 
 def _shortens(node: ir.Node) -> bool:
@@ -122,5 +143,5 @@ def _changed_tensors(model: ir.Model) -> set[str]:
     return {name for name in changed if not name.endswith(_UPDATED)}
 
 
-def _listed(names: Collection[str], noun: str) -> str:
-    return f"{count_of(len(names), noun)} ({', '.join(sorted(names)[:3])})"
+def _listed(names: Collection[str], noun: str, plural: str | None = None) -> str:
+    return f"{count_of(len(names), noun, plural)} ({', '.join(sorted(names)[:3])})"

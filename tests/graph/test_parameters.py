@@ -914,3 +914,22 @@ def test_an_added_vector_of_zeros_without_a_name_is_a_fresh_bias(filled, trained
     model.graph.register_initializer(value)
     normalize(model, opsets=range(18, 22), ir_version=10)
     assert told(model, "onnx::Add_25") == (trained, True)
+
+
+@pytest.mark.parametrize("norm", ["weight_orig", "weight_g"])
+def test_the_vectors_of_a_spectral_norm_are_no_weights(norm):
+    """A weight normalization has a parameter `weight_v`, beside `weight_g`."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4,4] v) => (y) {
+          n = Mul(w, v) y = MatMul(x, n) }""",
+        w=W44,
+        v=W44 + 1,
+    )
+    for old, new in (("w", f"0.{norm}"), ("v", "0.weight_v")):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, f"0.{norm}")[0]
+    assert told(model, "0.weight_v")[0] == (norm == "weight_g")

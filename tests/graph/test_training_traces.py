@@ -104,3 +104,18 @@ def test_stop_gradient_of_jax(producer, name, stops):
     model.graph[0].outputs[0].name = name
     assert (name in find_training_traces(model).changed) == stops
     assert stops_gradient(model.graph[0]) == stops
+
+
+@pytest.mark.parametrize(
+    ("producer", "attribute", "told"),
+    [("pytorch", "", True), ("pytorch", '<reduction = "add">', False), ("other", "", False)],
+)
+def test_an_index_add_of_torchscript_is_told(producer, attribute, told):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (int64[E] i, float[E] x, float[N] h) => (float[N] y) {{
+          s = Shape(h) z = ConstantOfShape(s) c = ScatterElements{attribute}(z, i, x)
+          y = Add(h, c) }}"""
+    )
+    notes = find_training_traces(model).notes
+    assert ["index repeats" in note for note in notes] == [True] * told
