@@ -20,6 +20,7 @@ from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.loop_shapes import infer_loops
+from ortboost.graph.missing_kernels import drop_flat_biases, replace_missing_kernels
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -28,9 +29,6 @@ from ortboost.graph.query import (
     is_read,
     is_standard,
     known_shape,
-    producer_of,
-    scalar,
-    source_before,
 )
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
@@ -45,8 +43,6 @@ from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = ["free_weights", "inline_functions", "name_nodes", "normalize"]
 
-_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-_SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
@@ -79,7 +75,7 @@ def normalize(
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
-    _drop_flat_biases(model)
+    drop_flat_biases(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
         if has_runtime_operators(model):
@@ -117,7 +113,7 @@ def normalize(
     infer_shapes(model)
     infer_loops(model)
     name_lengths(model)
-    _compare_as_int32(model)
+    replace_missing_kernels(model)
     check_lengths(model)
     settled = False  # nothing more can be known: then sizes that a run computes
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
@@ -211,18 +207,6 @@ def _drop_idle_attributes(model: ir.Model) -> None:
             node.attributes.pop("spatial", None)
 
 
-def _drop_flat_biases(model: ir.Model) -> None:
-    """Drop the zeros that torch's dynamo exporter adds to a Conv without bias (optimize=False).
-
-    For three spatial axes they have the shape [channels, 2], which onnxruntime 1.32 refuses.
-    """
-    for node in model.graph.all_nodes():
-        bias = input_at(node, 2) if is_standard(node, "Conv") else None
-        filled = model.producer_name == "pytorch" and producer_of(bias, "Expand") is not None
-        if filled and scalar(source_before(bias, "Expand", "CastLike", "Cast")) == 0:
-            node.resize_inputs(2)
-
-
 def _make_axes_vectors(model: ir.Model) -> None:
     """Give Unsqueeze a vector of axes where torch's dynamo exporter writes a single number.
 
@@ -244,24 +228,6 @@ def _state_channels(model: ir.Model) -> None:
             if dims and weight and isinstance(weight[1], int) and not isinstance(dims[1], int):
                 channels = weight[1] * node.attributes.get_int("group", 1)
                 value.shape = ir.Shape((dims[0], channels, *dims[2:]))
-
-
-def _compare_as_int32(model: ir.Model) -> None:
-    """Compare integers of 8 and 16 bits as int32: onnxruntime 1.19 cannot compare them.
-
-    torch's dynamo exporter counts rows and columns of an identity matrix in uint8.
-    """
-    builder = Builder(model.graph, "compared")
-    for node in list(model.graph.all_nodes()):
-        if is_standard(node, *_COMPARISONS):
-            for index, value in enumerate(node.inputs):
-                if value is not None and value.dtype in _SMALL_INTEGERS:
-                    wide = builder.op("Cast", value, dtype=ir.DataType.INT32, to=ir.DataType.INT32)
-                    wide.shape = value.shape
-                    node.replace_input_with(index, wide)
-            # In the node's own graph, which may be that of a branch.
-            if builder.nodes and node.graph is not None:
-                node.graph.insert_before(node, builder.take())
 
 
 def name_nodes(model: ir.Model) -> None:

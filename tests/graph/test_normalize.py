@@ -60,24 +60,6 @@ def test_the_exports_are_there():
     ]
 
 
-@pytest.mark.parametrize(
-    ("producer", "number", "kept"), [("pytorch", 0, 2), ("pytorch", 1, 3), ("other", 0, 3)]
-)
-def test_the_zeros_that_torch_adds_to_a_convolution_are_dropped(producer, number, kept):
-    """`nn.Conv3d(bias=False)` with optimize=False: zeros of shape [channels, 2]."""
-    model = text_model(
-        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
-        net (float[N,1,2,2,2] x, float[3,1,2,2,2] w) => (float[N,3,1,1,1] y)
-        <int64[1] two = {{2}}, float z = {{{number}}}> {{
-          s = Shape<start = 0, end = 1>(w) t = Concat<axis = 0>(s, two) c = CastLike(z, x)
-          b = Expand(c, t) y = Conv(x, w, b) }}""",
-        w=weights(3, 1, 2, 2, 2),
-    )
-    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
-    (conv,) = (node for node in model.graph if node.op_type == "Conv")
-    assert len(conv.inputs) == kept
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_form_that_comes_out(path):
     model = normalized(path)
@@ -222,25 +204,6 @@ def test_axes_of_unsqueeze_are_a_vector():
     (node,) = model.graph
     assert node.inputs[1].shape == (1,)
     assert run(model, {"x": weights(3)})["y"].shape == (3, 1)
-
-
-@pytest.mark.parametrize("kind", ["uint8", "int16"])
-def test_small_integers_are_compared_as_int32(kind):
-    """The identity matrix of torch's dynamo exporter; onnxruntime 1.19 cannot compare bytes."""
-    model = text_model(
-        f"""<ir_version: 10, opset_import: ["" : 18]>
-        net (float[40,40] x, int64[40] i, int64[1] axis) => (float[40,40] y) {{
-          n = Cast<to = {ir.DataType[kind.upper()].value}>(i)
-          rows = Unsqueeze(n, axis) e = Equal(rows, n) w = Cast<to = 1>(e) y = MatMul(x, w) }}""",
-        i=np.arange(40),
-        axis=np.array([1]),
-    )
-    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
-    x = weights(40, 40)
-    assert np.array_equal(run(model, {"x": x})["y"], x)
-    before = len(model.graph)
-    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
-    assert len(model.graph) == before
 
 
 @pytest.mark.parametrize(
