@@ -8,9 +8,10 @@ two would drift apart.
 
 Tensors that were trained from different random values are never equal. So a tensor that torch's
 exporters computed, with exactly the elements of one named tensor, in the same order or transposed,
-is computed from it. Where names say nothing, as in files of other exporters, the transposition of a
-tensor that is used earlier is computed from that one; equal tensors in the same order may be the
-copies of a layer that is not trained yet, and are left alone.
+is computed from it; so is one of two that it computed from the same parameter, which is not in the
+file. Where names say nothing, as in files of other exporters, the transposition of a tensor that is
+used earlier is computed from that one; equal tensors in the same order may be the copies of a layer
+that is not trained yet, and are left alone.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
             sources = [v for v in named.alike(copy) if _is_copy(copy, v, in_order=True)]
         by_order = not sources  # no names, or names that a tool has replaced by numbers
         if by_order:
-            sources = [v for v in earlier.alike(copy) if _is_copy(copy, v, in_order=False)]
+            sources = [
+                v for v in earlier.alike(copy) if _is_copy(copy, v, in_order=_of_one(copy, v))
+            ]
         if len(sources) > 1:
             equal = ", ".join(f"'{source.name}'" for source in sources)
             report.notes.append(
@@ -87,7 +90,8 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
         elif sources:
             tied[copy] = _tie(copy, sources[0], tied.get(sources[0], sources[0]), builder)
             report.changed[copy.name or ""] = f"computed from '{sources[0].name}'"
-            what = "the transposition" if by_order else "a copy, made by the exporter,"
+            turned = by_order and not _of_one(copy, sources[0])
+            what = "the transposition" if turned else "a copy, made by the exporter,"
             report.notes.append(
                 f"'{copy.name}' is {what} of '{sources[0].name}': both are trained as one"
             )
@@ -148,6 +152,12 @@ def _stored(graph: ir.Graph) -> Iterable[ir.Value]:
         if value is not None and value.is_initializer() and value.graph is graph
     }
     return (value for value in found.values() if value.dtype in FLOAT_TYPES)
+
+
+def _of_one(copy: ir.Value, source: ir.Value) -> bool:
+    """Whether the exporter computed both from one parameter, which is not in the file."""
+    made_from = origin_of(copy).folded_from
+    return len(made_from) == 1 and made_from == origin_of(source).folded_from
 
 
 def _is_copy(copy: ir.Value, source: ir.Value, *, in_order: bool) -> bool:

@@ -53,6 +53,18 @@ def test_without_names_a_transposition_is_tied_to_the_tensor_used_first(kinds):
 
 
 @pytest.mark.parametrize(
+    ("sources", "tied"),
+    [((["t"], ["t"]), True), ((["t"], ["s"]), False), ((["t", "s"],) * 2, False)],
+)
+def test_two_copies_of_a_parameter_that_is_not_in_the_file(sources, tied):
+    """The transitions of a conditional random field: torch's exporter folds each use (optimize)."""
+    found = model(RESHAPED, weights(3, 4).reshape(1, 12), {}, weights(3, 4))
+    for name, made_from in zip(("w", "val_1"), sources, strict=True):
+        stamp_origin(found.graph.initializers[name], Origin("folded", tuple(made_from)))
+    assert tie_copies(found).modified == tied
+
+
+@pytest.mark.parametrize(
     ("form", "copy", "kinds", "apart"),
     [
         (TRANSPOSED, weights(3, 4).T, {"w": "parameter", "val_1": "parameter"}, ()),
