@@ -97,7 +97,8 @@ class UpdateOptions:
         "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE", hidden=True
     )
     lr: str | None = option(
-        "Learning rate, default 0.01: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
+        "Learning rate, default 0.01: 0.05, cosine:0.1,warmup=50, linear:0.1, "
+        "step:0.1,every=500,...",
         "--lr",
     )
     weight_decay: float | None = option("Weight decay, default 0.", min=0)

@@ -37,7 +37,9 @@ class RunOptions:
     """Length of the training, and frequency of validation and checkpoints."""
 
     epochs: int = option("Passes over the data.", default=10, min=1)
-    max_steps: int | None = option("Stop after N steps; a cosine still spans all epochs.", min=1)
+    max_steps: int | None = option(
+        "Stop after N steps; a cosine or linear schedule still spans all epochs.", min=1
+    )
     validate_every: int = option("Also validate every N steps.", default=0, min=0)
     checkpoint_every: int = option("Also save a checkpoint every N steps.", default=0, min=0)
     metric: Metric = None

@@ -20,6 +20,7 @@ from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.loop_shapes import infer_loops
+from ortboost.graph.missing_kernels import drop_flat_biases, replace_missing_kernels
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -44,8 +45,6 @@ from ortboost.graph.write_out_swish import write_out_swish
 
 __all__ = ["free_weights", "inline_functions", "name_nodes", "normalize"]
 
-_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-_SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
@@ -78,6 +77,7 @@ def normalize(
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
+    drop_flat_biases(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
         if has_runtime_operators(model):
@@ -113,7 +113,7 @@ def normalize(
     infer_shapes(model)
     infer_loops(model)
     name_lengths(model)
-    _compare_as_int32(model)
+    replace_missing_kernels(model)
     check_lengths(model)
     settled = False  # nothing more can be known: then sizes that a run computes
     for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
@@ -228,24 +228,6 @@ def _state_channels(model: ir.Model) -> None:
             if dims and weight and isinstance(weight[1], int) and not isinstance(dims[1], int):
                 channels = weight[1] * node.attributes.get_int("group", 1)
                 value.shape = ir.Shape((dims[0], channels, *dims[2:]))
-
-
-def _compare_as_int32(model: ir.Model) -> None:
-    """Compare integers of 8 and 16 bits as int32: onnxruntime 1.19 cannot compare them.
-
-    torch's dynamo exporter counts rows and columns of an identity matrix in uint8.
-    """
-    builder = Builder(model.graph, "compared")
-    for node in list(model.graph.all_nodes()):
-        if is_standard(node, *_COMPARISONS):
-            for index, value in enumerate(node.inputs):
-                if value is not None and value.dtype in _SMALL_INTEGERS:
-                    wide = builder.op("Cast", value, dtype=ir.DataType.INT32, to=ir.DataType.INT32)
-                    wide.shape = value.shape
-                    node.replace_input_with(index, wide)
-            # In the node's own graph, which may be that of a branch.
-            if builder.nodes and node.graph is not None:
-                node.graph.insert_before(node, builder.take())
 
 
 def name_nodes(model: ir.Model) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "names_a_parameter",
     "origin_of",
     "original_name",
+    "scopes_of",
     "stamp_origin",
     "stamp_origins",
     "tensor_origins",
@@ -293,7 +294,7 @@ def _missing(
 
 def _readers(value: ir.Value) -> set[str]:
     """The innermost modules whose nodes read a tensor: several if modules share a parameter."""
-    return {scopes[-1] for usage in value.uses() if (scopes := _scopes(usage.node))}
+    return {scopes[-1] for usage in value.uses() if (scopes := scopes_of(usage.node))}
 
 
 def _folded_statistics(signature: Mapping[str, str], stored: Collection[str]) -> set[str]:
@@ -328,7 +329,7 @@ def _folded(value: ir.Value, missing: set[str]) -> Origin:
     direct = True
     for usage in value.uses():
         # The innermost module first: an outer one holds the parameters of many layers.
-        for scope in reversed(_scopes(usage.node)):
+        for scope in reversed(scopes_of(usage.node)):
             own = {name for name in missing if _module(name) == scope}
             inner = {name for name in missing if scope and name.startswith(f"{scope}.")}
             if own or inner:
@@ -351,7 +352,7 @@ def _module(parameter: str) -> str:
     return module if inside else module.rpartition(".")[0]
 
 
-def _scopes(node: ir.Node) -> list[str]:
+def scopes_of(node: ir.Node) -> list[str]:
     """The modules that a node belongs to, the outermost first, without the last entry, the call."""
     return _names(node.metadata_props.get(_SCOPES, ""))[:-1]
 

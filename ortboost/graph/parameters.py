@@ -29,7 +29,7 @@ from ortboost.graph.query import (
     match_names,
     scalar,
 )
-from ortboost.graph.store_weights import COMPUTED
+from ortboost.graph.store_weights import COMPUTED, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
 __all__ = ["Parameter", "find_parameters", "named_parameters"]
@@ -239,6 +239,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         why = f"a number in the code of the torch module, {use.where}"
         return _Verdict("constant", why, _COMPUTED if doubtful else "", by_use)
     formula = _formula(value, use, uses, origin, fitted=fitted)
+    if POSITIONS in value.meta and origin.kind != "folded":
+        formula = formula or "it is computed from positions or a mask"
     if formula is not None:
         marked = "the exporter marks it as a parameter" if origin.kind == "parameter" else ""
         doubt = marked or (f"used as a {use.role}" if by_use != "constant" else "")
@@ -251,7 +253,10 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     if origin.kind == "module":
         return _of_a_module(value, use, by_use)
     if origin.kind == "folded" and not single:
-        return _folded(origin, use, by_use, _is_one_number(value))
+        # Nobody adds zeros, but a fresh bias: Keras exports those of torch without names.
+        zero_bias = use.op == "Add" and len(shape) == 1 and _is_zero(value)
+        same = _is_one_number(value)
+        return _folded(origin, use, by_use, same=same, zero_bias=zero_bias)
     if origin.kind == "folded" and origin.direct and by_use == "constant":
         return _Verdict("constant", f"a single number, {use.where}", _FOLDED)
     # Nothing but the use is known. An initial state meets a stored matrix, or arithmetic.
@@ -341,6 +346,8 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_AMBIGUOUS}, but '{last}' is a common name of buffers"
         return _Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)
+    if _is_of_a_spectral_norm(value.graph, name):
+        return _Verdict("constant", f"a vector of a spectral norm, {use.where}")
     if all(_chooses_a_number(usage.node) for usage in value.uses()):
         return _Verdict("constant", f"one of two numbers, {use.where}", _AMBIGUOUS, by_use)
     if _is_of_a_frozen_norm(value.graph, name):
@@ -348,6 +355,14 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return _Verdict(role, use.where, "", role)
     return _Verdict(role, use.where, _AMBIGUOUS, role)
+
+
+def _is_of_a_spectral_norm(graph: ir.Graph | None, name: str) -> bool:
+    """Whether a tensor is `weight_u` or `weight_v` beside `weight_orig`, or has the newer names."""
+    base, mark = name[:-2], name[-2:]
+    if mark not in ("_u", "_v") or graph is None:
+        return False
+    return f"{base}_orig" in graph.initializers or ".parametrizations." in base
 
 
 def _chooses_a_number(node: ir.Node) -> bool:
@@ -373,13 +388,15 @@ def _is_of_a_frozen_norm(graph: ir.Graph | None, name: str) -> bool:
     return bool(operators) and "BatchNormalization" not in operators
 
 
-def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:
+def _folded(
+    origin: Origin, use: WeightUse, by_use: str, *, same: bool, zero_bias: bool
+) -> _Verdict:
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
     source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
     reason = f"{use.where}{source}"
     if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
-    if use.kind == UseKind.PLAIN and same and not origin.folded_from:
+    if use.kind == UseKind.PLAIN and same and not origin.folded_from and not zero_bias:
         doubt = _FOLDED if origin.direct else ""  # the softmax of zeros, as learned weights begin
         return _Verdict("constant", f"the same value everywhere, {use.where}", doubt)
     # Only moved elements, a transposed weight, train like the parameter itself.

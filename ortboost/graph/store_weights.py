@@ -31,9 +31,11 @@ from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, is_standard, source_before, static_shape
 from ortboost.graph.weight_uses import weight_uses
 
-__all__ = ["COMPUTED", "store_weights"]
+__all__ = ["COMPUTED", "POSITIONS", "store_weights"]
 
 COMPUTED = "ortboost.computed"
+POSITIONS = "ortboost.positions"
+"""Key in ``Value.meta`` of a tensor that the file computes from integers or conditions."""
 _SUFFIX = "/computed"
 _OURS = "ortboost/"  # of the nodes that rewrites add
 _LARGEST = 1 << 28  # elements of one tensor
@@ -182,6 +184,15 @@ def _results(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
     return arrays if same else None
 
 
+def _is_of_positions(node: ir.Node) -> bool:
+    """Whether a node computes positions, masks or what follows from them: no weights."""
+    if node.op_type == "Range" or any(v and v.meta.get(POSITIONS) for v in node.inputs):
+        return True
+    source = node.inputs[0] if node.op_type in ("Cast", "CastLike", "Where") else None
+    kinds = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)  # int8 may be a weight
+    return source is not None and source.dtype in kinds and source.shape != ir.Shape(())
+
+
 def _store(
     graph: ir.Graph,
     node: ir.Node,
@@ -191,11 +202,14 @@ def _store(
     torch: bool,
 ) -> None:
     sources = [origin_of(value) for value in node.inputs if value is not None]
+    of_positions = _is_of_positions(node)
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""
         output.name = f"{name}{_SUFFIX}"  # the tensor takes over the name
         value = add_initializer(graph, name, array)
         value.meta[COMPUTED] = True
+        if of_positions:
+            value.meta[POSITIONS] = True
         for kind in ("folded", "literal"):  # a result of both kinds counts as folded
             found = next((origin for origin in sources if origin.kind == kind), None)
             if found is not None:

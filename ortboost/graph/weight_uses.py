@@ -271,8 +271,9 @@ def _makes_waves(node: ir.Node, index: int) -> bool:
     """Whether a node multiplies by integers only for sines and cosines, as for rotary positions."""
     if node.op_type not in _PRODUCTS:
         return False
-    others = [v for i, v in enumerate(node.inputs) if i != index and v is not None]
-    return any(map(_is_whole, others)) and _only_waves(node.outputs[0])
+    factors = node.inputs[:2] if node.op_type == "Gemm" else node.inputs  # not its bias
+    others = [v for i, v in enumerate(factors) if i != index]
+    return index < len(factors) and any(map(_is_whole, others)) and _only_waves(node.outputs[0])
 
 
 def _is_whole(value: ir.Value | None) -> bool:

@@ -10,7 +10,6 @@ import onnx_ir as ir
 from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError
-from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.ceil_pools import write_out_counted_padding
@@ -18,12 +17,12 @@ from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import match_names
-from ortboost.graph.reach import dropped_detaches, stops_gradient
 from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from ortboost.graph.to_float32 import to_float32
+from ortboost.graph.training_traces import find_training_traces
 from ortboost.program.config import ProgramConfig
 from ortboost.program.rewrite_log import RewriteLog
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
@@ -73,7 +72,7 @@ def read_network(
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
     log = RewriteLog(model)
-    log.add(_detached(model))
+    log.add(find_training_traces(model))
     log.add(to_float32(model, widened))
     log.add(fix_inputs(model, config.inputs))  # early: known lengths fold into constants
     log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version))
@@ -103,22 +102,6 @@ def read_network(
         log.add(boost.rewrite_network(graph), by=f"{boost.name}, rewrite_network")
     added = frozenset(set(model.graph.initializers) - of_file)
     return Network(model, frozen, added, tuple(log.reports))
-
-
-def _detached(model: ir.Model) -> Report:
-    """What becomes of values that the torch module detaches."""
-    report = Report("detached_values")
-    for node in model.graph.all_nodes():
-        if stops_gradient(node):
-            report.changed[node.outputs[0].name or ""] = "detached in torch: gets no gradient"
-    dropped = sorted(dropped_detaches(model.graph))
-    if dropped:
-        report.notes.append(
-            f"the torch module detaches {count_of(len(dropped), 'value')} "
-            f"({', '.join(dropped[:3])}), but the exporter dropped this: gradients flow through; "
-            "export again with optimize=False to stop them as torch does"
-        )
-    return report
 
 
 def _leave_prefix(model: ir.Model) -> None:

@@ -12,6 +12,7 @@ from ortboost.training.schedules import (
     LinearWarmup,
     MultiStep,
     PerStep,
+    Polynomial,
     Schedule,
     StepDecay,
 )
@@ -21,6 +22,8 @@ __all__ = ["SCHEDULE_FORMS", "parse_schedule"]
 SCHEDULE_FORMS = {
     "constant": "constant:0.1",
     "cosine": "cosine:0.1,steps=1000,min=0.001",
+    "linear": "linear:0.1,steps=1000,min=0.001",
+    "polynomial": "polynomial:0.1,power=0.9,steps=1000,min=0.001",
     "step": "step:0.1,every=500,gamma=0.1",
     "multistep": "multistep:0.1,at=500/800,gamma=0.1",
     "list": "list:0.1/0.1/0.05/0.01",
@@ -33,16 +36,20 @@ def _steps(text: str) -> tuple[int, ...]:
 
 
 _Options: TypeAlias = dict[str, tuple[str, Callable[[str], Any]]]
+_FALLING: Final[_Options] = {"steps": ("total_steps", int), "min": ("min_lr", float)}
 _KINDS: Final[dict[str, tuple[Callable[..., Schedule], _Options]]] = {
     "constant": (Constant, {}),
-    "cosine": (Cosine, {"steps": ("total_steps", int), "min": ("min_lr", float)}),
+    "cosine": (Cosine, _FALLING),
+    "linear": (Polynomial, _FALLING),
+    "polynomial": (Polynomial, {**_FALLING, "power": ("power", float)}),
     "step": (StepDecay, {"every": ("every", int), "gamma": ("gamma", float)}),
     "multistep": (MultiStep, {"at": ("milestones", _steps), "gamma": ("gamma", float)}),
     "list": (PerStep, {}),
 }
 """Kind to its class and options; option to its argument and the conversion of its value."""
 _WARMUP: Final[_Options] = {"warmup": ("steps", int), "warmup-factor": ("start_factor", float)}
-_REQUIRED: Final = {"cosine": "steps", "step": "every", "multistep": "at"}
+_SPANS: Final = ("cosine", "linear", "polynomial")  # all of a run, if not said otherwise
+_REQUIRED: Final = {**dict.fromkeys(_SPANS, "steps"), "step": "every", "multistep": "at"}
 
 
 def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Schedule:
@@ -50,8 +57,7 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
 
     Args:
         text: A number, or ``kind:rate,option=value,...`` as in :data:`SCHEDULE_FORMS`.
-        total_steps: Applied updates of all epochs; the default of ``steps`` for ``cosine`` (less
-            the warm-up).
+        total_steps: Applied updates of all epochs; the default of ``steps`` (less the warm-up).
 
     Raises:
         ConfigError: A kind or option is unknown, or a value is missing or invalid.
@@ -76,7 +82,7 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
         raise _bad(text, kind, "'warmup' is missing.")
     if warmup.get("steps", 0) < 0:  # the schedule would name its own argument, 'steps'
         raise _bad(text, kind, f"'warmup' is {warmup['steps']}; 0 or more is needed.")
-    if kind == "cosine" and total_steps is not None:
+    if kind in _SPANS and total_steps is not None:
         options.setdefault("total_steps", max(1, total_steps - warmup.get("steps", 0)))
     needed = _REQUIRED.get(kind)
     if needed is not None and known[needed][0] not in options:

@@ -7,9 +7,9 @@ of the MindSpore API are in :mod:`ortboost.training.decay`.
 References:
     Cosine: Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5 without restarts (arXiv:1608.03983).
     Warm-up: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2 (arXiv:1706.02677).
-    StepDecay, MultiStep, LinearWarmup agree with torch.optim.lr_scheduler StepLR, MultiStepLR and
-    LinearLR (https://docs.pytorch.org/docs/stable/optim.html), with one ``scheduler.step()`` per
-    update.
+    StepDecay, MultiStep, Polynomial, LinearWarmup agree with torch.optim.lr_scheduler StepLR,
+    MultiStepLR, PolynomialLR and LinearLR, with one ``scheduler.step()`` per update
+    (https://docs.pytorch.org/docs/stable/optim.html).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "LinearWarmup",
     "MultiStep",
     "PerStep",
+    "Polynomial",
     "Schedule",
     "StepDecay",
 ]
@@ -137,15 +138,8 @@ class MultiStep(_Checked):
 
 
 @dataclass(frozen=True)
-class Cosine(_Checked):
-    """Half a cosine from ``lr`` at step 0 down to ``min_lr`` at ``total_steps``, then constant.
-
-    ``min_lr + (lr - min_lr) * (1 + cos(pi * t / T)) / 2`` (SGDR, eq. 5).
-
-    Example:
-        >>> [round(Cosine(1.0, total_steps=10)(step), 6) for step in (0, 5, 10, 11)]
-        [1.0, 0.5, 0.0, 0.0]
-    """
+class _Falling(_Checked):
+    """Base of the schedules from ``lr`` at step 0 to ``min_lr`` at ``total_steps``."""
 
     lr: _Rate
     total_steps: Annotated[int, Range(1)]
@@ -158,9 +152,39 @@ class Cosine(_Checked):
                 "'min_lr' is above 'lr'.", where=f"{_WHERE}, min_lr", fix="Use min_lr <= lr."
             )
 
+
+@dataclass(frozen=True)
+class Cosine(_Falling):
+    """Half a cosine from ``lr`` at step 0 down to ``min_lr`` at ``total_steps``, then constant.
+
+    ``min_lr + (lr - min_lr) * (1 + cos(pi * t / T)) / 2`` (SGDR, eq. 5).
+
+    Example:
+        >>> [round(Cosine(1.0, total_steps=10)(step), 6) for step in (0, 5, 10, 11)]
+        [1.0, 0.5, 0.0, 0.0]
+    """
+
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
         return decay.cosine(step, self.min_lr, self.lr, self.total_steps)
+
+
+@dataclass(frozen=True)
+class Polynomial(_Falling):
+    """A power of the remaining steps, by default a straight line, then constant.
+
+    ``min_lr + (lr - min_lr) * (1 - t / T) ** power``, as torch's PolynomialLR for ``min_lr = 0``.
+
+    Example:
+        >>> [Polynomial(1.0, total_steps=10)(step) for step in (0, 5, 10, 11)]
+        [1.0, 0.5, 0.0, 0.0]
+    """
+
+    power: Annotated[float, Range(above=0)] = 1.0
+
+    def __call__(self, step: int) -> float:
+        """The rate after ``step`` applied updates."""
+        return decay.polynomial(step, self.lr, self.min_lr, self.total_steps, self.power)
 
 
 @dataclass(frozen=True)
@@ -187,7 +211,9 @@ class LinearWarmup(_Checked):
         return decay.linear_warmup(step, self.after(0), self.steps, self.start_factor)
 
 
-Schedule: TypeAlias = Constant | PerStep | StepDecay | MultiStep | Cosine | LinearWarmup
+Schedule: TypeAlias = (
+    Constant | PerStep | StepDecay | MultiStep | Cosine | Polynomial | LinearWarmup
+)
 """Any of the schedules; each is frozen and maps applied updates to a rate."""
 
 KINDS: Final[Mapping[str, type[Any]]] = {
@@ -196,6 +222,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "step": StepDecay,
     "multi_step": MultiStep,
     "cosine": Cosine,
+    "polynomial": Polynomial,
     "warmup": LinearWarmup,
 }
 """Kind, as written in checkpoints, to class."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ConfigError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import format_shape, known_shape
+from ortboost.graph.query import ROLE_MARK, format_shape, known_shape
 from ortboost.transforms.loss_config import LossConfig
 
 __all__ = ["dense_losses", "reduce_losses", "shifted_labels", "sparse_cross_entropy"]
@@ -166,7 +166,9 @@ def _weighted(builder: Builder, losses: ir.Value, x: ir.Value, key: str, weight:
             where=f"loss, {key}; predictions {format_shape(shape)}",
             fix="Give a number, or an array with one weight for each output.",
         )
-    return builder.op("Mul", losses, builder.const(weight))
+    factor = builder.const(weight)
+    factor.metadata_props[ROLE_MARK] = "constant"  # its use is that of a trained scale
+    return builder.op("Mul", losses, factor)
 
 
 def _softplus(builder: Builder, x: ir.Value) -> ir.Value:

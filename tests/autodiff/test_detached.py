@@ -100,8 +100,8 @@ def test_a_converted_opset_keeps_it():
 def test_conversion_reports_detached_values():
     found = model("h = MatMul(x, w) d = Identity(h) a = Mul(h, d) y = Mul(a, u) ", w=W, u=U)
     program = ob.build_program(found, ob.ProgramConfig(loss=ob.LossConfig("output")))
-    (report,) = [r for r in program.reports if r.rewrite == "detached_values"]
-    assert report.changed == {"d": "detached in torch: gets no gradient"}
+    (report,) = [r for r in program.reports if r.rewrite == "training_traces"]
+    assert report.changed == {"d": "detached: gets no gradient"}
     assert not report.notes
 
 
@@ -116,7 +116,7 @@ def test_what_an_optimizing_exporter_dropped_is_told():
     )
     assert dropped_detaches(found.graph) == {"detach_1"}
     program = ob.build_program(found, ob.ProgramConfig(loss=ob.LossConfig("output")))
-    (report,) = [r for r in program.reports if r.rewrite == "detached_values"]
+    (report,) = [r for r in program.reports if r.rewrite == "training_traces"]
     assert report.notes[0].startswith(
         "the torch module detaches 1 value (detach_1), but the export"
     )

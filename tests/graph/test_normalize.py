@@ -206,25 +206,6 @@ def test_axes_of_unsqueeze_are_a_vector():
     assert run(model, {"x": weights(3)})["y"].shape == (3, 1)
 
 
-@pytest.mark.parametrize("kind", ["uint8", "int16"])
-def test_small_integers_are_compared_as_int32(kind):
-    """The identity matrix of torch's dynamo exporter; onnxruntime 1.19 cannot compare bytes."""
-    model = text_model(
-        f"""<ir_version: 10, opset_import: ["" : 18]>
-        net (float[40,40] x, int64[40] i, int64[1] axis) => (float[40,40] y) {{
-          n = Cast<to = {ir.DataType[kind.upper()].value}>(i)
-          rows = Unsqueeze(n, axis) e = Equal(rows, n) w = Cast<to = 1>(e) y = MatMul(x, w) }}""",
-        i=np.arange(40),
-        axis=np.array([1]),
-    )
-    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
-    x = weights(40, 40)
-    assert np.array_equal(run(model, {"x": x})["y"], x)
-    before = len(model.graph)
-    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
-    assert len(model.graph) == before
-
-
 @pytest.mark.parametrize(
     ("opset", "node"),
     [

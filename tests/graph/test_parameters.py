@@ -505,6 +505,17 @@ def test_frequencies_that_meet_positions_are_no_weights():
     assert told(model, "w") == (True, False)
 
 
+def test_a_layer_with_a_bias_of_zeros_before_a_sine_is_a_weight():
+    """A fresh sinusoidal network (SIREN) of Keras or JAX: only factors can be positions."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] b) => (y) { h = Gemm(x, w, b) y = Sin(h) }""",
+        w=W44,
+        b=np.zeros(4, np.float32),
+    )
+    assert told(model, "w") == (True, False)
+
+
 def test_images_of_bytes_still_meet_weights():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
@@ -886,3 +897,39 @@ def test_a_parameter_that_torch_reads_in_a_block_of_its_own_is_told(blocks, doub
     found = find_parameters(model)
     assert all(parameter.trainable for parameter in found.values())
     assert {name for name, parameter in found.items() if parameter.doubt} == doubted
+
+
+@pytest.mark.parametrize(("filled", "trained"), [(0.0, True), (0.5, False)])
+def test_an_added_vector_of_zeros_without_a_name_is_a_fresh_bias(filled, trained):
+    """Keras with torch's TorchScript exporter: `y = Cast(MatMul(x, w)) + onnx::Add_25`."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] b) => (y) {
+          h = MatMul(x, w) c = Cast<to = 1>(h) y = Add(c, b) }""",
+        w=W44,
+        b=np.full(4, filled),
+    )
+    value = model.graph.initializers.pop("b")
+    value.name = "onnx::Add_25"
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "onnx::Add_25") == (trained, True)
+
+
+@pytest.mark.parametrize("norm", ["weight_orig", "weight_g"])
+def test_the_vectors_of_a_spectral_norm_are_no_weights(norm):
+    """A weight normalization has a parameter `weight_v`, beside `weight_g`."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4,4] v) => (y) {
+          n = Mul(w, v) y = MatMul(x, n) }""",
+        w=W44,
+        v=W44 + 1,
+    )
+    for old, new in (("w", f"0.{norm}"), ("v", "0.weight_v")):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, f"0.{norm}")[0]
+    assert told(model, "0.weight_v")[0] == (norm == "weight_g")

@@ -58,6 +58,36 @@ def test_the_mask_that_the_definition_of_an_attention_adds_is_no_weight():
     assert trained == ["w"]
 
 
+TABLES = {
+    "square roots of positions": "c = Cast<to = 1>(r) t = Sqrt(c)",
+    "distances of positions": (
+        "i = Unsqueeze(r, axis) d = Sub(r, i) a = Cast<to = 1>(d) b = Abs(a) t = Mul(b, half)"
+    ),
+    "a mask": "i = Unsqueeze(r, axis) m = Less(r, i) t = Where(m, low, half)",
+    "a mask as numbers": (
+        "i = Unsqueeze(r, axis) m = Less(r, i) c = Cast<to = 1>(m) t = Mul(c, low)"
+    ),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_is_computed_from_positions_is_no_weight(table):
+    """As jax2onnx writes `h * jnp.sqrt(jnp.arange(1, 5))`, or ALiBi."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[4,3] x, float[3,4] w) => (float[4,4] y)
+        <int64 one = {{1}}, int64 five = {{5}}, int64[1] axis = {{1}}, float half = {{-0.5}},
+         float low = {{-10000.0}}> {{
+          h = MatMul(x, w) r = Range(one, five, one) {TABLES[table]} y = Add(h, t) }}""",
+        w=weights(3, 4),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    store_weights(model)
+    found = find_parameters(model)
+    assert [p.name for p in found.values() if p.trainable] == ["w"]
+    assert found["t"].doubt.startswith("used as a weight, but it")
+
+
 def test_what_torch_makes_of_shapes_is_no_weight():
     """The ones in an exported ``torch.cdist``: torch stores all its parameters."""
     model = made()

@@ -70,6 +70,18 @@ def test_copies_that_were_folded_from_one_parameter_are_one():
 
 
 @pytest.mark.parametrize(
+    ("sources", "tied"),
+    [((["t"], ["t"]), True), ((["t"], ["s"]), False), ((["t", "s"],) * 2, False)],
+)
+def test_two_copies_of_a_parameter_that_is_not_in_the_file(sources, tied):
+    """The transitions of a conditional random field: torch's exporter folds each use (optimize)."""
+    found = model(RESHAPED, weights(3, 4).reshape(1, 12), {}, weights(3, 4))
+    for name, made_from in zip(("w", "val_1"), sources, strict=True):
+        stamp_origin(found.graph.initializers[name], Origin("folded", tuple(made_from), known=True))
+    assert tie_copies(found).modified == tied
+
+
+@pytest.mark.parametrize(
     ("form", "copy", "kinds", "apart"),
     [
         (TRANSPOSED, weights(3, 4).T, {"w": "parameter", "val_1": "parameter"}, ()),

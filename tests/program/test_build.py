@@ -262,9 +262,17 @@ def test_every_loss_trains(loss):
     config, labels = LOSSES[loss]
     training = stepper(build_program(small_mlp(), ProgramConfig(loss=config)))
     feeds = {"x": weights(12, 4), "labels": labels(12)}
-    losses = [training.step(feeds, {"learning_rate": 0.02}).loss for _ in range(60)]
+    losses = [training.step(feeds, {"learning_rate": 0.05}).loss for _ in range(200)]
     assert losses[-1] < 0.7 * losses[0]
     assert training.evaluator().evaluate(feeds)["loss"].mean() < losses[0]
+
+
+@pytest.mark.parametrize("key", ["weight", "pos_weight"])
+def test_the_weights_of_a_loss_are_not_trained(key):
+    loss = LossConfig("bce-with-logits", **{key: [1.0, 2.0, 3.0]})
+    program = build_program(small_mlp(), ProgramConfig(loss=loss))
+    plain = build_program(small_mlp(), ProgramConfig(loss=LossConfig("bce-with-logits")))
+    assert [e.name for e in program.catalogue.state] == [e.name for e in plain.catalogue.state]
 
 
 def own_loss(labels: str = "labels") -> ir.Model:

@@ -26,7 +26,7 @@ def test_a_network_has_no_loss_and_keeps_its_weights():
 def test_reports_are_in_the_order_of_the_rewrites():
     network = read(small_convnet(), boosts=(LessBN(),), new_head=3)
     named = [report.rewrite for report in network.reports]
-    found = [named.index(n) for n in ("detached_values", "store_weights", "new_head", "less_bn")]
+    found = [named.index(n) for n in ("training_traces", "store_weights", "new_head", "less_bn")]
     assert found == sorted(found)
 
 
@@ -41,8 +41,8 @@ def test_what_the_torch_module_detaches_is_reported():
     calls = [("detach", "detach", "x"), ("h", "mm", "detach_1"), ("y", "relu", "h")]
     for node, names in zip(model.graph, calls, strict=True):
         node.metadata_props["pkg.torch.onnx.fx_node"] = call.format(*names)
-    (report,) = (r for r in read(model).reports if r.rewrite == "detached_values")
-    assert report.changed == {"d": "detached in torch: gets no gradient"}
+    (report,) = (r for r in read(model).reports if r.rewrite == "training_traces")
+    assert report.changed == {"d": "detached: gets no gradient"}
     (note,) = report.notes
     assert note.startswith("the torch module detaches 1 value (detach_1), but")
 

@@ -13,6 +13,7 @@ from ortboost.training.schedules import (
     LinearWarmup,
     MultiStep,
     PerStep,
+    Polynomial,
     StepDecay,
 )
 
@@ -27,6 +28,8 @@ from ortboost.training.schedules import (
         ("constant:0.1,warmup=5,warmup-factor=0", LinearWarmup(Constant(0.1), 5, 0.0)),
         ("cosine:0.1,steps=1000,warmup=50", LinearWarmup(Cosine(0.1, 1000), 50)),
         ("cosine:0.1,steps=1000,min=0.01", Cosine(0.1, 1000, 0.01)),
+        ("linear:0.1,steps=9,min=0.01", Polynomial(0.1, 9, 0.01)),
+        ("polynomial:0.1,steps=9,power=0.9", Polynomial(0.1, 9, power=0.9)),
         ("step:0.1,every=500,gamma=0.5", StepDecay(0.1, 500, 0.5)),
         ("multistep:0.1,at=5/8", MultiStep(0.1, (5, 8))),
         ("list:0.3/0.2, warmup=2", LinearWarmup(PerStep((0.3, 0.2)), 2)),
@@ -51,12 +54,15 @@ def test_every_documented_form_parses():
         assert parse_schedule(text)(0) > 0
 
 
-def test_cosine_ends_with_the_run():
-    assert parse_schedule("cosine:0.1", total_steps=100) == Cosine(0.1, 100)
-    warm = parse_schedule("cosine:0.1,warmup=20", total_steps=100)
-    assert warm == LinearWarmup(Cosine(0.1, 80), 20)
+@pytest.mark.parametrize(
+    ("kind", "schedule"), [("cosine", Cosine), ("linear", Polynomial), ("polynomial", Polynomial)]
+)
+def test_what_falls_ends_with_the_run(kind, schedule):
+    assert parse_schedule(f"{kind}:0.1", total_steps=100) == schedule(0.1, 100)
+    warm = parse_schedule(f"{kind}:0.1,warmup=20", total_steps=100)
+    assert warm == LinearWarmup(schedule(0.1, 80), 20)
     assert warm(100) == pytest.approx(0.0)
-    assert parse_schedule("cosine:0.1,steps=7", total_steps=100) == Cosine(0.1, 7)
+    assert parse_schedule(f"{kind}:0.1,steps=7", total_steps=100) == schedule(0.1, 7)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ortboost.training.schedules import (
     LinearWarmup,
     MultiStep,
     PerStep,
+    Polynomial,
     Schedule,
     StepDecay,
 )
@@ -37,6 +38,13 @@ plain = st.one_of(
         st.floats(0, 1),
     ),
     st.builds(lambda lr, n, f: Cosine(lr, n, lr * f), rates, st.integers(1, 99), st.floats(0, 1)),
+    st.builds(
+        lambda lr, n, f, power: Polynomial(lr, n, lr * f, power),
+        rates,
+        st.integers(1, 99),
+        st.floats(0, 1),
+        st.floats(0.1, 3),
+    ),
 )
 schedules = st.one_of(plain, st.builds(LinearWarmup, plain, st.integers(0, 20), st.floats(0, 1)))
 
@@ -73,6 +81,15 @@ def test_cosine_and_warmup_match_mindspore():
     cosine, warm = Cosine(0.1, 8, 0.01), LinearWarmup(Constant(0.1), 5, 0.0)
     np.testing.assert_allclose([cosine(i) for i in range(12)], golden("CosineDecayLR"), rtol=1e-5)
     np.testing.assert_allclose([warm(i) for i in range(12)], golden("WarmUpLR"), rtol=1e-6)
+
+
+def test_polynomials_are_those_of_torch():
+    """torch 2.13: `PolynomialLR(optimizer, 4, power)` of SGD with lr 0.1, power 1 and 0.9."""
+    line = [0.1, 0.075, 0.05, 0.025, 0.0, 0.0]
+    curve = [0.1, 0.07718895, 0.05358867, 0.02871746, 0.0, 0.0]
+    assert [Polynomial(0.1, 4)(step) for step in range(6)] == pytest.approx(line)
+    assert [Polynomial(0.1, 4, power=0.9)(step) for step in range(6)] == pytest.approx(curve)
+    assert Polynomial(0.1, 4, min_lr=0.02)(2) == pytest.approx(0.06)
 
 
 def test_step_decay_and_multi_step():

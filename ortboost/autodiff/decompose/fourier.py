@@ -1,4 +1,4 @@
-r"""DFT as a product with the matrix of the transform.
+r"""DFT as a product with the matrix of the transform, STFT as a convolution with its windowed rows.
 
 With `N` values along the axis, a transform of length `L` and `M = min(N, L)`:
 
@@ -75,6 +75,32 @@ def _dft(site: Site) -> list[ir.Value | None]:
     product = site.op("MatMul", rows, matrix)
     result = site.op("Reshape", product, site.ints(*lead, -1, 1 if inverse and onesided else 2))
     return [_transposed(site, result, [order.index(i) for i in range(rank)])]
+
+
+@decomposes("STFT")
+def _stft(site: Site) -> list[ir.Value | None]:
+    """A convolution with windowed sines and cosines, ``O(length)`` per frequency and frame."""
+    signal, step, window = site.input(0), site.array(1), site.optional(2)
+    shape = site.shape()
+    if len(shape) == 3 and shape[2] != 1:
+        raise Refusal("it is not known whether its signal is real or complex")
+    given = site.array(3) if site.optional(3) is not None else None
+    size = given if given is not None or window is None else np.array(site.shape(2)[0])
+    if step is None or size is None or size.dtype.kind != "i":
+        raise Refusal("its frame step or frame length is not constant")
+    count = int(size.reshape(-1)[0])
+    kept = count // 2 + 1 if site.integer("onesided", 1) else count
+    if count * kept * 2 > _LARGEST:
+        raise Refusal(f"a transform of {count} values is too long for a product with a matrix")
+    # [2 * kept, 1, count]: real and imaginary part of each frequency are channels.
+    waves = _matrix(count, count, kept, 1, inverse=False).T[:, None]
+    kernel = site.const(waves, site.dtype)
+    if window is not None:
+        kernel = site.op("Mul", kernel, window, shape=waves.shape)
+    row = site.op("Reshape", signal, site.ints(0, 1, -1))
+    channels = site.op("Conv", row, kernel, strides=[int(step.reshape(-1)[0])])
+    frames = site.op("Transpose", channels, perm=[0, 2, 1])
+    return [site.op("Reshape", frames, site.ints(0, 0, kept, 2))]
 
 
 def write_out_real_inverses(model: ir.Model) -> Report:

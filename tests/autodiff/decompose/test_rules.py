@@ -91,6 +91,11 @@ NODES = {
         'r = Constant<value_floats=[1.0,1.0,2.0,2.0]>() y = Resize<mode="nearest", '
         'coordinate_transformation_mode="asymmetric", nearest_mode="floor">(h, , r)',
     ),
+    "STFT": (
+        "float[6] k",
+        "N,11,1",
+        "s = Constant<value_int=3>() y = STFT<onesided=1>(h, s, k)",
+    ),
     "Selu": ("", "N,4", "y = Selu(h)"),
     "Shrink": ("", "N,4", "y = Shrink<lambd=0.3, bias=0.1>(h)"),
     "Sign": ("", "N,4", "s = Sign(h) a = Abs(h) e = Exp(a) y = Mul(s, e)"),
@@ -211,6 +216,8 @@ def test_reduce_max_spreads_the_gradient_among_ties():
         ("f = Floor(h) d = Sub(h, f) y = Sub(h, d)", "its derivative is zero"),
         ("d = Div(h, w) f = Floor(d) m = Mul(f, h) y = Sub(h, m)", "its derivative is zero"),
         ("y = DFT<axis=0>(h)", "real or complex"),
+        ("c = Shape<end=1>(x) k = Squeeze(c) y = STFT(h, k, w)", "frame step"),
+        ("k = Constant<value_int=2>() y = STFT(h, k)", "frame length"),
         (
             "c = Constant<value_ints=[2, 5, 2]>() i = Expand(h, c) n = Constant<value_int=12>() "
             "y = DFT<axis=1, inverse=1, onesided=1>(i, n)",
@@ -284,6 +291,29 @@ def test_dft_is_that_of_numpy(attributes, length, shape, expected, opset, fixed)
     found = run(model, feeds)["y"]
     z = feeds["x"][..., 0] + 1j * (feeds["x"][..., 1] if shape.endswith("2") else 0)
     np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected(z), atol=1e-5)
+
+
+@pytest.mark.parametrize("onesided", [0, 1])
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [("w", "N,L"), ("w, n", "2,20,1"), (", n", "N,L,1")],
+    ids=["window", "both", "length"],
+)
+def test_stft_is_that_of_numpy(given, shape, onesided):
+    model = graph(
+        f"""g (float[{shape}] x) => (float[a,b,c,2] y) {{ h = Identity(x)
+        s = Constant<value_int=4>() n = Constant<value_int=7>()
+        w = Constant<value_floats=[0.1, 0.5, 0.9, 1.0, 0.9, 0.5, 0.2]>()
+        y = STFT<onesided = {onesided}>(h, s, {given}) }}"""
+    )
+    feeds = random_feeds(model, N=2, L=20)
+    assert decompose(model, wrt=["x"], loss="y", engine=ENGINE).modified
+    assert not any(node.op_type == "STFT" for node in model.graph)
+    found = run(model, feeds)["y"]
+    frames = np.stack([feeds["x"].reshape(2, 20)[:, i : i + 7] for i in range(0, 14, 4)], 1)
+    window = np.array([0.1, 0.5, 0.9, 1.0, 0.9, 0.5, 0.2]) if "w" in given else 1.0
+    expected = (np.fft.rfft if onesided else np.fft.fft)(frames * window)
+    np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [None, 8, 9])

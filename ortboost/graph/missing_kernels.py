@@ -1,0 +1,66 @@
+"""Nodes that torch's exporters write and onnxruntime does not run."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.graph.query import input_at, is_standard, producer_of, scalar, source_before
+
+__all__ = ["drop_flat_biases", "replace_missing_kernels"]
+
+_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
+
+
+def drop_flat_biases(model: ir.Model) -> None:
+    """Drop the zeros that the dynamo exporter adds to a Conv without bias (optimize=False).
+
+    For three spatial axes they have the shape [channels, 2], which onnxruntime 1.32 refuses.
+    """
+    for node in model.graph.all_nodes():
+        bias = input_at(node, 2) if is_standard(node, "Conv") else None
+        filled = model.producer_name == "pytorch" and producer_of(bias, "Expand") is not None
+        if filled and scalar(source_before(bias, "Expand", "CastLike", "Cast")) == 0:
+            node.resize_inputs(2)
+
+
+def replace_missing_kernels(model: ir.Model) -> None:
+    """Compute in a type that has a kernel, in place: comparisons in int32, EyeLike in float32.
+
+    The dynamo exporter counts rows and columns of an identity matrix in uint8, which onnxruntime
+    1.19 cannot compare; the TorchScript exporter writes ``torch.eye(n, dtype=torch.bool)`` as an
+    EyeLike of type bool, which no version has.
+    """
+    builder = Builder(model.graph, "compared")
+    for node in list(model.graph.all_nodes()):
+        if is_standard(node, *_COMPARISONS):
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.dtype in _SMALL_INTEGERS:
+                    node.replace_input_with(index, _cast(builder, value, ir.DataType.INT32))
+        elif is_standard(node, "EyeLike") and node.outputs[0].dtype == ir.DataType.BOOL:
+            _eye_of_floats(builder, node)
+        # In the node's own graph, which may be that of a branch.
+        if builder.nodes and node.graph is not None:
+            node.graph.insert_before(node, builder.take())
+
+
+def _eye_of_floats(builder: Builder, node: ir.Node) -> None:
+    """Let an EyeLike compute floats, and its consumers read them as booleans."""
+    source, eye = node.inputs[0], node.outputs[0]
+    if source is None or eye.is_graph_output() or node.graph is None:
+        return
+    if source.dtype == ir.DataType.BOOL:
+        node.replace_input_with(0, _cast(builder, source, ir.DataType.FLOAT))
+        node.graph.insert_before(node, builder.take())
+    uses = list(eye.uses())
+    eye.dtype = ir.DataType.FLOAT
+    node.attributes["dtype"] = ir.AttrInt64("dtype", int(ir.DataType.FLOAT))
+    mask = _cast(builder, eye, ir.DataType.BOOL)
+    node.graph.insert_after(node, builder.take())
+    for use in uses:
+        use.node.replace_input_with(use.idx, mask)
+
+
+def _cast(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return builder.op("Cast", value, dtype=dtype, shape=value.shape, to=int(dtype))

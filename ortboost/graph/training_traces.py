@@ -1,0 +1,147 @@
+"""What a network does in training and its ONNX file does not, as far as the file tells.
+
+torch's dynamo exporter stores with each node the call that it was written for and the lines of code
+that led there, and with the graph the tensors that ``forward`` changes in place. From these:
+
+- ``tensor.detach()``, see :func:`ortboost.graph.reach.stops_gradient`;
+- a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
+- tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
+  the vectors of a spectral norm, which names tell, too. Those of BatchNormalization do change;
+- ``nn.Embedding(scale_grad_by_freq=True)``.
+
+torch's TorchScript exporter writes ``index_add`` as zeros, a scatter that does not add, and a sum.
+
+``nn.Embedding(max_norm=...)`` detaches its table to shorten rows in place, and then trains it: the
+detach is removed, so that the gradient is that of the shortened rows.
+
+jax2onnx writes ``lax.stop_gradient`` as an Identity whose output it names ``stop_out_0``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from ortboost.core.printable import count_of
+from ortboost.core.report import Report
+from ortboost.graph.origins import scopes_of
+from ortboost.graph.query import is_standard, label, producer_of
+from ortboost.graph.reach import STOP_MARK, dropped_detaches, stops_gradient
+
+__all__ = ["find_training_traces"]
+
+_CALL = "pkg.torch.onnx.fx_node"
+_STACK = "pkg.torch.onnx.stack_trace"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", re.MULTILINE)
+_UPDATED = ("running_mean", "running_var", "num_batches_tracked")
+_FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
+_APPLY = re.compile(r"\b(\w+)\.apply\(")
+_STOPPED = re.compile(r"stop_out(_\d+)?$")
+_SHORTENED = "aten.embedding_renorm"
+# embedding(weight, ids, padding_idx, scale_grad_by_freq)
+_BY_FREQUENCY = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, -?\d+, True")
+
+
+def find_training_traces(model: ir.Model) -> Report:
+    """What becomes of values that the network detaches, and notes on what the file lacks.
+
+    Args:
+        model: The model as loaded; changed in place where an embedding shortens its rows, and where
+            only a name tells that a gradient stops.
+    """
+    report = Report("training_traces")
+    functions: set[str] = set()
+    scaled: set[str] = set()
+    replaced: set[str] = set()
+    of_jax = model.producer_name == "jax2onnx"
+    for node in list(model.graph.all_nodes()):
+        if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
+            node.metadata_props[STOP_MARK] = "stop_gradient"
+        if stops_gradient(node):
+            if _shortens(node) and node.inputs[0] is not None:
+                ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+                report.changed[node.outputs[0].name or ""] = "an embedding: gets a gradient"
+                continue
+            report.changed[node.outputs[0].name or ""] = "detached: gets no gradient"
+        function = _function_of(node)
+        if function is not None:
+            functions.add(function)
+        if model.producer_name == "pytorch" and _replaces(node):
+            replaced.add(label(node))
+        if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
+            scaled.add(node.inputs[0].name or "")
+    detached = dropped_detaches(model.graph)
+    if detached:
+        report.notes.append(
+            f"the torch module detaches {_listed(detached, 'value')}, but the exporter dropped "
+            "this: gradients flow through; export again with optimize=False to stop them as torch "
+            "does"
+        )
+    if functions:
+        report.notes.append(
+            f"the torch module calls {_listed(functions, 'torch.autograd.Function')}, whose "
+            "backward() is not in the file: the gradient is that of its forward()"
+        )
+    if changed := _changed_tensors(model):
+        report.notes.append(
+            f"forward() of the torch module changes {_listed(changed, 'tensor')} in place (as "
+            "spectral norms, running averages and nn.Embedding(max_norm=...) do), which the file "
+            "does not: apart from gradients, they stay as they are"
+        )
+    if scaled:
+        report.notes.append(
+            f"torch divides gradients of {_listed(scaled, 'table')} by the frequency of each row "
+            "in the batch (scale_grad_by_freq), which is not in the file: they are not divided"
+        )
+    if replaced:
+        report.notes.append(
+            f"{_listed(replaced, 'ScatterElements', 'ScatterElements')} of an index_add: where an "
+            "index repeats, as in graphs, torch adds, but the file keeps one value; export again "
+            "with dynamo=True"
+        )
+    return report
+
+
+def _replaces(node: ir.Node) -> bool:
+    """Whether a node scatters into zeros, without adding, what is then added to something."""
+    if not is_standard(node, "ScatterElements"):
+        return False
+    readers = [use.node.op_type for use in node.outputs[0].uses()]
+    adds = node.attributes.get_string("reduction", "none") != "none"
+    zeros = producer_of(node.inputs[0], "ConstantOfShape")
+    return not adds and zeros is not None and readers == ["Add"]
+
+
+def _shortens(node: ir.Node) -> bool:
+    """Whether only ``nn.Embedding(max_norm=...)`` reads what a node detaches."""
+    readers = [use.node.metadata_props.get(_CALL, "") for use in node.outputs[0].uses()]
+    return bool(readers) and all(_SHORTENED in call for call in readers)
+
+
+def _function_of(node: ir.Node) -> str | None:
+    """The name of the ``torch.autograd.Function`` that a node belongs to, if any."""
+    frames = _FRAME.findall(node.metadata_props.get(_STACK, ""))
+    calls = [i for i, (name, _) in enumerate(frames) if name == "forward"]
+    modules = scopes_of(node)
+    if not modules or len(calls) <= len(modules):  # each forward is that of a module
+        return None
+    callers = (_APPLY.search(frames[i - 1][1]) for i in calls if i > 0)
+    return next((found[1] for found in callers if found is not None), None)
+
+
+def _changed_tensors(model: ir.Model) -> set[str]:
+    """Tensors that ``forward`` changes in place, but for the statistics of BatchNormalization."""
+    changed = set(_CHANGED.findall(model.graph.metadata_props.get(_SIGNATURE, "")))
+    stored = set(model.graph.initializers)
+    for name in stored:  # of a spectral norm, by its names: eval() leaves no other trace
+        base = name.removesuffix("_u")
+        if base != name and (f"{base}_orig" in stored or ".parametrizations." in base):
+            changed.add(name)
+    return {name for name in changed if not name.endswith(_UPDATED)}
+
+
+def _listed(names: Collection[str], noun: str, plural: str | None = None) -> str:
+    return f"{count_of(len(names), noun, plural)} ({', '.join(sorted(names)[:3])})"

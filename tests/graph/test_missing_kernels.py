@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.normalize import normalize
+from tests.support import run, text_model, weights
+
+OPSETS, IR_VERSION = range(18, 22), 10
+
+
+@pytest.mark.parametrize(
+    ("producer", "number", "kept"), [("pytorch", 0, 2), ("pytorch", 1, 3), ("other", 0, 3)]
+)
+def test_the_zeros_that_torch_adds_to_a_convolution_are_dropped(producer, number, kept):
+    """`nn.Conv3d(bias=False)` with optimize=False: zeros of shape [channels, 2]."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[N,1,2,2,2] x, float[3,1,2,2,2] w) => (float[N,3,1,1,1] y)
+        <int64[1] two = {{2}}, float z = {{{number}}}> {{
+          s = Shape<start = 0, end = 1>(w) t = Concat<axis = 0>(s, two) c = CastLike(z, x)
+          b = Expand(c, t) y = Conv(x, w, b) }}""",
+        w=weights(3, 1, 2, 2, 2),
+    )
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    (conv,) = (node for node in model.graph if node.op_type == "Conv")
+    assert len(conv.inputs) == kept
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int16"])
+def test_small_integers_are_compared_as_int32(kind):
+    """The identity matrix of torch's dynamo exporter; onnxruntime 1.19 cannot compare bytes."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[40,40] x, int64[40] i, int64[1] axis) => (float[40,40] y) {{
+          n = Cast<to = {ir.DataType[kind.upper()].value}>(i)
+          rows = Unsqueeze(n, axis) e = Equal(rows, n) w = Cast<to = 1>(e) y = MatMul(x, w) }}""",
+        i=np.arange(40),
+        axis=np.array([1]),
+    )
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    x = weights(40, 40)
+    assert np.array_equal(run(model, {"x": x})["y"], x)
+    before = len(model.graph)
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    assert len(model.graph) == before
+
+
+@pytest.mark.parametrize("kind", ["", "int64", "bool"])
+def test_an_identity_matrix_of_booleans_runs(kind):
+    """`torch.eye(n, dtype=torch.bool)` of the TorchScript exporter, which no onnxruntime runs."""
+    cast = f"z = Cast<to = {ir.DataType[kind.upper()].value}>(h)" if kind else "z = Identity(h)"
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,3] w) => (float[N,3] y) <float low = {{-5}}> {{
+          h = MatMul(x, w) {cast} e = EyeLike<dtype = 9>(z) y = Where(e, low, h) }}""",
+        w=np.eye(3, dtype=np.float32),
+    )
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    x = weights(4, 3)
+    found = run(model, {"x": x})["y"]
+    assert np.array_equal(found, np.where(np.eye(4, 3, dtype=bool), np.float32(-5), x))
+    before = len(model.graph)
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    assert len(model.graph) == before

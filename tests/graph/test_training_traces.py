@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.reach import stops_gradient
+from ortboost.graph.training_traces import find_training_traces
+from tests.support import text_model, weights
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+STACK, SCOPES = "pkg.torch.onnx.stack_trace", "pkg.torch.onnx.name_scopes"
+CALL = "pkg.torch.onnx.fx_node"
+FRAME = '  File "net.py", line {}, in {}\n    {}\n'
+APPLIED = FRAME.format(8, "forward", "return self.o(Reverse.apply(self.a(x)))")
+
+
+def net(*, table: str = "w", **stored: object) -> ir.Model:
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N] x, float[5,3] {table}, float[3] u) => (float[N,3] y) {{
+          d = Identity({table}) e = Gather(d, x) y = Mul(e, u) }}""",
+        **{table: weights(5, 3), "u": weights(3), **stored},
+    )
+
+
+@pytest.mark.parametrize(
+    ("scopes", "inner", "told"),
+    [
+        (["", "clone"], FRAME.format(3, "forward", "return x.clone()"), True),
+        (["", "a", "clone"], FRAME.format(3, "forward", "return x.clone()"), False),  # a module
+        (["", "clone"], "", False),  # beside the function
+        (["", "clone"], FRAME.format(3, "helper", "return x.clone()"), False),
+        ([], FRAME.format(3, "forward", "return x.clone()"), False),  # nothing is known
+    ],
+)
+def test_an_autograd_function_is_told(scopes, inner, told):
+    model = net()
+    node = model.graph[0]
+    node.metadata_props.update({STACK: APPLIED + inner, SCOPES: str(scopes)})
+    notes = find_training_traces(model).notes
+    assert [("Reverse" in note and "backward()" in note) for note in notes] == [True] * told
+
+
+def test_tensors_that_forward_changes_are_told():
+    model = net()
+    model.graph.metadata_props[SIGNATURE] = (
+        "# inputs\nb_m: BUFFER target='m' persistent=True\nx: USER_INPUT\n\n# outputs\n"
+        "add: BUFFER_MUTATION target='m'\nr: PARAMETER_MUTATION target='e.weight'\n"
+        "getitem_3: BUFFER_MUTATION target='bn.running_mean'\n"
+        "add_2: BUFFER_MUTATION target='bn.num_batches_tracked'\ny: USER_OUTPUT\n"
+    )
+    (note,) = find_training_traces(model).notes
+    assert "changes 2 tensors (e.weight, m) in place" in note
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("0.weight_orig", "0.weight_u"), True),
+        (("0.parametrizations.weight.original", "0.parametrizations.weight.0._u"), True),
+        (("0.weight", "0.weight_u"), False),
+    ],
+)
+def test_the_vector_of_a_spectral_norm_is_told(names, told):
+    model = net()
+    for value, name in zip(list(model.graph.initializers.values()), names, strict=True):
+        value.name = name
+    assert [names[1] in note for note in find_training_traces(model).notes] == [True] * told
+
+
+@pytest.mark.parametrize(("arguments", "told"), [(", -1, True", True), (", 0", False), ("", False)])
+def test_gradients_divided_by_frequency_are_told(arguments, told):
+    model = net()
+    model.graph[1].metadata_props[CALL] = (
+        "%embedding : [num_users=1] = call_function[target=torch.ops.aten.embedding.default]"
+        f"(args = (%p_e_weight, %x{arguments}), kwargs = {{}})"
+    )
+    found = find_training_traces(model).notes
+    assert ["scale_grad_by_freq" in note for note in found] == [True] * told
+
+
+@pytest.mark.parametrize(("reader", "kept"), [("embedding_renorm", False), ("embedding", True)])
+def test_a_table_whose_rows_are_shortened_is_not_detached(reader, kept):
+    call = "%{0} : [num_users=1] = call_function[target=torch.ops.aten.{0}.default](args = (%d,))"
+    model = net()
+    model.graph[0].metadata_props[CALL] = call.format("detach")
+    model.graph[1].metadata_props[CALL] = call.format(reader)
+    report = find_training_traces(model)
+    assert report.changed.keys() == {"d"}
+    assert (model.graph[1].inputs[0].name == "d") == kept
+
+
+@pytest.mark.parametrize(
+    ("producer", "name", "stops"),
+    [
+        ("jax2onnx", "stop_out_0", True),
+        ("jax2onnx", "copy_out_0", False),
+        ("pytorch", "stop_out_0", False),
+    ],
+)
+def test_stop_gradient_of_jax(producer, name, stops):
+    model = net()
+    model.producer_name = producer
+    model.graph[0].outputs[0].name = name
+    assert (name in find_training_traces(model).changed) == stops
+    assert stops_gradient(model.graph[0]) == stops
+
+
+@pytest.mark.parametrize(
+    ("producer", "attribute", "told"),
+    [("pytorch", "", True), ("pytorch", '<reduction = "add">', False), ("other", "", False)],
+)
+def test_an_index_add_of_torchscript_is_told(producer, attribute, told):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (int64[E] i, float[E] x, float[N] h) => (float[N] y) {{
+          s = Shape(h) z = ConstantOfShape(s) c = ScatterElements{attribute}(z, i, x)
+          y = Add(h, c) }}"""
+    )
+    notes = find_training_traces(model).notes
+    assert ["index repeats" in note for note in notes] == [True] * told
