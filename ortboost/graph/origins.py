@@ -65,6 +65,9 @@ _TORCHSCRIPT_FOLDED = "onnx::"
 _OPTIMIZER = "onnxruntime.transformers"  # it names itself as the producer
 _TORCH_NAME = re.compile(r"onnx::|val_\d")  # that only torch's exporters give
 
+# Index of the input that is the bias of a layer.
+_BIAS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3}
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -221,14 +224,14 @@ def names_a_parameter(model: ir.Model, name: str) -> bool:
 
 
 def original_name(value: ir.Value, reader: ir.Node) -> str:
-    """The name of the torch parameter that an exporter stored transposed, under a name of its own.
+    """The name of the torch parameter that an exporter stored under a name of its own.
 
     TorchScript does not tell it, but the name of the node that reads the tensor has the path of
     the module: ``/encoder/encoder.0/query/MatMul``.
 
     Args:
         value: A stored tensor of a normalized model.
-        reader: The layer that reads it.
+        reader: The node that reads it.
 
     Returns:
         The name; that of the tensor if the exporter kept it, or nothing is known.
@@ -243,7 +246,8 @@ def original_name(value: ir.Value, reader: ir.Node) -> str:
         if path and part.startswith(f"{path[-1]}."):  # of a sequence, which stands before it
             path.pop()
         path.append(part)
-    return f"{'.'.join(path)}.weight" if path else name
+    is_bias = value in reader.inputs and reader.inputs.index(value) == _BIAS.get(reader.op_type)
+    return ".".join([*path, "bias" if is_bias else "weight"]) if path else name
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ConfigError
 from ortboost.graph.generated import counting, generated
-from ortboost.graph.origins import Origin, origin_of
+from ortboost.graph.origins import Origin, origin_of, original_name
 from ortboost.graph.query import (
     FLOAT_TYPES,
     ROLE_MARK,
@@ -32,7 +32,7 @@ from ortboost.graph.query import (
 from ortboost.graph.store_weights import COMPUTED, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
-__all__ = ["Parameter", "find_parameters", "named_parameters"]
+__all__ = ["Parameter", "find_parameters", "match_parameters", "named_parameters"]
 
 _TRAINABLE = ("weight", "bias", "norm_scale", "norm_shift")
 _PARAMETER_NAME = re.compile(
@@ -82,6 +82,7 @@ class Parameter:
             separated from a shared tensor) or ``constant``.
         reason: The node and input that decided, in a few words.
         doubt: Why the classification may be wrong; empty if it is certain.
+        original: Its name in torch if the exporter stored it under another one, else empty.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Parameter:
     role: str
     reason: str
     doubt: str = ""
+    original: str = ""
 
     @property
     def trainable(self) -> bool:
@@ -159,8 +161,16 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             continue
         shape = tuple(tensor.shape.numpy())
         verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
+        reader = next((usage.node for usage in value.uses()), None)
+        original = name if reader is None else original_name(value, reader)
         found[name] = Parameter(
-            name, shape, value.dtype, verdict.role, verdict.reason, verdict.doubt
+            name,
+            shape,
+            value.dtype,
+            verdict.role,
+            verdict.reason,
+            verdict.doubt,
+            "" if original == name else original,
         )
     # A network has learned something: where values or names exclude all tensors, they mislead.
     if not any(parameter.trainable for parameter in found.values()):
@@ -168,6 +178,27 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             if verdict.by_use in _TRAINABLE:
                 found[name] = dataclasses.replace(found[name], role=verdict.by_use)
     return found
+
+
+def match_parameters(
+    parameters: Iterable[Parameter], patterns: Iterable[str]
+) -> tuple[set[str], list[str]]:
+    """Match parameters against shell-style patterns, by their names in the file or in torch.
+
+    Returns:
+        The names of the matched parameters in the file, and the patterns that matched nothing.
+
+    Example:
+        >>> weight = Parameter("val_1", (2, 2), ir.DataType.FLOAT, "weight", "", "", "fc.weight")
+        >>> match_parameters([weight], ["fc*", "head*"])
+        ({'val_1'}, ['head*'])
+    """
+    called: dict[str, set[str]] = {}
+    for parameter in parameters:
+        for name in (parameter.name, parameter.original or parameter.name):
+            called.setdefault(name, set()).add(parameter.name)
+    matched, unmatched = match_names(called, patterns)
+    return set().union(*(called[name] for name in matched)), unmatched
 
 
 def named_parameters(trained: Sequence[Parameter], patterns: Iterable[str], where: str) -> set[str]:
@@ -182,7 +213,7 @@ def named_parameters(trained: Sequence[Parameter], patterns: Iterable[str], wher
         ConfigError: A pattern matches none.
     """
     names = [parameter.name for parameter in trained]
-    matched, unmatched = match_names(names, patterns)
+    matched, unmatched = match_parameters(trained, patterns)
     if unmatched:
         raise ConfigError(
             f"The pattern '{unmatched[0]}' matches no trained parameter.",

@@ -18,8 +18,8 @@ from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.origins import missing_parameters, origin_of
-from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import is_standard, match_names
+from ortboost.graph.parameters import Parameter, match_parameters
+from ortboost.graph.query import is_standard
 from ortboost.graph.reach import reach
 from ortboost.graph.source import source_name
 from ortboost.graph.weight_uses import weight_uses
@@ -61,8 +61,8 @@ def choose_trainable(
     """
     _refuse_unmatched(model, parameters, config)
     refuse_unknown(model, parameters, config.parameters or {})
-    selected, _ = match_names(parameters, config.trainable)
-    frozen, _ = match_names(parameters, config.freeze)
+    selected, _ = match_parameters(parameters.values(), config.trainable)
+    frozen, _ = match_parameters(parameters.values(), config.freeze)
     report = Report(CHOOSE_TRAINABLE)
     rounded = _quantized_in_training(model)
     freezing = next((b.name for b in config.enabled_boosts if b.freezes_network), "")
@@ -124,7 +124,8 @@ def _refuse_unmatched(
 ) -> None:
     others = [pattern for group in config.groups for pattern in group.patterns]
     others += config.adapt or ()
-    unmatched = match_names(parameters, [*config.trainable, *config.freeze, *others])[1]
+    patterns = [*config.trainable, *config.freeze, *others]
+    unmatched = match_parameters(parameters.values(), patterns)[1]
     if unmatched:
         raise UsageError(
             f"The pattern '{unmatched[0]}' matches no tensor of the model.",
@@ -211,7 +212,7 @@ def _reached(
 
     Parameters selected by the user stay, so that the check can report why they cannot be trained.
     """
-    named = match_names([p.name for p in trained], config.trainable)[0]
+    named = match_parameters(trained, config.trainable)[0]
     unreached = set(reach(model, [p.name for p in trained], loss).unreachable) - named
     # Nothing is reached, or a quantizer is in between: the check names what blocks the gradient.
     if len(unreached) == len(trained) or any(quantizers_between(model, [*unreached], [loss])):
@@ -272,7 +273,7 @@ def _doubts(
     """Name, doubt, and whether it is trained, for tensors that the user has not decided on."""
     names = {p.name for p in trained}
     # In `trainable` only a full name decides, as for constants above.
-    decided = {*match_names(parameters, config.freeze)[0], *config.trainable}
+    decided = {*match_parameters(parameters.values(), config.freeze)[0], *config.trainable}
     return [
         (p.name, p.doubt, p.name in names)
         for p in parameters.values()
@@ -333,10 +334,10 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
 
 def _idle_groups(trained: Sequence[Parameter], config: ProgramConfig) -> list[str]:
     """Notes on parameter groups without a trained parameter of their own."""
-    left, idle = {p.name for p in trained}, []
+    left, idle = list(trained), []
     for group in config.groups:  # the first group that matches wins
-        own, _ = match_names(left, group.patterns)
-        left -= own
+        own, _ = match_parameters(left, group.patterns)
+        left = [p for p in left if p.name not in own]
         if not own:
             idle.append(
                 f"the parameter group '{group.name}' has no effect: all it matches is not trained, "

@@ -110,8 +110,9 @@ class ProgramConfig:
         parameters: Name of a float tensor to whether it is trained; no other tensor is trained. If
             not given, parameters are inferred, see
             :func:`ortboost.graph.parameters.find_parameters`.
-        trainable: Patterns; if given, only matching parameters are trained.
-        freeze: Patterns of parameters that are not trained.
+        trainable: Patterns of names, in the file or in torch; if given, only matching parameters
+            are trained.
+        freeze: Such patterns of parameters that are not trained.
         padding_idx: Name of an embedding table to the row of its padding token, which lookups do
             not train (torch's ``padding_idx``); ``None`` to infer it from the file, ``{}`` for
             none.

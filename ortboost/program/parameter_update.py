@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from ortboost.boosts.base import GraphContext, UpdateContext
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import match_names
+from ortboost.graph.parameters import Parameter, match_parameters
 from ortboost.graph.reach import values_by_name
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import names
@@ -111,7 +110,7 @@ class ParameterUpdate:
         rate = self.rates[names.LEARNING_RATE]
         decay = self._config.weight_decay if decays(parameter, self._config.decay) else 0.0
         for group in self._config.groups:
-            if match_names([parameter.name], group.patterns)[0]:
+            if match_parameters([parameter], group.patterns)[0]:
                 if group.learning_rate is not None:
                     rate = self.rates[names.learning_rate_name(group.name)]
                 return rate, decay if group.weight_decay is None else group.weight_decay
@@ -121,7 +120,7 @@ class ParameterUpdate:
         """Whether LARS adapts the rate of a parameter."""
         if self._config.adapt is None:
             return parameter.role == "weight"
-        return bool(match_names([parameter.name], self._config.adapt)[0])
+        return bool(match_parameters([parameter], self._config.adapt)[0])
 
     def _after_decay(
         self, context: UpdateContext, parameter: Parameter, gradient: ir.Value

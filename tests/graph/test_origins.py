@@ -3,7 +3,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.normalize import normalize
-from ortboost.graph.origins import missing_parameters, origin_of, tensor_origins
+from ortboost.graph.origins import (
+    missing_parameters,
+    origin_of,
+    original_name,
+    tensor_origins,
+)
 from tests.support import text_model, weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -29,6 +34,26 @@ def kinds(found: ir.Model) -> dict[str, str]:
 
 def test_torchscript_names():
     assert kinds(model()) == {"w": "module", "b": "module", "val_3": "folded", "c": "literal"}
+
+
+def test_a_node_of_torchscript_tells_the_name_of_a_renamed_weight():
+    found = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w, float[4] b, float[4,4] v) => (y) {
+          ["/body/body.2/body.2.0/Gemm"] h = Gemm(x, w, b)  ["/MatMul"] y = MatMul(h, v) }""",
+        w=weights(4, 4),
+        b=weights(4),
+        v=weights(4, 4),
+    )
+    layer, outer = found.graph
+    for name, value in zip(("onnx::Gemm_1", "onnx::Gemm_2"), layer.inputs[1:], strict=True):
+        value.name = name
+    outer.inputs[1].name = "onnx::MatMul_3"
+    normalize(found, opsets=range(18, 19), ir_version=10)
+    layer, outer = found.graph
+    assert original_name(layer.inputs[1], layer) == "body.2.0.weight"
+    assert original_name(layer.inputs[2], layer) == "body.2.0.bias"
+    assert original_name(outer.inputs[1], outer) == "onnx::MatMul_3"  # of no submodule
 
 
 def test_other_producers_tell_nothing():

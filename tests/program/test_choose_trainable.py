@@ -5,12 +5,20 @@ import pytest
 
 from ortboost.api import check
 from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.graph.origins import Origin, Origins, stamp_origins
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
-from tests.support import assert_three_lines, small_mlp, text_model, weights
+from tests.support import (
+    assert_three_lines,
+    batch_for,
+    small_mlp,
+    stepper,
+    text_model,
+    weights,
+)
 
 DOUBTFUL = """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
 net (float[N,4] x, float[4,3] weight, float[3] gain, float[4] inv_freq) => (float[N,3] y) {
@@ -48,6 +56,36 @@ def test_the_first_note_counts_and_the_others_name_what_is_in_doubt():
     assert notes[1].startswith("doubtful and NOT trained: 'inv_freq' (")
     assert "--trainable '*' --trainable NAME" in notes[1]
     assert notes[2].startswith("doubtful and trained: 'gain' (")
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "origin"),
+    [
+        ("onnx::MatMul_7", "/body/body.0/body.0.fc/MatMul", Origin("folded")),
+        ("val_7", "node_MatMul_3", Origin("folded", ("body.0.fc.weight",), known=True)),
+    ],
+    ids=["torchscript", "dynamo"],
+)
+def test_patterns_match_the_names_of_torch_where_the_exporter_renamed_weights(name, node, origin):
+    """With constant folding, the default of torch's exporters: `--freeze 'body*'` froze biases."""
+
+    def model():
+        found = small_mlp()
+        found.producer_name = "pytorch"
+        found.graph.initializers["w1"].name = name
+        found.graph.node(0).name = node
+        stamp_origins(found, Origins({name: origin}))
+        return found
+
+    assert chosen(model(), freeze=("body*",))[0] == ["b1", "w2", "b2"]
+    assert chosen(model(), trainable=("*.fc.weight",))[0] == [name]
+    assert chosen(model(), trainable=(name,))[0] == [name]
+    group = ParameterGroup("slow", ("body.0.*",), learning_rate=0.0)
+    program = build_program(model(), config(groups=(group,), loss_scale=NO_SCALE))
+    training = stepper(program)
+    training.step(batch_for(program), {"learning_rate": 0.1, "learning_rate/slow": 0.0})
+    np.testing.assert_array_equal(training.get(name), program.initial[name])
+    assert not np.array_equal(training.get("w2"), program.initial["w2"])
 
 
 ADAPTED = """<ir_version: 10, opset_import: ["" : 18]>
