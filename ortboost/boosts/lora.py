@@ -28,6 +28,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
@@ -249,6 +250,8 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
         shape = static_shape(operand) if operand is not None else None
         if operand is None or weight is None or shape is None or len(shape) < 2:
             continue
+        if HEAD_MARK in weight.metadata_props:
+            reason = "of a full-normalization head, which stays normalized"
         name = weight.name or ""
         original = original_name(weight, node)
         if reason:

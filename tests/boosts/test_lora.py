@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.boosts import Lora
+from ortboost.boosts import FullNormHead, Lora
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.deploy.export import export_model
@@ -169,6 +169,12 @@ def test_a_new_head_is_trained_as_a_whole():
     program = build(new_head=5)
     assert sorted(trained(program)) == ["b2", "w1.lora_A", "w1.lora_B", "w2"]
     assert report(program).kept["w2"] == "it is new, and trained as a whole"
+
+
+def test_a_normalized_head_stays_normalized():
+    program = build(boosts=(FullNormHead(), Lora(1)))
+    assert trained(program) == ["w1.lora_A", "w1.lora_B", "w2.multiplier"]
+    assert "stays normalized" in report(program).kept["w2"]
 
 
 def test_the_note_counts_what_is_trained():
