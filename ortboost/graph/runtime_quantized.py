@@ -42,7 +42,10 @@ def matmul_n_bits(site: Site) -> list[ir.Value]:
     if packed.dtype != np.uint8 or (points is not None and points.dtype != np.uint8):
         raise Refusal("its weight or its zero points are not packed in bytes")
     blocks = math.ceil(inner / block)
-    if packed.size * 8 != outer * blocks * block * bits or scales.size != outer * blocks:
+    sizes = [(packed.size * 8, outer * blocks * block * bits), (scales.size, outer * blocks)]
+    if points is not None:
+        sizes.append((points.size, outer * math.ceil(blocks * bits / 8)))
+    if inner < 1 or outer < 1 or any(found != expected for found, expected in sizes):
         raise Refusal("its weight does not have the size that K, N and block_size say")
     stored = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8
     q = _unpacked(packed.reshape(outer, -1), bits)[:, :inner].T

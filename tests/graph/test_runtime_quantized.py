@@ -129,6 +129,9 @@ def test_the_weight_keeps_its_name_and_stays_small():
     [
         ({"N": 7}, "does not have the size"),
         ({"block_size": 32}, "does not have the size"),
+        ({"K": 0}, "does not have the size"),
+        ({"N": 0}, "does not have the size"),
+        ({"z": 11}, "does not have the size"),
         ({"bits": 3}, "only 2, 4 or 8 bits"),
     ],
 )
@@ -136,6 +139,10 @@ def test_what_is_not_known_is_refused(attributes, reason):
     model, _ = quantized()
     for attribute in model.graph.node[0].attribute:
         attribute.i = attributes.get(attribute.name, attribute.i)
+    if "z" in attributes:
+        points = np.zeros(attributes["z"], np.uint8)
+        (stored,) = (t for t in model.graph.initializer if t.name == "z")
+        stored.CopyFrom(numpy_helper.from_array(points, "z"))
     rewritten = ir.from_proto(model)
     rewritten.opset_imports[""] = 21
     report = write_out_runtime_operators(rewritten)

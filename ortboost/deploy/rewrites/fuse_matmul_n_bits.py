@@ -10,6 +10,8 @@ node in the file computes in float32. It is the inverse of
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -47,7 +49,10 @@ def _fused(site: Site) -> list[ir.Value] | None:
     if any(array is None for array in arrays) or weight is None:
         return None
     stored, scales, *points = (array for array in arrays if array is not None)
-    if stored.ndim != 2 or scales.dtype != np.float32:
+    shape = (math.ceil(len(stored) / block), *stored.shape[1:])
+    if stored.ndim != 2 or not stored.size or scales.dtype != np.float32:
+        return None
+    if any(array.shape != shape for array in (scales, *points)):  # not a valid file
         return None
     half = 1 << (bits - 1)
     shift = half if weight.dtype in _SIGNED else 0  # the fused operator counts from zero

@@ -64,6 +64,15 @@ def test_other_forms_are_left_alone(case):
     assert not fuse_matmul_n_bits(quantized(**case)).changed
 
 
+@pytest.mark.parametrize("name", ["s", "z"])
+def test_scales_and_zero_points_of_another_size_are_left_alone(name):
+    model = quantized()
+    value = model.graph.initializers[name]
+    value.const_value = ir.tensor(value.const_value.numpy()[:2], dtype=value.dtype, name=name)
+    value.shape = ir.Shape(value.const_value.shape)
+    assert not fuse_matmul_n_bits(model).changed
+
+
 def test_sessions_of_ours_do_not_round_activations():
     """onnxruntime fuses the file, too, and by default computes with activations of 8 bits."""
     model = quantized(outer=64)
