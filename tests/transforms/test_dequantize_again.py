@@ -38,8 +38,9 @@ def result(model):
     return found
 
 
-def test_each_reader_has_its_own_with_the_same_bits():
-    model = network()
+@pytest.mark.parametrize("body", [TWO, TWO.replace("MatMul(x, d)", "MatMul(a, d)")])
+def test_each_reader_has_its_own_with_the_same_bits(body):
+    model = network(body if body == TWO else f"a = Relu(x) {body}")
     expected = result(model)
     dequantize_again(model)
     nodes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
