@@ -1,18 +1,21 @@
-"""Loading the CUDA 11 libraries that ``ortboost[cuda]`` installs as wheels.
+"""Loading the CUDA libraries that ``ortboost[cuda]`` and ``ortboost[gpu]`` install as wheels.
 
-onnxruntime-training 1.19.2 looks for CUDA 11.8 and cuDNN 8 on the library path, but the wheels put
-them into site-packages. Loading them in advance, dependencies first, makes them available to the
-dynamic loader.
+onnxruntime looks for CUDA and cuDNN on the library path, but the wheels put them into
+site-packages. Loading them in advance, dependencies first, makes them available to the dynamic
+loader. onnxruntime-gpu does this itself from 1.21 on, when asked; for onnxruntime-training 1.19.2,
+which needs CUDA 11.8 and cuDNN 8, we do it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
+import io
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["find_libraries", "preload"]
 
@@ -52,17 +55,37 @@ def find_libraries() -> Iterator[Path]:
                 yield path
 
 
-def preload() -> list[Path]:
-    """Load the libraries; if one does not load, the system's own is used.
+def preload(runtime: Any) -> str:
+    """Load the libraries; where one does not load, the system's own is used.
+
+    Args:
+        runtime: The module ``onnxruntime``.
 
     Returns:
-        The paths that were loaded.
+        What did not load and why, in the words of the loader; empty if nothing failed.
     """
-    loaded = []
-    for path in find_libraries():
-        try:
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            loaded.append(path)
-        except OSError as error:
-            _log.info("%s was not loaded: %s", path.name, error)
-    return loaded
+    if _major(runtime) < 12:
+        return "; ".join(filter(None, map(_load, find_libraries())))
+    if not hasattr(runtime, "preload_dlls"):
+        return ""
+    said = io.StringIO()  # it reports by printing
+    with contextlib.redirect_stdout(said):
+        runtime.preload_dlls(directory="")
+    problems = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+    return "; ".join(line for line in problems if line.startswith("Failed"))
+
+
+def _major(runtime: Any) -> int:
+    """The major version of CUDA that the runtime was built for; 0 if it does not say."""
+    version = str(getattr(runtime, "cuda_version", "") or "")
+    major = version.partition(".")[0]
+    return int(major) if major.isdigit() else 0
+
+
+def _load(path: Path) -> str:
+    try:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        _log.info("%s was not loaded: %s", path.name, error)
+        return f"{path.name}: {error}"
+    return ""

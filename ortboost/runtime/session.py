@@ -69,8 +69,9 @@ _BUILDS: Final = {
     "built for, or use --device cpu.",
 }
 _LIBRARIES: Final = {
-    "cuda": "Install CUDA 11.8 and cuDNN 8 (pip install 'ortboost[cuda]' brings them), "
-    "or use --device cpu.",
+    "cuda": "pip install 'ortboost[gpu]' (onnxruntime-gpu) or 'ortboost[cuda]' "
+    "(onnxruntime-training) brings the CUDA and cuDNN that the build needs; the driver must "
+    "support that CUDA ('nvidia-smi' shows it). Or use --device cpu.",
     "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
     "or use --device cuda.",
 }
@@ -200,8 +201,7 @@ def open_session(
         )
     ort = runtime()
     version, provider = str(ort.__version__), _PROVIDERS[device]
-    if device != "cpu":
-        preload()
+    unloaded = preload(ort) if device != "cpu" else ""
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised; warnings of the planner are not for users
     if not fuse_quantized:
@@ -238,7 +238,7 @@ def open_session(
     if provider not in session.get_providers():
         raise DependencyError(
             f"The device '{device}' was requested, but its libraries did not load.",
-            where=f"the session fell back to {', '.join(session.get_providers())}",
+            where=unloaded or f"the session fell back to {', '.join(session.get_providers())}",
             fix=_LIBRARIES.get(device, "See 'ortboost doctor'."),
         )
     return session

@@ -1,4 +1,5 @@
 import sys
+import types
 
 import pytest
 
@@ -34,12 +35,32 @@ def test_dependencies_come_first_and_other_versions_stay_out(wheels):
     ]
 
 
-def test_a_library_that_does_not_load_stops_nothing(wheels):
-    assert cuda_libraries.preload() == []
+TRAINING = types.SimpleNamespace(cuda_version="11.8")
 
 
-def test_what_loads_is_told(wheels, monkeypatch):
+def test_a_library_that_does_not_load_stops_nothing_and_is_told(wheels):
+    told = cuda_libraries.preload(TRAINING)
+    assert told.count("; ") == 4
+    assert "libcudart.so.11.0: " in told
+
+
+def test_all_are_loaded(wheels, monkeypatch):
     asked = []
     monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", lambda path, mode: asked.append(path))
-    assert [str(path) for path in cuda_libraries.preload()] == asked
+    assert cuda_libraries.preload(TRAINING) == ""
     assert len(asked) == 5
+
+
+def test_newer_builds_load_theirs_themselves(wheels, capsys):
+    """What they print belongs to an error message, not to the standard output."""
+    asked = []
+
+    def preload_dlls(directory):
+        asked.append(directory)
+        print("Failed to load libcudnn.so.9: no such file\nPlease follow https://...")
+
+    newer = types.SimpleNamespace(cuda_version="13.0", preload_dlls=preload_dlls)
+    assert cuda_libraries.preload(newer) == "Failed to load libcudnn.so.9: no such file"
+    assert asked == [""]
+    assert capsys.readouterr().out == ""
+    assert cuda_libraries.preload(types.SimpleNamespace(cuda_version="12.4")) == ""  # 1.20

@@ -181,7 +181,7 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
 
     fake.InferenceSession = session
     monkeypatch.setattr(module, "runtime", lambda: fake)
-    monkeypatch.setattr(module, "preload", lambda: None)
+    monkeypatch.setattr(module, "preload", lambda runtime: "")
     fake.given = ["TensorrtExecutionProvider", CUDA, CPU]
     open_session(small_mlp(), device="tensorrt")
     assert fake.asked == [["TensorrtExecutionProvider", CUDA, CPU]]
