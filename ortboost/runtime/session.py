@@ -232,16 +232,24 @@ def open_session(
                 options,
                 providers=providers,
                 disabled_optimizers=[] if every_fusion else wrong_optimizers(model, version),
+                enable_fallback=0,  # it would print to the standard output
             )
         except Exception as error:  # the bindings raise bare exceptions of many kinds
+            if device != "cpu" and re.search(r"Please install|Failed to load library", str(error)):
+                raise _not_loaded(device, first_line(error)) from error
             raise _refused(error, version) from error
     if provider not in session.get_providers():
-        raise DependencyError(
-            f"The device '{device}' was requested, but its libraries did not load.",
-            where=unloaded or f"the session fell back to {', '.join(session.get_providers())}",
-            fix=_LIBRARIES.get(device, "See 'ortboost doctor'."),
-        )
+        fell_back = f"the session fell back to {', '.join(session.get_providers())}"
+        raise _not_loaded(device, unloaded or fell_back)
     return session
+
+
+def _not_loaded(device: str, where: str) -> DependencyError:
+    return DependencyError(
+        f"The device '{device}' was requested, but its libraries did not load.",
+        where=where,
+        fix=_LIBRARIES.get(device, "See 'ortboost doctor'."),
+    )
 
 
 def _readable(model: ir.Model | str | os.PathLike[str], stack: contextlib.ExitStack) -> bytes | str:

@@ -21,6 +21,7 @@ from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
@@ -56,6 +57,8 @@ class Stepper(Shown):
         segments: In how many segments the backward pass is cut, so that gradients of one travel
             while the next runs; ``None`` for the choice of
             :class:`~ortboost.runtime.shared_step.SharedStep`.
+        cuda_graph: Capture steps as CUDA graphs where that is possible; see
+            :mod:`ortboost.runtime.cuda.replay`. It costs a second copy of the state.
 
     Raises:
         UsageError: The processes of the group have different programs.
@@ -80,6 +83,7 @@ class Stepper(Shown):
         wire: WireType = "float32",
         check_sync: int = 0,
         segments: Annotated[int, Range(1)] | None = None,
+        cuda_graph: bool = True,
     ) -> None:
         self.program = program
         self.group, self._check_sync = group, check_sync
@@ -88,10 +92,12 @@ class Stepper(Shown):
         self.device = resolve_device(device, among=TRAINING_DEVICES)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
-        proven = self._in_place() if in_place else frozenset[str]()
+        self._replay = cuda_graph and group is None and can_replay(program, self.device)
+        proven = self._in_place() if in_place and not self._replay else frozenset[str]()
         part = (0, 1) if group is None else (group.rank, group.size)
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
         self._compiled: dict[str, CompiledGraph] = {}
+        self._replayed: dict[str, ReplayedGraph] = {}
         self._plan = step_plan(program.config, program.graphs)
         ignores = any(spec.ignored is not None for spec in program.catalogue.batch)
         self._ignores = ignores and program.config.loss.reduction == "mean"
@@ -140,6 +146,16 @@ class Stepper(Shown):
                 threads=self._threads,
             )
         return self._compiled[name]
+
+    def _step_graph(self, name: str) -> CompiledGraph | ReplayedGraph:
+        """A graph with a batch, captured where that is possible."""
+        graph = self._graph(name)
+        if not self._replay:
+            return graph
+        if name not in self._replayed:
+            model, catalogue = self.program.graphs[name], self._catalogues[name]
+            self._replayed[name] = ReplayedGraph(graph, model, catalogue, self._state)
+        return self._replayed[name]
 
     def open(self) -> None:
         """Open every graph now instead of on first use."""
@@ -204,7 +220,7 @@ class Stepper(Shown):
         try:
             if self.shared is None:
                 with drawing(drawn):
-                    values = self._graph(name).run(ready)
+                    values = self._step_graph(name).run(ready)
             else:
                 values = self.shared.run(name, ready, self._state, self._threads, seed=drawn)
         except OrtBoostError:

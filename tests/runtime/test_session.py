@@ -189,6 +189,13 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
     with pytest.raises(DependencyError, match="did not load"):
         open_session(small_mlp(), device="tensorrt")
 
+    def fails(*_, **__):
+        raise RuntimeError("Please install TensorRT libraries as mentioned in the GPU requirements")
+
+    fake.InferenceSession = fails
+    with pytest.raises(DependencyError, match="did not load"):
+        open_session(small_mlp(), device="tensorrt")
+
 
 def test_tensorrt_runs_no_training_step():
     with pytest.raises(UsageError, match="not training steps"):

@@ -45,6 +45,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.api.run_folder import load_run
+from ortboost.core.errors import DependencyError
 from ortboost.deploy.synthetic_inputs import synthetic_feeds
 from ortboost.graph.cost import count_cost
 from ortboost.graph.input_config import InputConfig
@@ -96,7 +97,7 @@ class Proof:
         found: dict[str, Any] = {"ok": True}
         for name in MODELS:
             for compute in ("fp32", "fp16", "bf16"):
-                program = _program(_ROOT / "models" / f"{name}.onnx", compute)
+                program = _program(_without_dropout(name), compute)
                 feeds = random_batch(program, 16)
                 losses, states = zip(
                     *(_run(program, feeds, device) for device in ("cpu", self.device)), strict=True
@@ -317,7 +318,10 @@ class Proof:
                     "neither TensorRT nor the runtime's provider for it is installed"
                 )
             return found
-        subject = ModelEvaluator(out, device=device)
+        try:
+            subject = ModelEvaluator(out, device=device)
+        except DependencyError as error:
+            raise SkippedError(f"{error.what} {error.where}") from None
         feeds = synthetic_feeds(reference.inputs, batch=8)
         answers = [evaluator.evaluate(feeds) for evaluator in (reference, subject)]
         off = max(_distance(answers[0][key], answers[1][key]) for key in answers[0])
@@ -326,7 +330,7 @@ class Proof:
         return found
 
 
-def _program(path: Path, compute: str, batch: int | None = None) -> Program:
+def _program(path: Path | ir.Model, compute: str, batch: int | None = None) -> Program:
     precision = PrecisionConfig() if compute == "fp32" else PrecisionConfig(compute=compute)  # type: ignore[arg-type]
     inputs = InputConfig() if batch is None else InputConfig(dims={"batch": batch})
     return build_program(path, ProgramConfig(engine="portable", precision=precision, inputs=inputs))
@@ -340,10 +344,28 @@ def _run(program: Program, feeds: Mapping[str, Any], device: str) -> tuple[list[
 
 
 def _moved(program: Program, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """How far the parameters are apart, by how far they have moved; the worst."""
+    """How far the parameters are apart, all of them together, by how far they have moved.
+
+    Not the worst of them: a bias before a batch normalization has no gradient but rounding errors.
+    """
     names = [e.name for e in program.catalogue.state if e.kind == "parameter" and e.next]
     start = program.initial
-    return max(_distance(one[n] - start[n], other[n] - start[n]) for n in names)
+    moves = [
+        np.concatenate([np.ravel(np.asarray(s[n] - start[n])) for n in names]) for s in (one, other)
+    ]
+    return _distance(*moves)
+
+
+def _without_dropout(name: str) -> ir.Model:
+    """A shipped model without dropout: the masks of two devices differ."""
+    model = load_model(_ROOT / "models" / f"{name}.onnx")
+    for node in list(model.graph):
+        if node.op_type == "Dropout":
+            ir.convenience.replace_all_uses_with(
+                node.outputs[0], node.inputs[0], replace_graph_outputs=True
+            )
+            model.graph.remove(node, safe=True)
+    return model
 
 
 def _distance(one: Any, other: Any) -> float:
@@ -382,6 +404,9 @@ def _amp(
     """A step of PyTorch under automatic mixed precision."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[compute]
     network = module.to(device).train()
+    for part in network.modules():  # the exported network has none
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
     *names, labels = feeds
     images = feeds[names[0]].ndim == 4
     if images:

@@ -10,21 +10,28 @@ other, and the host does not wait for the condition.
 branch starts after all readers of the old value (:mod:`ortboost.program.aliasing`), and this form
 has no branches.
 
+A Concat or Split of more than 32 tensors, which the provider refuses to capture, becomes several.
+
 Lengths must be fixed: convert with ``--dim batch=64``. Steps that draw random numbers are not
 eligible: each replay would repeat the same numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_random, is_standard, static_shape
+from ortboost.graph.query import constant, input_at, is_random, is_standard, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["capturable", "draws"]
+
+_MOST: Final = 32  # operands of a Concat, results of a Split
 
 
 def capturable(model: ir.Model) -> ir.Model:
@@ -43,6 +50,11 @@ def capturable(model: ir.Model) -> ir.Model:
     while gates := [node for node in changed.graph if is_standard(node, "If")]:
         for gate in gates:
             _select(gate, changed.graph, builder)
+    for node in list(changed.graph):
+        if is_standard(node, "Concat") and len(node.inputs) > _MOST:
+            _concat_in_groups(node, builder)
+        elif is_standard(node, "Split") and len(node.outputs) > _MOST:
+            _split_in_groups(node, builder)
     common.RemoveUnusedNodesPass()(changed)
     return changed
 
@@ -93,3 +105,39 @@ def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
         value.shape = output.shape
         chosen.append(value)
     replace_node(gate, chosen, b)
+
+
+_Any = TypeVar("_Any")
+
+
+def _groups(values: Sequence[_Any]) -> list[Sequence[_Any]]:
+    return [values[start : start + _MOST] for start in range(0, len(values), _MOST)]
+
+
+def _concat_in_groups(node: ir.Node, b: Builder) -> None:
+    axis = node.attributes.get_int("axis", 0)
+    parts: list[ir.Value | None] = list(node.inputs)
+    while len(parts) > 1:
+        parts = [b.op("Concat", *group, axis=axis) for group in _groups(parts)]
+    result = parts[0]
+    assert result is not None
+    result.shape = node.outputs[0].shape
+    replace_node(node, [result], b)
+
+
+def _split_in_groups(node: ir.Node, b: Builder) -> None:
+    """Split into groups first; their number is below the limit for up to 1,024 results."""
+    lengths, axis = constant(input_at(node, 1)), node.attributes.get_int("axis", 0)
+    groups = [] if lengths is None else _groups(lengths.tolist())
+    if not groups or len(groups) > _MOST:
+        return
+    sizes = b.ints(*(sum(group) for group in groups))
+    names: list[str | None] = [None] * len(groups)
+    large = b.ops("Split", node.inputs[0], sizes, names=names, axis=axis)
+    results: list[ir.Value] = []
+    for part, group in zip(large, groups, strict=True):
+        names = [None] * len(group)
+        results += b.ops("Split", part, b.ints(*group), names=names, axis=axis)
+    for old, new in zip(node.outputs, results, strict=True):
+        new.shape = old.shape
+    replace_node(node, results, b)

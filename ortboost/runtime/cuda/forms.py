@@ -14,6 +14,10 @@
   index of equal values, too.
 * MaxPool becomes the maximum of shifted images if the opset must be one in which it has no kernel
   (:mod:`ortboost.runtime.cuda.max_pool`).
+* Statistics, reductions and weight gradients take forms that are fast on a GPU (:mod:`batch_norm
+  <ortboost.runtime.cuda.batch_norm>`, :mod:`reductions <ortboost.runtime.cuda.reductions>`,
+  :mod:`weight_gradients <ortboost.runtime.cuda.weight_gradients>`). Only these change results: sums
+  are taken in another order.
 * Nodes that have a kernel only in float32 are surrounded by casts. The runtime itself does this for
   float16, but on the CPU. Results are rounded once, after the operator; comparisons, copies and
   maxima of 16-bit values are exact.
@@ -25,6 +29,7 @@ from typing import Final
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import (
@@ -37,8 +42,11 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.runtime.cuda.batch_norm import statistics_by_image
 from ortboost.runtime.cuda.kernels import Kernels
 from ortboost.runtime.cuda.max_pool import shifted_maxima
+from ortboost.runtime.cuda.reductions import reductions_in_two_steps
+from ortboost.runtime.cuda.weight_gradients import pad_before_transpose, patches_of_few_channels
 
 __all__ = ["for_cuda"]
 
@@ -59,12 +67,13 @@ _OTHER_MEANING: Final = {
 _TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
 
 
-def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
+def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Model:
     """Convert a graph to its form for the CUDA provider of a release.
 
     Args:
         model: The graph; it is not modified.
         kernels: The kernels of the release.
+        fast: Also use forms that are faster there and sum in another order.
 
     Returns:
         The model itself, or a modified copy.
@@ -76,9 +85,17 @@ def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
     done |= _plain_elu(changed)
     done |= _constant_ones(changed)
     done |= _best_as_top_k(changed, kernels)
+    if fast:
+        done |= statistics_by_image(changed)  # before the reductions that it replaces
+        done |= reductions_in_two_steps(changed)
+        done |= patches_of_few_channels(changed)
+        done |= pad_before_transpose(changed)
     done |= _older_opset(changed, kernels)
     done |= _float32_around(changed, kernels)
-    return changed if done else model
+    if not done:
+        return model
+    common.RemoveUnusedNodesPass()(changed)
+    return changed
 
 
 def _plain_casts(model: ir.Model) -> bool:

@@ -1,0 +1,221 @@
+"""Steps that are captured as CUDA graphs and replayed.
+
+A step launches hundreds or thousands of kernels; for small networks, and for transformers of usual
+size, launching them takes longer than running them. A CUDA graph launches all of them at once. The
+first steps of a batch shape run normally. A shape that comes back is made part of the graph, which
+is then brought into a form without branches and copies (:mod:`ortboost.runtime.cuda.capture`) and
+captured by onnxruntime (``enable_cuda_graph``). Other shapes, such as that of the last batch of an
+epoch, go on running normally, on the same state.
+
+While capturing, onnxruntime runs a graph more than once. This is harmless only if a step does not
+change what it reads, so **every state has two buffers**, and each of the two directions between
+them is captured by itself (``gpu_graph_id``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.errors import first_line
+from ortboost.graph.query import static_shape
+from ortboost.graph.shape_inference import infer_shapes
+from ortboost.program.catalogue import Catalogue
+from ortboost.program.program import Program
+from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.cuda.capture import capturable, draws
+from ortboost.runtime.cuda.kernels import kernels_of
+from ortboost.runtime.cuda.placement import place
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.session import open_session, runtime
+from ortboost.runtime.state import DeviceState
+
+__all__ = ["ReplayedGraph", "can_replay"]
+
+_STATE: Final = 2**30  # bytes of a state that is not held twice
+_FEEDS: Final = 2  # steps of a shape that run normally
+_SHAPES: Final = 2  # that are captured; each has a session with its own memory
+_PHASES: Final = 4  # combinations of buffers that are captured for each shape
+_LOOPS: Final = ("Loop", "Scan")
+_log = logging.getLogger(__name__)
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def can_replay(program: Program, device: str) -> bool:
+    """Whether the steps of a program may be captured, as far as this can be told without a batch.
+
+    They may not if they draw random numbers, which a replay would repeat; contain loops; run the
+    update in some steps only (accumulation, line search), since a captured graph has no branches;
+    or if the state is larger than 1 GiB, because it is held twice.
+
+    Args:
+        program: The program.
+        device: ``cpu`` or ``cuda``.
+    """
+    state = program.catalogue.state
+    size = sum(int(np.prod(entry.shape)) * entry.dtype.itemsize for entry in state)
+    config = program.config
+    if device != "cuda" or size > _STATE or config.accumulator or config.line_search:
+        return False
+    return not any(
+        draws(model) or any(node.op_type in _LOOPS for node in model.graph.all_nodes())
+        for model in program.graphs.values()
+    )
+
+
+class ReplayedGraph:
+    """A graph that is captured for batch shapes that come back.
+
+    Args:
+        graph: Runs all other steps.
+        model: The graph, as in the file.
+        catalogue: Its own catalogue.
+        state: The state of the program; every state that the graph writes has two buffers.
+        device: ``cuda``; ``cpu`` runs the same form without capturing it, for tests.
+    """
+
+    def __init__(
+        self,
+        graph: CompiledGraph,
+        model: ir.Model,
+        catalogue: Catalogue,
+        state: DeviceState,
+        *,
+        device: str = "cuda",
+    ) -> None:
+        self._graph, self._model, self._catalogue = graph, model, catalogue
+        self._state, self._device = state, device
+        self._seen: Counter[Shapes] = Counter()
+        self._captured: dict[Shapes, _Captured | None] = {}
+
+    @property
+    def captured(self) -> int:
+        """Number of batch shapes that are replayed."""
+        return sum(found is not None for found in self._captured.values())
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run once and advance the state; see :meth:`CompiledGraph.run`."""
+        shapes = tuple((name, array.shape) for name, array in feeds.items())
+        if shapes not in self._captured:
+            self._seen[shapes] += 1
+            if self._seen[shapes] <= _FEEDS or len(self._captured) == _SHAPES:
+                return self._graph.run(feeds)
+            self._captured[shapes] = self._capture(feeds)
+        found = self._captured[shapes]
+        if found is None or not found.has_room():
+            return self._graph.run(feeds)
+        try:
+            return found.run(feeds)
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            # Nothing is lost: the state that was read is still there.
+            self._captured[shapes] = None
+            _log.warning("steps are not captured as CUDA graphs: %s", first_line(error))
+            return self._graph.run(feeds)
+
+    def _capture(self, feeds: Mapping[str, NDArray[Any]]) -> _Captured | None:
+        try:
+            form = self._form(feeds)
+            if form is None:
+                return None
+            return _Captured(form, self._catalogue, self._state, feeds, self._device)
+        except Exception as error:  # whatever it is, the step runs without capture
+            _log.warning("steps are not captured as CUDA graphs: %s", first_line(error))
+            return None
+
+    def _form(self, feeds: Mapping[str, NDArray[Any]]) -> ir.Model | None:
+        """The form for a batch shape; ``None`` if something in it would run on the host."""
+        fixed = self._model.clone()
+        for value in fixed.graph.inputs:
+            if value.name in feeds:
+                value.shape = ir.Shape(feeds[value.name].shape)
+        infer_shapes(fixed)
+        form = for_device(capturable(fixed), self._device)
+        infer_shapes(form)
+        if any(static_shape(value) is None for value in form.graph.outputs):
+            return None
+        if self._device == "cuda":
+            placed, copies = place(form, kernels_of(runtime().__version__))
+            host = [row.node.op_type for row in placed if row.side != "cuda"]
+            if host or copies:
+                what = ", ".join(sorted(set(host))) or "copies of scalars"
+                _log.info("steps are not captured as CUDA graphs: %s on the host", what)
+                return None
+        return form
+
+
+class _Captured:
+    """The form of a graph for one batch shape, with buffers of its own for all but the state."""
+
+    def __init__(
+        self,
+        form: ir.Model,
+        catalogue: Catalogue,
+        state: DeviceState,
+        feeds: Mapping[str, NDArray[Any]],
+        device: str,
+    ) -> None:
+        self._catalogue, self._state = catalogue, state
+        self._written = [entry.name for entry in catalogue.state if entry.next is not None]
+        self._session = open_session(
+            form,
+            device=device,
+            cuda_graph=device == "cuda",
+            memory_pattern=False,
+            buffer_reuse=False,
+            file_order=True,
+        )
+        inputs = {value.name for value in form.graph.inputs}
+        make = runtime().OrtValue
+        self._given = {
+            name: make.ortvalue_from_numpy(np.array(array, order="C"), device)
+            for name, array in feeds.items()
+            if name in inputs
+        }
+        outputs = {value.name: value for value in form.graph.outputs}
+        self._results = {}
+        for spec in catalogue.outputs:
+            value = outputs[spec.name]
+            dtype = (value.dtype or ir.DataType.FLOAT).numpy().type
+            self._results[spec.name] = make.ortvalue_from_shape_and_type(
+                list(static_shape(value) or ()), dtype, device
+            )
+        self._read = [entry.name for entry in catalogue.state if entry.name in inputs]
+        self._bindings: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def has_room(self) -> bool:
+        """Whether the current combination of buffers is captured, or may still be."""
+        return self._phase() in self._bindings or len(self._bindings) < _PHASES
+
+    def _phase(self) -> tuple[int, ...]:
+        return self._state.phase(entry.name for entry in self._catalogue.state)
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        for name, value in self._given.items():
+            value.update_inplace(np.ascontiguousarray(feeds[name]))
+        self._session.run_with_iobinding(*self._binding())
+        self._state.advance(self._written)
+        return {name: np.array(value.numpy()) for name, value in self._results.items()}
+
+    def _binding(self) -> tuple[Any, Any]:
+        phase = self._phase()
+        if phase not in self._bindings:
+            binding, options = self._session.io_binding(), runtime().RunOptions()
+            options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))
+            for name in self._read:
+                binding.bind_ortvalue_input(name, self._state.current(name))
+            for name, value in self._given.items():
+                binding.bind_ortvalue_input(name, value)
+            for name, value in self._results.items():
+                binding.bind_ortvalue_output(name, value)
+            for entry in self._catalogue.state:
+                if entry.next is not None:
+                    binding.bind_ortvalue_output(entry.next, self._state.target(entry.name))
+            self._bindings[phase] = binding, options
+        return self._bindings[phase]

@@ -1,0 +1,138 @@
+r"""Weight gradients of convolutions in forms that are fast on a GPU.
+
+**Few input channels.** The step computes the gradient of the first layer, whose images have three
+channels, as a convolution of batch and channels swapped, whose kernel is as large as an image
+(:mod:`ortboost.autodiff.portable.rules.swapped`). cuDNN has no fast algorithm for it. Here the
+elements under each window are moved to channels by a convolution with the identity matrix, and
+matrix products do the rest:
+
+    gw[m, (c, t)] = sum_n g[n, m, :] seen[n, (c, t), :]^T,    seen = Conv(x, identity)
+
+**Padding.** A gradient with one product per tap pads the image after its channels were moved to the
+last axis. The provider has a fast kernel for padding the last two axes of four only, so the image
+is padded first.
+
+Milliseconds before and after, float16, batch 128 on an H200:
+
+    weights of 3 -> 64 channels, 7x7 / 2, of 224x224     24.2 to FIRST
+    padding [128, 56, 56, 128] to [128, 58, 58, 128]      6.2 to PAD
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.query import constant, known_shape, producer_of, sole_consumer, static_shape
+from ortboost.graph.rewriting import Site, rewrite_nodes
+
+__all__ = ["pad_before_transpose", "patches_of_few_channels"]
+
+_ELEMENTS = 512  # of a window: the identity matrix has the square of this
+
+
+def patches_of_few_channels(model: ir.Model) -> bool:
+    """Replace swapped convolutions of images with few channels by matrix products, in place.
+
+    Args:
+        model: The step graph, with inferred shapes.
+
+    Returns:
+        Whether there was one.
+    """
+    rules = dict.fromkeys(("Transpose", "Slice"), _patches)
+    return rewrite_nodes(model, "patches", rules).modified
+
+
+def pad_before_transpose(model: ir.Model) -> bool:
+    """Pad the last two axes of four where the padded axes are moved there by a Transpose, in place.
+
+    Args:
+        model: The step graph, with inferred shapes.
+
+    Returns:
+        Whether there was such a padding.
+    """
+    return rewrite_nodes(model, "pads", {"Pad": _pad_first}).modified
+
+
+def _swap(node: ir.Node | None) -> ir.Value | None:
+    """The input of a Transpose that swaps the first two axes."""
+    perm = None if node is None else node.attributes.get_ints("perm", None)
+    if node is None or perm is None or list(perm) != [1, 0, *range(2, len(perm))]:
+        return None
+    return node.inputs[0]
+
+
+def _patches(site: Site) -> list[ir.Value | None] | None:
+    """`gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]`, from the result backwards."""
+    node = site.node
+    if node.op_type == "Slice":  # crops positions that no window covers
+        starts = constant(node.inputs[1])
+        turned = producer_of(node.inputs[0], "Transpose")
+        if turned is None or starts is None or starts.any() or len(node.inputs) != 4:
+            return None
+    else:
+        turned = node
+        reader = sole_consumer(node.outputs[0])
+        if reader is not None and reader.op_type == "Slice":
+            return None  # it is replaced together with the Slice
+    swapped = _swap(turned)
+    guard = producer_of(swapped, "Where")  # against an empty batch, which products sum up rightly
+    conv = producer_of(swapped if guard is None else guard.inputs[1], "Conv")
+    if conv is None or len(conv.inputs) != 2 or conv.attributes.get_int("group", 1) != 1:
+        return None
+    x, g = (_swap(producer_of(value, "Transpose")) for value in conv.inputs)
+    taps = static_shape(node.outputs[0])
+    image, windows = (None if v is None else known_shape(v) for v in (x, g))
+    if x is None or g is None or taps is None or image is None or windows is None:
+        return None
+    if not all(isinstance(length, int) for length in (*image[1:], *windows[1:])):
+        return None
+    channels, kernel, outputs = int(image[1] or 0), taps[2:], int(windows[1] or 0)
+    size, space = channels * math.prod(kernel), math.prod(int(n or 0) for n in windows[2:])
+    spatial = len(kernel)
+    # Stride and dilation are swapped, too.
+    strides = [int(v) for v in conv.attributes.get_ints("dilations", None) or [1] * spatial]
+    dilations = [int(v) for v in conv.attributes.get_ints("strides", None) or [1] * spatial]
+    pads = [int(v) for v in conv.attributes.get_ints("pads", None) or [0] * 2 * spatial]
+    if conv.attributes.get_string("auto_pad", "NOTSET") != "NOTSET" or not 0 < size <= _ELEMENTS:
+        return None
+    seen_lengths = [
+        (int(image[2 + a] or 0) + pads[a] + pads[a + spatial] - dilations[a] * (kernel[a] - 1) - 1)
+        // strides[a] + 1
+        for a in range(spatial)
+    ]  # fmt: skip
+    if seen_lengths != list(windows[2:]):
+        return None
+    unit = np.eye(size).reshape(size, channels, *kernel)
+    seen = site.op(
+        "Conv", x, site.const(unit, x.dtype), strides=strides, dilations=dilations, pads=pads
+    )
+    left = site.op("Reshape", g, site.ints(-1, outputs, space))
+    right = site.op("Reshape", seen, site.ints(-1, size, space))
+    each = site.op("MatMul", left, site.op("Transpose", right, perm=[0, 2, 1]))  # [N, M, C T]
+    total = site.op("ReduceSum", each, site.ints(0), keepdims=0)
+    return [site.op("Reshape", total, site.ints(*taps), shape=taps)]
+
+
+def _pad_first(site: Site) -> list[ir.Value | None] | None:
+    turned, pads = producer_of(site.input(0), "Transpose"), site.array(1)
+    perm = None if turned is None else turned.attributes.get_ints("perm", None)
+    if turned is None or perm is None or pads is None or len(pads) != 8:
+        return None
+    if sole_consumer(turned.outputs[0]) is not site.node or site.optional(3) is not None:
+        return None
+    if site.text("mode", "constant") != "constant":
+        return None
+    before = np.zeros(8, np.int64)  # of the axes of the input of the Transpose
+    for axis, source in enumerate(perm):
+        before[source], before[source + 4] = pads[axis], pads[axis + 4]
+    if before[[0, 1, 4, 5]].any():
+        return None
+    x = turned.inputs[0]
+    padded = site.op("Pad", x, site.ints(*before.tolist()), site.optional(2))
+    shape = site.node.outputs[0].shape
+    return [site.op("Transpose", padded, perm=list(perm), shape=shape)]

@@ -1,0 +1,118 @@
+"""The form that is captured, replayed on the CPU: the same buffers, without a CUDA graph."""
+
+import numpy as np
+import pytest
+
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.cuda import replay
+from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay
+from ortboost.runtime.state import DeviceState
+from tests.support import batch_for, model_path
+
+RATE = {"learning_rate": np.asarray(0.01, np.float32)}
+
+
+def portable(name, **settings):
+    return build_program(model_path(name), ProgramConfig(engine="portable", **settings))
+
+
+def runner(program, *, replayed):
+    """The step on a state of its own, always with two buffers; and that state."""
+    catalogue = program.catalogue
+    state = DeviceState(catalogue, program.initial, "cpu", ())
+    graph = CompiledGraph(program.step, catalogue, state, device="cpu", threads=1)
+    if replayed:
+        graph = ReplayedGraph(graph, program.step, catalogue, state, device="cpu")
+    return graph, state
+
+
+def trained(program):
+    return [e.name for e in program.catalogue.state if e.kind == "parameter" and e.next]
+
+
+def batches(program, sizes):
+    return [batch_for(program, size, seed=i) | RATE for i, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet20"])
+def test_steps_are_those_of_the_graph(name):
+    program = portable(name)
+    plain, state = runner(program, replayed=False)
+    replayed, own = runner(program, replayed=True)
+    for feeds in batches(program, [8, 8, 8, 8, 3, 8, 8, 3, 8]):
+        before, after = plain.run(feeds), replayed.run(feeds)
+        assert before.keys() == after.keys()
+        for key, array in before.items():
+            np.testing.assert_allclose(after[key], array, rtol=5e-4, err_msg=key)
+    assert replayed.captured == 1  # not the shape of two steps
+    for entry in trained(program):
+        moved = state.read(entry) - program.initial[entry]
+        off = np.linalg.norm(own.read(entry) - state.read(entry))
+        assert off < 0.05 * np.linalg.norm(moved) + 1e-5, entry
+    assert own.read("ortboost/step") == state.read("ortboost/step") == 9
+
+
+def test_a_skipped_step_is_skipped():
+    program = portable("lenet5")
+    replayed, state = runner(program, replayed=True)
+    feeds = batches(program, [8])[0]
+    for _ in range(4):
+        replayed.run(feeds)
+    assert replayed.captured == 1
+    state.write("ortboost/loss_scale", np.asarray(np.inf, np.float32))
+    before = state.read_all()
+    assert bool(replayed.run(feeds)["overflow"])
+    parameters = [e.name for e in program.catalogue.state if e.kind in ("parameter", "slot")]
+    for name in parameters:
+        np.testing.assert_array_equal(state.read(name), before[name], err_msg=name)
+    assert state.read("ortboost/total_skips") == before["ortboost/total_skips"] + 1
+
+
+def test_a_state_that_is_written_from_outside_is_read():
+    program = portable("mlp")
+    replayed, state = runner(program, replayed=True)
+    feeds = batches(program, [4])[0]
+    losses = [float(replayed.run(feeds)["loss"]) for _ in range(4)]
+    for key, value in program.initial.items():
+        state.write(key, value)
+    assert replayed.captured == 1
+    assert float(replayed.run(feeds)["loss"]) == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_shapes_are_few():
+    program = portable("mlp")
+    replayed, _ = runner(program, replayed=True)
+    for size in (2, 3, 4):
+        for feeds in batches(program, [size] * 4):
+            replayed.run(feeds)
+    assert replayed.captured == 2
+
+
+def test_a_failure_costs_nothing(monkeypatch, caplog):
+    program = portable("mlp")
+    plain, _ = runner(program, replayed=False)
+    replayed, _ = runner(program, replayed=True)
+
+    def fails(*_):
+        raise RuntimeError("CUDA error 900\nmore")
+
+    monkeypatch.setattr(replay._Captured, "run", fails)
+    for feeds in batches(program, [4] * 5):
+        assert replayed.run(feeds)["loss"] == plain.run(feeds)["loss"]
+    assert replayed.captured == 0
+    assert caplog.text.count("CUDA error 900") == 1
+    assert "more" not in caplog.text
+
+
+def test_what_is_not_captured():
+    assert can_replay(portable("lenet5"), "cuda")
+    assert not can_replay(portable("lenet5"), "cpu")
+    assert not can_replay(portable("lenet5", accumulate=2), "cuda")
+    assert not can_replay(portable("transformer_tiny"), "cuda")  # dropout
+
+
+def test_a_large_state_is_not_held_twice(monkeypatch):
+    monkeypatch.setattr(replay, "_STATE", 10_000)
+    assert not can_replay(portable("lenet5"), "cuda")
