@@ -26,7 +26,14 @@ from onnx_ir import serde
 
 from ortboost.core.errors import ModelError, first_line
 from ortboost.graph.classic_ml import infer_elementwise
-from ortboost.graph.query import find_schema, is_standard, known_shape, label, subgraphs
+from ortboost.graph.query import (
+    find_schema,
+    input_at,
+    is_standard,
+    known_shape,
+    label,
+    subgraphs,
+)
 from ortboost.graph.structure import walk
 
 __all__ = [
@@ -50,6 +57,8 @@ _ELEMENTWISE = {
     "BiasGelu": "y = Add(x, bias)",
     **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),
 }
+_CAST_LIKE = 15  # the first opset with this operator
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -317,14 +326,44 @@ def _described(model: ir.Model) -> onnx.ModelProto:
         if tensor is not None and tensor.nbytes <= _SMALL:
             tensor.name = value.name  # the serializer writes the tensor's own name
             serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+    examples: set[int] = set()
     for node in graph:
-        serde.serialize_node_into(proto.graph.node.add(), node)
+        made = proto.graph.node.add()
+        serde.serialize_node_into(made, node)
+        if _casts_floats(node) and model.opset_imports.get("", 0) >= _CAST_LIKE:
+            examples.add(_cast_by_example(made))
         for value in node.outputs:
             if value.name and value.type is not None and not value.is_graph_output():
                 _describe(proto.graph.value_info.add(), value)
     for value in graph.outputs:
         _describe(proto.graph.output.add(), value)
+    for dtype in examples:
+        info = onnx.helper.make_tensor_value_info(_example(dtype), dtype, [])
+        proto.graph.input.append(info)
     return proto
+
+
+def _casts_floats(node: ir.Node) -> bool:
+    x = input_at(node, 0) if is_standard(node, "Cast") else None
+    target = ir.DataType(node.attributes.get_int("to", 1)) if x is not None else None
+    return x is not None and x.dtype in _FLOATS and target in _FLOATS
+
+
+def _cast_by_example(node: onnx.NodeProto) -> int:
+    """Make a Cast a CastLike, whose value onnx does not propagate; returns the type.
+
+    From the length of a vector alone, it would propagate a placeholder for each element: for the
+    gradient of a max pooling, 25 million of them, which takes seconds and gigabytes.
+    """
+    to = int(next(attribute.i for attribute in node.attribute if attribute.name == "to"))
+    node.op_type = "CastLike"
+    node.input.append(_example(to))
+    del node.attribute[:]
+    return to
+
+
+def _example(dtype: int) -> str:
+    return f"ortboost/example/{dtype}"
 
 
 @functools.cache

@@ -117,6 +117,12 @@ class Buffer:
     def write(self, name: str, value: NDArray[Any]) -> None:
         """Replace a tensor."""
         self._view(name).copy_(require_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the GPU: onnxruntime reads and writes this memory on a stream of its own."""
+        if self.device == "cuda":
+            require_torch().cuda.current_stream().synchronize()
 
     def scale(self, factor: float, names: Sequence[str] | None = None) -> None:
         """Multiply all values, or the named tensors.
@@ -128,10 +134,12 @@ class Buffer:
                 part.zero_()  # not mul_: 0 * inf is NaN
             elif factor != 1.0:
                 part.mul_(factor)
+        self._settle()
 
     def drop_not_finite(self) -> None:
         """Replace values that are not finite by 0."""
         self._all.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        self._settle()
 
     def start_sum(self) -> Handle:
         """Start the all-reduce sum; the result is bit-identical in all processes."""
@@ -140,9 +148,10 @@ class Buffer:
         travelling = self._group.start_sum(self._wire)
 
         def wait() -> None:
-            travelling.wait()
+            travelling.wait()  # with NCCL, only torch's stream waits
             if self._wire is not self._all:
                 self._all.copy_(self._wire)
+            self._settle()
 
         return Handle(wait)
 

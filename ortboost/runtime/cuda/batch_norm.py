@@ -1,16 +1,20 @@
-r"""Statistics of a batch normalization from one pass over the images.
+r"""Batch normalization with fewer and faster passes over the images.
 
-The step computes `mean = mean(x)` and `var = mean((x - mean)^2)` of each channel as a reduction, a
-subtraction, a product and another reduction: 24 bytes of memory traffic for each element, and 6
-more if `x` is cast from 16 bits. A LayerNormalization over the positions of an image returns the
-mean `m_n` and the deviation of every image and channel in float32, whatever the type of `x`, and
-reads and writes each element once. With images of equal size,
+**Statistics.** The step computes `mean = mean(x)` and `var = mean((x - mean)^2)` of each channel as
+a reduction, a subtraction, a product and another reduction: 24 bytes of memory traffic for each
+element, and 6 more if `x` is cast from 16 bits. A LayerNormalization over the positions of an image
+returns the mean `m_n` and the deviation of every image and channel in float32, whatever the type of
+`x`, and reads and writes each element once. With images of equal size,
 
     mean = mean_n m_n        var = mean_n (v_n + (m_n - mean)^2),     v_n = 1 / inv_std_n^2
 
 (the law of total variance). The squares are those of differences again, so no accuracy is lost if
 the mean is large. The provider has no kernel for BatchNormalization in training mode
 (microsoft/onnxruntime#16867).
+
+**Factors.** In the gradient, a BatchNormalization with neither mean nor bias multiplies by one
+number for each channel. A Mul does this at the bandwidth of the memory; cuDNN's kernel takes 1.7
+times as long (ResNet-50, 128 images on an H200: 4.7 ms for all layers, at 2.7 ms for the bytes).
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape, producer_of, static_shape
+from ortboost.graph.rewriting import Site, rewrite_nodes
 
-__all__ = ["statistics_by_image"]
+__all__ = ["factors_by_channel", "statistics_by_image"]
 
 _FLOAT = ir.DataType.FLOAT
 _SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -62,7 +67,11 @@ def _replace(node: ir.Node, b: Builder) -> None:
         return
     space = [length for length in shape[2:] if isinstance(length, int)]
     positions = math.prod(space)
-    if len(space) < len(shape) - 2 or positions < _POSITIONS or source.dtype not in (_FLOAT, *_SHORT):
+    if (
+        len(space) < len(shape) - 2
+        or positions < _POSITIONS
+        or source.dtype not in (_FLOAT, *_SHORT)
+    ):
         return
     rows = b.op("Reshape", source, b.ints(0, 0, positions), shape=[*shape[:2], positions])
     ones = b.const([1.0] * positions, source.dtype)
@@ -85,3 +94,31 @@ def _replace(node: ir.Node, b: Builder) -> None:
         new.name = name
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     b.graph.insert_before(node, b.take())
+
+
+def factors_by_channel(model: ir.Model) -> bool:
+    """Replace batch normalizations without mean and bias by a product, in place.
+
+    Args:
+        model: The step graph, with inferred shapes.
+
+    Returns:
+        Whether there was one.
+    """
+    return rewrite_nodes(model, "factors", {"BatchNormalization": _factor}).modified
+
+
+def _factor(site: Site) -> list[ir.Value | None] | None:
+    """`x scale / sqrt(variance + epsilon)`."""
+    offsets = [site.array(2), site.array(3)]
+    shape = known_shape(site.input(0))
+    if shape is None or any(array is None or array.any() for array in offsets):
+        return None
+    if site.integer("training_mode", 0) or site.dtype != _FLOAT:
+        return None
+    scale, variance = site.input(1), site.input(4)
+    shifted = site.op("Add", variance, site.const(site.number("epsilon", 1e-5)), shape=scale.shape)
+    factor = site.op("Div", scale, site.op("Sqrt", shifted, shape=scale.shape), shape=scale.shape)
+    column = site.op("Reshape", factor, site.ints(-1, *[1] * (len(shape) - 2)))
+    column.shape = ir.Shape([shape[1], *[1] * (len(shape) - 2)])
+    return [site.op("Mul", site.input(0), column, shape=shape)]

@@ -14,10 +14,11 @@
   index of equal values, too.
 * MaxPool becomes the maximum of shifted images if the opset must be one in which it has no kernel
   (:mod:`ortboost.runtime.cuda.max_pool`).
-* Statistics, reductions and weight gradients take forms that are fast on a GPU (:mod:`batch_norm
-  <ortboost.runtime.cuda.batch_norm>`, :mod:`reductions <ortboost.runtime.cuda.reductions>`,
-  :mod:`weight_gradients <ortboost.runtime.cuda.weight_gradients>`). Only these change results: sums
-  are taken in another order.
+* Statistics, reductions, weight gradients and Gelu take forms that are fast on a GPU
+  (:mod:`batch_norm <ortboost.runtime.cuda.batch_norm>`, :mod:`reductions
+  <ortboost.runtime.cuda.reductions>`, :mod:`weight_gradients
+  <ortboost.runtime.cuda.weight_gradients>`, :mod:`gelu <ortboost.runtime.cuda.gelu>`). Only these
+  change results: they compute the same function with other roundings.
 * Nodes that have a kernel only in float32 are surrounded by casts. The runtime itself does this for
   float16, but on the CPU. Results are rounded once, after the operator; comparisons, copies and
   maxima of 16-bit values are exact.
@@ -42,7 +43,8 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.shape_inference import infer_shapes
-from ortboost.runtime.cuda.batch_norm import statistics_by_image
+from ortboost.runtime.cuda.batch_norm import factors_by_channel, statistics_by_image
+from ortboost.runtime.cuda.gelu import fewer_passes
 from ortboost.runtime.cuda.kernels import Kernels
 from ortboost.runtime.cuda.max_pool import shifted_maxima
 from ortboost.runtime.cuda.reductions import reductions_in_two_steps
@@ -73,7 +75,7 @@ def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Mode
     Args:
         model: The graph; it is not modified.
         kernels: The kernels of the release.
-        fast: Also use forms that are faster there and sum in another order.
+        fast: Also use forms that are faster there and round differently.
 
     Returns:
         The model itself, or a modified copy.
@@ -87,9 +89,11 @@ def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Mode
     done |= _best_as_top_k(changed, kernels)
     if fast:
         done |= statistics_by_image(changed)  # before the reductions that it replaces
+        done |= factors_by_channel(changed)
         done |= reductions_in_two_steps(changed)
         done |= patches_of_few_channels(changed)
         done |= pad_before_transpose(changed)
+        done |= fewer_passes(changed)
     done |= _older_opset(changed, kernels)
     done |= _float32_around(changed, kernels)
     if not done:

@@ -133,8 +133,9 @@ class ReplayedGraph:
         """The form for a batch shape; ``None`` if something in it would run on the host."""
         fixed = self._model.clone()
         for value in fixed.graph.inputs:
-            if value.name in feeds:
-                value.shape = ir.Shape(feeds[value.name].shape)
+            array = feeds.get(value.name or "")
+            if array is not None:
+                value.shape = ir.Shape(array.shape)
         infer_shapes(fixed)
         form = for_device(capturable(fixed), self._device)
         infer_shapes(form)
