@@ -33,7 +33,6 @@ from ortboost.core.errors import ConfigError, UsageError
 from ortboost.program import names
 from ortboost.program.program import Program
 from ortboost.program.split import split_program
-from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.part_weights import PartWeights, count_samples
 from ortboost.runtime.process_group import Handle, ProcessGroup, WireType
 from ortboost.runtime.session import drawing
@@ -219,7 +218,7 @@ class SharedStep:
 
     def try_rate(
         self,
-        trial: CompiledGraph,
+        trial: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
         feeds: Mapping[str, NDArray[Any]],
         *,
         seed: int | None = None,
@@ -229,7 +228,7 @@ class SharedStep:
             loss, promised = 0.0, 0.0
         else:
             with drawing(seed):
-                found = trial.run(feeds)
+                found = trial(feeds)
             loss, promised = (float(found[name]) for name in (names.LOSS, names.PROMISED))
         total = self.group.sum(self._share * np.array([loss, promised]))
         return {

@@ -96,8 +96,7 @@ class Stepper(Shown):
         proven = self._in_place() if in_place and not self._replay else frozenset[str]()
         part = (0, 1) if group is None else (group.rank, group.size)
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
-        self._compiled: dict[str, CompiledGraph] = {}
-        self._replayed: dict[str, ReplayedGraph] = {}
+        self._compiled: dict[str, CompiledGraph | ReplayedGraph] = {}
         self._plan = step_plan(program.config, program.graphs)
         ignores = any(spec.ignored is not None for spec in program.catalogue.batch)
         self._ignores = ignores and program.config.loss.reduction == "mean"
@@ -135,27 +134,29 @@ class Stepper(Shown):
             unproven |= writes - in_place_states(model, catalogue)
         return frozenset(written - unproven)
 
-    def _graph(self, name: str) -> CompiledGraph:
+    def _graph(self, name: str) -> CompiledGraph | ReplayedGraph:
         """A graph of the program, opened on first use."""
         if name not in self._compiled:
-            self._compiled[name] = CompiledGraph(
-                self.program.graphs[name],
-                self._catalogues[name],
-                self._state,
-                device=self.device,
-                threads=self._threads,
+            self._compiled[name] = (
+                ReplayedGraph(
+                    lambda: self._compile(name),
+                    self.program.graphs[name],
+                    self._catalogues[name],
+                    self._state,
+                )
+                if self._replay
+                else self._compile(name)
             )
         return self._compiled[name]
 
-    def _step_graph(self, name: str) -> CompiledGraph | ReplayedGraph:
-        """A graph with a batch, captured where that is possible."""
-        graph = self._graph(name)
-        if not self._replay:
-            return graph
-        if name not in self._replayed:
-            model, catalogue = self.program.graphs[name], self._catalogues[name]
-            self._replayed[name] = ReplayedGraph(graph, model, catalogue, self._state)
-        return self._replayed[name]
+    def _compile(self, name: str) -> CompiledGraph:
+        return CompiledGraph(
+            self.program.graphs[name],
+            self._catalogues[name],
+            self._state,
+            device=self.device,
+            threads=self._threads,
+        )
 
     def open(self) -> None:
         """Open every graph now instead of on first use."""
@@ -220,7 +221,7 @@ class Stepper(Shown):
         try:
             if self.shared is None:
                 with drawing(drawn):
-                    values = self._step_graph(name).run(ready)
+                    values = self._graph(name).run(ready)
             else:
                 values = self.shared.run(name, ready, self._state, self._threads, seed=drawn)
         except OrtBoostError:
@@ -300,13 +301,13 @@ class Stepper(Shown):
         """Apply and return the first accepted rate; 0 if none is, for example if a loss is NaN."""
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
-        trial = self._graph(names.TRIAL_GRAPH)
+        trial = self._graph(names.TRIAL_GRAPH).run
         drawn = self._seed_for(catalogue, seed)  # the same dropout masks as in the step
         for rate in search.rates:
             given = {**batch, names.RATE: np.asarray(rate, np.float32)}
             if self.shared is None:
                 with drawing(drawn):
-                    found = trial.run(given)
+                    found = trial(given)
             else:
                 found = self.shared.try_rate(trial, given, seed=drawn)
             # The decrease that the direction promises at this rate (Armijo); NaN is never accepted.

@@ -8,8 +8,8 @@
                (channels_last), alternating. Both copy the batch from the host and return the
                loss. MFU: 3 times the FLOPs of the forward pass, over the time of the step and
                the peak of the device.
-``capture``    A step replayed as a CUDA graph: its results and its time against the same step
-               without capture.
+``capture``    Steps of the six models replayed as CUDA graphs: losses and times against the same
+               steps without, and against PyTorch eager.
 ``resume``     A run that is killed (SIGKILL) and resumed ends with the state of an
                uninterrupted one.
 ``tensorrt``   A file exported for TensorRT, built and compared with ONNX Runtime: with TensorRT's
@@ -27,6 +27,7 @@ Example::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -48,18 +49,14 @@ from ortboost.api.run_folder import load_run
 from ortboost.core.errors import DependencyError
 from ortboost.deploy.synthetic_inputs import synthetic_feeds
 from ortboost.graph.cost import count_cost
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
-from ortboost.graph.query import static_shape
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.runtime.cuda.capture import capturable
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import kernels_of
 from ortboost.runtime.model_evaluator import ModelEvaluator
-from ortboost.runtime.peepholes import for_device
-from ortboost.runtime.session import available_devices, open_session, runtime
+from ortboost.runtime.session import available_devices, runtime
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.precision import PrecisionConfig
 from tools.bench.report import environment, write_json
@@ -189,59 +186,30 @@ class Proof:
         ]
 
     def capture(self) -> dict[str, Any]:
-        """A CUDA graph of a step against the step."""
+        """The six shipped models with steps replayed as CUDA graphs, without, and in PyTorch."""
         found: dict[str, Any] = {"ok": True}
-        runs = 50 if self.device == "cuda" else 2
-        for name in ("lenet5", "resnet20"):
-            program = _program(_ROOT / "models" / f"{name}.onnx", "fp16", batch=32)
-            feeds = {**program.initial, **random_batch(program, 32)}
-            feeds |= {spec.name: np.asarray(_RATE, np.float32) for spec in program.catalogue.hyper}
-            answers, times = [], []
-            for model, graph in ((program.step, False), (capturable(program.step), True)):
-                run, read = self._bound(model, feeds, graph and self.device == "cuda")
-                for _ in range(3):  # the first run captures
-                    run()
-                started = time.perf_counter()
-                for _ in range(runs):
-                    run()
-                read_back = read()
-                times.append((time.perf_counter() - started) / runs)
-                answers.append(read_back)
-            off = max(_distance(answers[0][key], answers[1][key]) for key in answers[0])
-            ok = off <= (1e-2 if self.device == "cuda" else 0.0)
-            found[name] = {
-                "ok": ok,
-                "distance": off,
-                "seconds": times,
-                "ratio": times[1] / times[0],
-            }
+        for name in MODELS:
+            program = _program(_without_dropout(name), "fp32")
+            feeds = random_batch(program, 32)
+            steps: dict[str, Callable[[], float]] = {}
+            for way in ("replayed", "normal"):
+                stepper = Stepper(program, device=self.device, cuda_graph=way == "replayed")
+                rates = dict.fromkeys(stepper.groups, _RATE)
+                steps[way] = lambda s=stepper, f=feeds, r=rates: s.step(f, r).loss
+            losses = [[step() for _ in range(2 * _STEPS)] for step in steps.values()]
+            off = max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(*losses, strict=True))
+            with contextlib.suppress(ImportError):
+                import torch
+
+                from tools.export_torch import NETWORKS, build
+
+                steps["torch"] = _amp(torch, build(NETWORKS[name]), feeds, self.device, "fp32")
+            times = compare(steps, rounds=3, seconds=0.3 if self.device == "cuda" else 0.02)
+            middle = {way: statistics.median(spent) for way, spent in times.items()}
+            ok = off <= (_TOLERANCE["fp32"] if self.device == "cuda" else 0.0)
+            found[name] = {"ok": ok, "distance": off, "seconds": middle}
             found["ok"] = found["ok"] and ok
         return found
-
-    def _bound(
-        self, model: ir.Model, feeds: Mapping[str, Any], cuda_graph: bool
-    ) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
-        """Run a graph on values that stay where they are; read its outputs."""
-        model, place = for_device(model, self.device), runtime().OrtValue
-        session = open_session(model, device=self.device, cuda_graph=cuda_graph)
-        binding = session.io_binding()
-        held = {}
-        for spec in session.get_inputs():
-            held[spec.name] = place.ortvalue_from_numpy(np.asarray(feeds[spec.name]), self.device)
-            binding.bind_ortvalue_input(spec.name, held[spec.name])
-        for output in model.graph.outputs:
-            shape, name = static_shape(output), output.name or ""
-            assert shape is not None, f"the shape of '{name}' is open"
-            kind = (output.dtype or ir.DataType.FLOAT).numpy()
-            held[name] = place.ortvalue_from_shape_and_type(list(shape), kind, self.device)
-            binding.bind_ortvalue_output(name, held[name])
-
-        def read() -> dict[str, Any]:
-            return {
-                output.name or "": held[output.name or ""].numpy() for output in model.graph.outputs
-            }
-
-        return lambda: session.run_with_iobinding(binding), read
 
     # ---- the rest -----------------------------------------------------------------------------
 
@@ -330,10 +298,9 @@ class Proof:
         return found
 
 
-def _program(path: Path | ir.Model, compute: str, batch: int | None = None) -> Program:
+def _program(path: Path | ir.Model, compute: str) -> Program:
     precision = PrecisionConfig() if compute == "fp32" else PrecisionConfig(compute=compute)  # type: ignore[arg-type]
-    inputs = InputConfig() if batch is None else InputConfig(dims={"batch": batch})
-    return build_program(path, ProgramConfig(engine="portable", precision=precision, inputs=inputs))
+    return build_program(path, ProgramConfig(engine="portable", precision=precision))
 
 
 def _run(program: Program, feeds: Mapping[str, Any], device: str) -> tuple[list[float], Any]:
@@ -401,8 +368,8 @@ def _feeds(program: Program, example: Mapping[str, Any], batch: int) -> dict[str
 def _amp(
     torch: Any, module: Any, feeds: Mapping[str, Any], device: str, compute: str
 ) -> Callable[[], float]:
-    """A step of PyTorch under automatic mixed precision."""
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[compute]
+    """A step of PyTorch, in 16 bits under automatic mixed precision."""
+    dtype = {"fp16": torch.float16}.get(compute, torch.bfloat16)
     network = module.to(device).train()
     for part in network.modules():  # the exported network has none
         if isinstance(part, torch.nn.Dropout):
@@ -419,7 +386,7 @@ def _amp(
         inputs = [torch.from_numpy(feeds[name]).to(device) for name in names]
         if images:
             inputs = [value.contiguous(memory_format=torch.channels_last) for value in inputs]
-        with torch.autocast(device, dtype=dtype):
+        with torch.autocast(device, dtype=dtype, enabled=compute != "fp32"):
             answer = network(*inputs)
         wanted = torch.from_numpy(feeds[labels]).to(device)
         loss = torch.nn.functional.cross_entropy(answer.float(), wanted)

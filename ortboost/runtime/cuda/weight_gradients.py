@@ -12,10 +12,10 @@ matrix products do the rest:
 last axis. The provider has a fast kernel for padding the last two axes of four only, so the image
 is padded first.
 
-Milliseconds before and after, float16, batch 128 on an H200:
+Milliseconds before and after in a step of ResNet-50, float16, batch 128 on an H200:
 
-    weights of 3 -> 64 channels, 7x7 / 2, of 224x224     24.2 to FIRST
-    padding [128, 56, 56, 128] to [128, 58, 58, 128]      6.2 to PAD
+    weights of 3 -> 64 channels, 7x7 / 2, of 224x224     24.2    3.4
+    all 16 paddings                                      26.2    1.3
 """
 
 from __future__ import annotations

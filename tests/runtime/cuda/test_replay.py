@@ -22,10 +22,13 @@ def runner(program, *, replayed):
     """The step on a state of its own, always with two buffers; and that state."""
     catalogue = program.catalogue
     state = DeviceState(catalogue, program.initial, "cpu", ())
-    graph = CompiledGraph(program.step, catalogue, state, device="cpu", threads=1)
-    if replayed:
-        graph = ReplayedGraph(graph, program.step, catalogue, state, device="cpu")
-    return graph, state
+
+    def normal():
+        return CompiledGraph(program.step, catalogue, state, device="cpu", threads=1)
+
+    if not replayed:
+        return normal(), state
+    return ReplayedGraph(normal, program.step, catalogue, state, device="cpu"), state
 
 
 def trained(program):
@@ -104,6 +107,19 @@ def test_a_failure_costs_nothing(monkeypatch, caplog):
     assert replayed.captured == 0
     assert caplog.text.count("CUDA error 900") == 1
     assert "more" not in caplog.text
+
+
+def test_the_normal_session_of_a_large_network_is_closed(monkeypatch):
+    monkeypatch.setattr(replay, "_LARGE", 0)
+    program = portable("mlp")
+    plain, _ = runner(program, replayed=False)
+    replayed, _ = runner(program, replayed=True)
+    kept = []
+    for feeds in batches(program, [4, 4, 4, 4, 2, 4]):  # opened again for the batch of two
+        loss = plain.run(feeds)["loss"]
+        np.testing.assert_allclose(replayed.run(feeds)["loss"], loss, rtol=1e-5)
+        kept.append(replayed._normal is not None)
+    assert kept == [True, True, False, False, True, True]
 
 
 def test_what_is_not_captured():
