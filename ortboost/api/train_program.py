@@ -71,6 +71,7 @@ def train(
     batch_axes: Mapping[str, int | None] | None = None,
     device: str = "auto",
     threads: Annotated[int, Range(1)] | None = None,
+    cuda_graph: bool = True,
     keep: Annotated[int, Range(1)] = 3,
     early_stop: Annotated[int, Range(1)] | None = None,
     val_split: float | None = None,
@@ -107,6 +108,8 @@ def train(
             constant over all samples; those of the program if not given.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Intra-op threads.
+        cuda_graph: On CUDA, capture steps and replay them where that is possible. It costs memory,
+            see ``docs/cuda.md``.
         keep: Number of checkpoints to keep.
         early_stop: Stop after this many validations without improvement.
         val_split: Instead of ``validation``: share of the training data to hold out for it, drawn
@@ -175,6 +178,7 @@ def train(
             wire=exchange_dtype,
             check_sync=check_sync,
             segments=segments,
+            cuda_graph=cuda_graph,
         )
         inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
         read = partial(open_source, inputs=inputs, batch_size=batch_size, mapping=mapping)

@@ -58,6 +58,20 @@ def test_the_lock_of_a_dead_process_keeps_nobody_out(run):
     assert not (run / LOCK).exists()
 
 
+@pytest.mark.parametrize("given", [{}, {"cuda_graph": False}])
+def test_steps_are_captured_unless_told_otherwise(run, monkeypatch, given):
+    asked = []
+
+    class Watched(train_program.Stepper):
+        def __init__(self, *arguments, **options):
+            asked.append(options["cuda_graph"])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(train_program, "Stepper", Watched)
+    ob.train(run, DATA, epochs=1, progress=None, **given)
+    assert asked == [not given]
+
+
 def test_a_program_that_was_replaced_while_it_was_opened_is_not_trained(run, monkeypatch):
     class Slow(train_program.Stepper):
         def __init__(self, *arguments, **options):

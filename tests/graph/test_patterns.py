@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -37,6 +40,27 @@ def test_quotients_in_one_order():
 ])  # fmt: skip
 def test_numbers(stored, fits):
     found = match(output("y = Mul(x, h)", stored), Op("Mul", "a", 0.5))
+    assert (found is not None) == fits
+
+
+@pytest.mark.parametrize(("dtype", "ulps", "fits"), [
+    (ir.DataType.FLOAT16, 0, True),
+    (ir.DataType.FLOAT16, 1, False),
+    (ir.DataType.BFLOAT16, 0, True),
+    (ir.DataType.BFLOAT16, -1, False),
+])  # fmt: skip
+def test_a_16_bit_number_is_the_rounded_one(dtype, ulps, fits):
+    root = np.asarray(math.sqrt(2)).astype(dtype.numpy())
+    near = (root.view(np.uint16) + np.asarray(ulps, np.int16).view(np.uint16)).view(root.dtype)
+    kind = str(dtype).lower()
+    model = ir.from_onnx_text(
+        f'<ir_version: 10, opset_import: ["" : 18]> g ({kind}[n] x, {kind} h) => ({kind}[n] y) '
+        "{ y = Div(x, h) }"
+    )
+    h = model.graph.inputs.pop()
+    h.const_value = ir.tensor(near, dtype=dtype, name="h")
+    model.graph.register_initializer(h)
+    found = match(model.graph.outputs[0], Op("Div", "a", math.sqrt(2)))
     assert (found is not None) == fits
 
 

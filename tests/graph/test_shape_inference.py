@@ -323,3 +323,35 @@ def test_a_weight_has_the_shape_of_its_values_whatever_the_file_notes():
     model.graph.initializers["w"].shape = ir.Shape((3, 4))
     infer_shapes(model)
     assert described(model)["y"] == (ir.DataType.FLOAT, "[N,3]")
+
+
+def test_the_value_of_a_long_vector_is_not_propagated_through_a_cast():
+    """From its length alone, onnx would propagate a placeholder for each of the elements."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float16[8,64,56,56] x, int64[n] i) => (float[a] y, float16[b] z, int32[c] k) {
+      flat = Constant<value = int64[1] {-1}>()
+      h = Reshape(x, flat)  y = Cast<to = 1>(h)  z = Cast<to = 10>(y)  k = Cast<to = 6>(i)
+    }"""
+    model = ir.from_onnx_text(text)
+    infer_shapes(model)
+    kinds = [node.op_type for node in shape_inference._described(model).graph.node]
+    assert kinds == ["Constant", "Reshape", "CastLike", "CastLike", "Cast"]
+    y, z, k = model.graph.outputs
+    assert (y.dtype, z.dtype, k.dtype) == (
+        ir.DataType.FLOAT,
+        ir.DataType.FLOAT16,
+        ir.DataType.INT32,
+    )
+    assert known_shape(y) == known_shape(z) == (8 * 64 * 56 * 56,)
+    assert [node.op_type for node in model.graph][2:] == ["Cast"] * 3  # the model is as it was
+    infer_shapes(model)
+    assert known_shape(z) == (8 * 64 * 56 * 56,)
+
+
+def test_casts_before_castlike_was_defined_are_inferred():
+    model = ir.from_onnx_text(
+        '<ir_version: 7, opset_import: ["" : 13]> g (float[2,3] x) => (y) { y = Cast<to = 10>(x) }'
+    )
+    infer_shapes(model)
+    assert known_shape(model.graph.outputs[0]) == (2, 3)
+    assert model.graph.outputs[0].dtype == ir.DataType.FLOAT16
