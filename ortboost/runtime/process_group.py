@@ -88,6 +88,7 @@ class Buffer:
         # What is sent: the memory itself, or a copy in a narrower type.
         narrow = wire != "float32" and dtype == np.float32
         self._wire = self._all.to(getattr(torch, wire)) if narrow else self._all
+        self._settle()
 
     @property
     def names(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -137,26 +138,11 @@ class Stepper(Shown):
     def _graph(self, name: str) -> CompiledGraph | ReplayedGraph:
         """A graph of the program, opened on first use."""
         if name not in self._compiled:
-            self._compiled[name] = (
-                ReplayedGraph(
-                    lambda: self._compile(name),
-                    self.program.graphs[name],
-                    self._catalogues[name],
-                    self._state,
-                )
-                if self._replay
-                else self._compile(name)
-            )
+            graph = self.program.graphs[name], self._catalogues[name], self._state
+            # It does not refer to this object: its memory need not wait for a garbage collection.
+            compiled = partial(CompiledGraph, *graph, device=self.device, threads=self._threads)
+            self._compiled[name] = ReplayedGraph(compiled, *graph) if self._replay else compiled()
         return self._compiled[name]
-
-    def _compile(self, name: str) -> CompiledGraph:
-        return CompiledGraph(
-            self.program.graphs[name],
-            self._catalogues[name],
-            self._state,
-            device=self.device,
-            threads=self._threads,
-        )
 
     def open(self) -> None:
         """Open every graph now instead of on first use."""

@@ -25,7 +25,14 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape, producer_of, static_shape
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    known_shape,
+    producer_of,
+    source_before,
+    static_shape,
+)
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["factors_by_channel", "statistics_by_image"]
@@ -33,6 +40,7 @@ __all__ = ["factors_by_channel", "statistics_by_image"]
 _FLOAT = ir.DataType.FLOAT
 _SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _POSITIONS = 128  # minimum: the kernel has 128 threads for each image and channel
+_OPSET = 18  # the first in which the axes of ReduceMean are an input
 _EPSILON = 1e-20  # of the normalization: far below the variance of anything that is not constant
 
 
@@ -45,26 +53,36 @@ def statistics_by_image(model: ir.Model) -> bool:
     Returns:
         Whether there was a batch normalization in training mode.
     """
-    done: set[int] = set()
+    if model.opset_imports.get("", 0) < _OPSET:
+        return False
+    seen: set[int] = set()
+    done = False
     builder = Builder(model.graph, "ortboost/statistics")
     for node in list(model.graph):
         centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
-        if centered is None or id(centered) in done:  # later ones belong to the gradient
+        if centered is None or id(centered) in seen:  # later ones belong to the gradient
             continue
-        done.add(id(centered))
-        _replace(node, builder)
+        seen.add(id(centered))
+        done |= _replace(node, builder)
     if done:
         model.graph.sort()  # the statistics may have been read before the normalization
-    return bool(done)
+    return done
 
 
-def _replace(node: ir.Node, b: Builder) -> None:
+def _replace(node: ir.Node, b: Builder) -> bool:
     x, mean, variance = node.inputs[0], node.inputs[3], node.inputs[4]
     cast = producer_of(x, "Cast")
     source = cast.inputs[0] if cast is not None and cast.inputs[0] is not None else x
     shape, vector = known_shape(x) if x is not None else None, static_shape(mean) if mean else None
     if source is None or mean is None or variance is None or shape is None or vector is None:
-        return
+        return False
+    reduces = [producer_of(variance), producer_of(source_before(mean, "Reshape"))]
+    axes = [None if n is None else constant(input_at(n, 1)) for n in reduces]
+    others = [0, *range(2, len(shape))]
+    if any(a is None or sorted(int(v) % len(shape) for v in a.tolist()) != others for a in axes):
+        return False
+    if mean.dtype != _FLOAT or variance.dtype != _FLOAT:
+        return False
     space = [length for length in shape[2:] if isinstance(length, int)]
     positions = math.prod(space)
     if (
@@ -72,7 +90,7 @@ def _replace(node: ir.Node, b: Builder) -> None:
         or positions < _POSITIONS
         or source.dtype not in (_FLOAT, *_SHORT)
     ):
-        return
+        return False
     rows = b.op("Reshape", source, b.ints(0, 0, positions), shape=[*shape[:2], positions])
     ones = b.const([1.0] * positions, source.dtype)
     _, of_image, inverse = b.ops(
@@ -94,6 +112,7 @@ def _replace(node: ir.Node, b: Builder) -> None:
         new.name = name
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     b.graph.insert_before(node, b.take())
+    return True
 
 
 def factors_by_channel(model: ir.Model) -> bool:
@@ -112,9 +131,10 @@ def _factor(site: Site) -> list[ir.Value | None] | None:
     """`x scale / sqrt(variance + epsilon)`."""
     offsets = [site.array(2), site.array(3)]
     shape = known_shape(site.input(0))
-    if shape is None or any(array is None or array.any() for array in offsets):
+    if shape is None or len(shape) < 2 or any(a is None or a.any() for a in offsets):
         return None
-    if site.integer("training_mode", 0) or site.dtype != _FLOAT:
+    types = {site.input(index).dtype for index in (0, 1, 4)}
+    if site.integer("training_mode", 0) or types != {_FLOAT}:
         return None
     scale, variance = site.input(1), site.input(4)
     shifted = site.op("Add", variance, site.const(site.number("epsilon", 1e-5)), shape=scale.shape)

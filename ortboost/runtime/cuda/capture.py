@@ -2,7 +2,8 @@ r"""The form of a step for ``enable_cuda_graph``: no branches, no copies, no com
 
     v = If(c) {then: a} {else: b}   ->   v = Where(c, a, b);  of bool: (c and a) or (not c and b)
 
-Both branches are computed, and elements are selected from them: results are bitwise equal, and
+This is done where both branches have results of equal shapes; another If stays. Both branches are
+computed, and elements are selected from them: results are bitwise equal, and
 non-finite values in one branch never reach the other. A skipped step then costs as much as any
 other, and the host does not wait for the condition.
 
@@ -47,7 +48,7 @@ def capturable(model: ir.Model) -> ir.Model:
     for node in list(changed.graph.all_nodes()):
         _fix_length(node, builder)
     # A branch that was moved out may contain another If.
-    while gates := [node for node in changed.graph if is_standard(node, "If")]:
+    while gates := [node for node in changed.graph if _selects(node)]:
         for gate in gates:
             _select(gate, changed.graph, builder)
     for node in list(changed.graph):
@@ -78,11 +79,30 @@ def _fix_length(node: ir.Node, b: Builder) -> None:
         use.node.replace_input_with(use.idx, found)
 
 
+def _selects(node: ir.Node) -> bool:
+    """Whether a node is an If whose branches have results of equal, known shapes.
+
+    Where would broadcast others to one another.
+    """
+    if not is_standard(node, "If") or node.inputs[0] is None or static_shape(node.inputs[0]) != ():
+        return False
+    branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+    return all(
+        static_shape(then) is not None and static_shape(then) == static_shape(otherwise)
+        for then, otherwise in zip(*(branch.outputs for branch in branches), strict=True)
+    )
+
+
 def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
     """Compute both branches of an If, and select the results."""
     branches = [gate.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
     results = [list(branch.outputs) for branch in branches]
+    taken = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
     for branch in branches:  # move everything to the outer graph
+        for value in (*branch.initializers.values(), *(v for n in branch for v in n.outputs)):
+            if value.name in taken:  # both branches may use a name
+                value.name = b.unique(value.name or "value")
+            taken.add(value.name)
         for value in list(branch.initializers.values()):
             del branch.initializers[value.name or ""]
             graph.register_initializer(value)
@@ -129,7 +149,7 @@ def _split_in_groups(node: ir.Node, b: Builder) -> None:
     """Split into groups first; their number is below the limit for up to 1,024 results."""
     lengths, axis = constant(input_at(node, 1)), node.attributes.get_int("axis", 0)
     groups = [] if lengths is None else _groups(lengths.tolist())
-    if not groups or len(groups) > _MOST:
+    if not groups or len(groups) > _MOST or not all(value.name for value in node.outputs):
         return
     sizes = b.ints(*(sum(group) for group in groups))
     names: list[str | None] = [None] * len(groups)

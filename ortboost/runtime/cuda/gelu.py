@@ -22,7 +22,7 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.graph.patterns import Op, Pattern, match
-from ortboost.graph.query import scalar
+from ortboost.graph.query import known_shape, scalar
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["fewer_passes"]
@@ -89,8 +89,11 @@ def _compute_late(chains: list[ir.Node], graph: ir.Graph) -> None:
     """Move nodes, each after those that read it, to the first node that reads them."""
     order = {node: place for place, node in enumerate(graph)}
     for node in chains:
-        readers = [use for use in node.outputs[0].consumers() if use in order]
-        if node not in order or not readers or node.outputs[0].is_graph_output():
+        readers = node.outputs[0].consumers()
+        # One inside a branch or a loop has no place here.
+        if node not in order or not readers or not all(reader in order for reader in readers):
+            continue
+        if node.outputs[0].is_graph_output():
             continue
         first = min(readers, key=order.__getitem__)
         graph.remove(node)
@@ -104,6 +107,8 @@ def _factors_in_exponent(site: Site) -> list[ir.Value | None] | None:
     if found is None or found["d"].dtype not in _TYPES:
         return None
     u, d, factor = found["u"], found["d"], _SLOPE / _ROOT
+    if known_shape(u) is None or known_shape(u) != known_shape(d):
+        return None
     node = u.producer()
     if node is not None and node.op_type == "Mul" and len(u.consumers()) == 1:
         half = next((v for v in node.inputs if v is not None and scalar(v) == 0.5), None)
@@ -122,8 +127,8 @@ def _one_product(site: Site) -> list[ir.Value | None] | None:
     if found is None:
         return None
     g, a, x, e = (found[name] for name in "gaxe")
-    shapes = {tuple(v.shape or ()) for v in (g, a, x, e)}
-    if len(shapes) > 1 or g.shape is None:  # nothing is broadcast
+    shapes = {known_shape(value) for value in (g, a, x, e)}
+    if len(shapes) > 1 or None in shapes:  # nothing is broadcast
         return None
     inner = site.op("Add", a, site.op("Mul", x, e, shape=x.shape), shape=x.shape)
     return [site.op("Mul", g, inner, shape=g.shape)]

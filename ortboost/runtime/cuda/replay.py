@@ -2,11 +2,14 @@
 
 A step launches hundreds or thousands of kernels; for small networks, and for transformers of usual
 size, launching them takes longer than running them. A CUDA graph launches all of them at once. The
-first steps of a batch shape run normally. A shape that comes back is made part of the graph, which
-is then brought into a form without branches and copies (:mod:`ortboost.runtime.cuda.capture`) and
-captured by onnxruntime (``enable_cuda_graph``). Other shapes, such as that of the last batch of an
-epoch, go on running normally, on the same state. The session for them is closed when a step of a
-large network is captured, and opened again when needed: each session keeps the memory of a step.
+shape of a batch is made part of the graph, which is then brought into a form without branches and
+copies (:mod:`ortboost.runtime.cuda.capture`) and captured by onnxruntime (``enable_cuda_graph``).
+
+This is done for the first two shapes: usually that of all batches but the last of an epoch, and
+that of the last. Both are captured when they first appear, so that a resumed run usually captures
+the same shapes, and computes the same bits. Further shapes run normally, on the same state. The
+session for them is closed when a step of a large network is captured, and opened again when needed:
+each session keeps the memory of a step.
 
 On an H200 (float32, batch 32, milliseconds; normally, replayed, and PyTorch eager):
 
@@ -25,7 +28,6 @@ them is captured by itself (``gpu_graph_id``).
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -34,7 +36,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import first_line
-from ortboost.graph.query import static_shape
+from ortboost.graph.query import has_subgraph, label, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import Program
@@ -50,10 +52,11 @@ __all__ = ["ReplayedGraph", "can_replay"]
 
 _STATE: Final = 2**30  # bytes of a state that is not held twice
 _LARGE: Final = 2**24  # bytes of a state from which on memory matters more than opening a session
-_FEEDS: Final = 2  # steps of a shape that run normally
 _SHAPES: Final = 2  # that are captured; each has a session with its own memory
 _PHASES: Final = 4  # combinations of buffers that are captured for each shape
-_LOOPS: Final = ("Loop", "Scan")
+# GatherND copies from memory of the host that is gone when the copy is replayed (read in the source
+# of onnxruntime 1.31, not tried).
+_NOT_CAPTURED: Final = ("Loop", "Scan", "GatherND")
 _log = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -62,9 +65,9 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 def can_replay(program: Program, device: str) -> bool:
     """Whether the steps of a program may be captured, as far as this can be told without a batch.
 
-    They may not if they draw random numbers, which a replay would repeat; contain loops; run the
-    update in some steps only (accumulation, line search), since a captured graph has no branches;
-    or if the state is larger than 1 GiB, because it is held twice.
+    They may not if they draw random numbers, which a replay would repeat; contain loops or
+    GatherND; run the update in some steps only (accumulation, line search), since a captured graph
+    has no branches; or if the state is larger than 1 GiB, because it is held twice.
 
     Args:
         program: The program.
@@ -76,13 +79,13 @@ def can_replay(program: Program, device: str) -> bool:
     if device != "cuda" or size > _STATE or config.accumulator or config.line_search:
         return False
     return not any(
-        draws(model) or any(node.op_type in _LOOPS for node in model.graph.all_nodes())
+        draws(model) or any(node.op_type in _NOT_CAPTURED for node in model.graph.all_nodes())
         for model in program.graphs.values()
     )
 
 
 class ReplayedGraph:
-    """A graph that is captured for batch shapes that come back.
+    """A graph that is captured for the first batch shapes that it runs.
 
     Args:
         graph: Opens the graph that runs all other steps.
@@ -104,7 +107,6 @@ class ReplayedGraph:
         self._open, self._model, self._catalogue = graph, model, catalogue
         self._state, self._device = state, device
         self._normal: CompiledGraph | None = graph()  # now: errors of the runtime appear here
-        self._seen: Counter[Shapes] = Counter()
         self._captured: dict[Shapes, _Captured | None] = {}
 
     @property
@@ -116,8 +118,7 @@ class ReplayedGraph:
         """Run once and advance the state; see :meth:`CompiledGraph.run`."""
         shapes = tuple((name, array.shape) for name, array in feeds.items())
         if shapes not in self._captured:
-            self._seen[shapes] += 1
-            if self._seen[shapes] <= _FEEDS or len(self._captured) == _SHAPES:
+            if len(self._captured) == _SHAPES:
                 return self._run_normally(feeds)
             if self._state.nbytes >= _LARGE:
                 self._normal = None
@@ -131,7 +132,8 @@ class ReplayedGraph:
             # Nothing is lost: the state that was read is still there.
             self._captured[shapes] = None
             _log.warning("steps are not captured as CUDA graphs: %s", first_line(error))
-            return self._run_normally(feeds)
+        del found  # its memory, before the normal step needs some
+        return self._run_normally(feeds)
 
     def _run_normally(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         if self._normal is None:
@@ -159,6 +161,10 @@ class ReplayedGraph:
         form = for_device(capturable(fixed), self._device)
         infer_shapes(form)
         if any(static_shape(value) is None for value in form.graph.outputs):
+            return None
+        branch = next(filter(has_subgraph, form.graph), None)
+        if branch is not None:
+            _log.info("steps are not captured as CUDA graphs: %s has branches", label(branch))
             return None
         if self._device == "cuda":
             placed, copies = place(form, kernels_of(runtime().__version__))
@@ -220,8 +226,9 @@ class _Captured:
         for name, value in self._given.items():
             value.update_inplace(np.ascontiguousarray(feeds[name]))
         self._session.run_with_iobinding(*self._binding())
-        self._state.advance(self._written)
-        return {name: np.array(value.numpy()) for name, value in self._results.items()}
+        results = {name: np.array(value.numpy()) for name, value in self._results.items()}
+        self._state.advance(self._written)  # last: the step counts once nothing can fail
+        return results
 
     def _binding(self) -> tuple[Any, Any]:
         phase = self._phase()

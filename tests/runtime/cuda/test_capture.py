@@ -65,3 +65,59 @@ def test_accumulation_has_two_gates():
 def test_random_numbers_are_found():
     assert draws(build_program(model_path("transformer_tiny"), ProgramConfig()).step) is not None
     assert draws(build_program(model_path("mlp"), ProgramConfig()).step) is None
+
+
+def text(body, inputs="float[2,3] x, bool c", outputs="float[a,b] y"):
+    return ir.from_onnx_text(
+        f'<ir_version: 10, opset_import: ["" : 18]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+
+
+@pytest.mark.parametrize("condition", ["bool c", "bool[1] c"])
+def test_branches_of_different_shapes_stay(condition):
+    """Where would broadcast the mean to all rows; a condition of shape [1] would add an axis."""
+    model = text(
+        """y = If(c) <then_branch = t () => (float[2,3] a) { a = Identity(x) },
+        else_branch = e () => (float[1,3] m) { k = Constant<value_ints = [0]>()
+            m = ReduceMean(x, k) }>""",
+        inputs=f"float[2,3] x, {condition}",
+    )
+    assert [node.op_type for node in capturable(model).graph] == ["If"]
+    same = text(
+        """y = If(c) <then_branch = t () => (float[2,3] a) { a = Relu(x) },
+        else_branch = e () => (float[2,3] m) { m = Neg(x) }>""",
+        inputs=f"float[2,3] x, {condition}",
+    )
+    kept = [node.op_type for node in capturable(same).graph]
+    assert kept == (["If"] if "[1]" in condition else ["Relu", "Neg", "Where"])
+
+
+def test_branches_that_use_the_same_names():
+    model = text(
+        """y = If(c) <then_branch = t () => (float[2,3] r) { h = Relu(x) r = Exp(h) },
+        else_branch = e () => (float[2,3] r) { h = Neg(x) r = Exp(h) }>"""
+    )
+    form = capturable(model)
+    onnx.checker.check_model(ir.to_proto(form), full_check=True)
+    x = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
+    for c in (True, False):
+        feeds = {"x": x, "c": np.asarray(c)}
+        found = [open_session(m, device="cpu").run(None, feeds)[0] for m in (model, form)]
+        np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("count", [33, 70])
+def test_many_operands_are_taken_in_groups(count):
+    names = [f"p{i}" for i in range(count)]
+    lengths = ", ".join(["1"] * count)
+    model = text(
+        f"""k = Constant<value_ints = [{lengths}]>() {", ".join(names)} = Split<axis = 1>(x, k)
+        y = Concat<axis = 0>({", ".join(reversed(names))})""",
+        inputs=f"float[2,{count}] x",
+    )
+    form = capturable(model)
+    assert max(len(node.inputs) for node in form.graph) <= 32
+    assert max(len(node.outputs) for node in form.graph) <= 32
+    x = np.arange(2 * count, dtype=np.float32).reshape(2, count)
+    found = [open_session(m, device="cpu").run(None, {"x": x})[0] for m in (model, form)]
+    np.testing.assert_array_equal(*found)

@@ -164,6 +164,16 @@ def test_a_nonfinite_image_is_seen():
     assert np.isfinite(y[:, 1:]).all()
 
 
+def test_other_axes_and_older_opsets_stay():
+    """With as many images as channels, the statistics of another axis have the same shape."""
+    text = BATCH_NORM.replace("SHORT[n,3", "float[3,3").replace("CAST", "x = Identity(h)")
+    text = text.replace("float[n,3", "float[3,3")
+    assert statistics_by_image(graph(text))
+    assert not statistics_by_image(graph(text.replace("[0, 2, 3]", "[1, 2, 3]")))
+    older = ir.from_onnx_text(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    assert not statistics_by_image(older)
+
+
 SCALED = """(float[n,3,H] x, float[3] s, float[3] zero, float[3] v) => (float[n,3,H] y) {
     y = BatchNormalization<epsilon = 0.125>(x, s, zero, zero, v) }"""
 
@@ -179,6 +189,11 @@ def test_a_batch_normalization_that_only_scales_is_a_product():
 def test_one_that_shifts_stays():
     assert not factors_by_channel(graph(SCALED, zero=np.array([0, 0, 1], np.float32)))
     assert not factors_by_channel(graph(SCALED))
+
+
+def test_a_vector_has_no_channels():
+    text = SCALED.replace("float[n,3,H]", "float[n]").replace("[3]", "[1]")
+    assert not factors_by_channel(graph(text, zero=np.zeros(1, np.float32)))
 
 
 # ---- weight gradients ---------------------------------------------------------------------------
@@ -216,6 +231,29 @@ def test_weight_gradients_of_few_channels(layer):
     empty = {**feeds, **batch_for(program, 0)}
     weight = [v.name for v in changed.graph.outputs].index("ortboost/next/w")
     assert np.isfinite(run(changed, **inputs(changed, empty))[weight]).all()
+
+
+def test_weight_gradients_are_summed_over_the_batch_before_they_are_rounded():
+    text = """(float16[n,2,16,16] x, float16[n,3,16,16] g) => (float16[3,2,7,7] w) {
+        a = Transpose<perm = [1,0,2,3]>(x) b = Transpose<perm = [1,0,2,3]>(g)
+        c = Conv<pads = [3,3,3,3]>(a, b) w = Transpose<perm = [1,0,2,3]>(c) }"""
+    changed = rewritten(graph(text), patches_of_few_channels)
+    x, g = (np.full((2, n, 16, 16), v, np.float16) for n, v in ((2, 20), (3, 20)))
+    g[1] = -g[
+        1
+    ]  # 102,400 for the first image, which is no float16, and as much less for the second
+    assert not np.abs(run(changed, x=x, g=g)[0]).any()
+
+
+def test_only_the_guard_of_an_empty_batch_is_seen_through():
+    text = """(float[n,3,12,12] x, float[n,4,12,12] g, bool c) => (float[4,3,7,7] w) {
+        a = Transpose<perm = [1,0,2,3]>(x) b = Transpose<perm = [1,0,2,3]>(g)
+        k = Conv<pads = [3,3,3,3]>(a, b) z = Constant<value_float = 0.0>()
+        s = Where(c, k, z) w = Transpose<perm = [1,0,2,3]>(s) }"""
+    assert not patches_of_few_channels(graph(text))
+    size = "n = Size(x) o = Constant<value_int = 0>() c = Greater(n, o) "
+    text = text.replace(", bool c", "").replace("a = Tr", size + "a = Tr")
+    assert patches_of_few_channels(graph(text))
 
 
 def inputs(model, feeds):
@@ -301,6 +339,18 @@ def test_gelu_and_its_gradient(form, compute):
         run(step, **inputs(step, feeds)), run(changed, **inputs(changed, feeds)), strict=True
     ):
         np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+
+
+def test_what_a_branch_reads_is_not_moved_behind_it():
+    text = """(float[n,5] c, float[n,5] g, bool p) => (float[n,5] y, float[n,5] q, float[n,5] z) {
+        root = Constant<value_float = 1.4142135>() one = Constant<value_float = 1.0>()
+        half = Constant<value_float = 0.5>()
+        d = Div(c, root) e = Erf(d) a = Add(e, one) m = Mul(c, a) y = Mul(m, half)
+        q = If(p) <then_branch = t () => (float[n,5] r) { r = Neg(a) },
+                   else_branch = f () => (float[n,5] r2) { r2 = Identity(c) }>
+        z = Mul(g, a) }"""
+    changed = rewritten(graph(text), fewer_passes)
+    assert [n.op_type for n in changed.graph if n.op_type in ("If", "Add")] == ["Add", "If"]
 
 
 def test_other_bells_stay():

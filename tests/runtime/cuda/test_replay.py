@@ -1,6 +1,10 @@
 """The form that is captured, replayed on the CPU: the same buffers, without a CUDA graph."""
 
+import gc
+import weakref
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ortboost.program.build import build_program
@@ -9,6 +13,7 @@ from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda import replay
 from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay
 from ortboost.runtime.state import DeviceState
+from ortboost.runtime.stepper import Stepper
 from tests.support import batch_for, model_path
 
 RATE = {"learning_rate": np.asarray(0.01, np.float32)}
@@ -44,12 +49,12 @@ def test_steps_are_those_of_the_graph(name):
     program = portable(name)
     plain, state = runner(program, replayed=False)
     replayed, own = runner(program, replayed=True)
-    for feeds in batches(program, [8, 8, 8, 8, 3, 8, 8, 3, 8]):
+    for feeds in batches(program, [8, 8, 8, 5, 3, 8, 8, 5, 8]):
         before, after = plain.run(feeds), replayed.run(feeds)
         assert before.keys() == after.keys()
         for key, array in before.items():
             np.testing.assert_allclose(after[key], array, rtol=5e-4, err_msg=key)
-    assert replayed.captured == 1  # not the shape of two steps
+    assert replayed.captured == 2  # not the third shape
     for entry in trained(program):
         moved = state.read(entry) - program.initial[entry]
         off = np.linalg.norm(own.read(entry) - state.read(entry))
@@ -115,11 +120,11 @@ def test_the_normal_session_of_a_large_network_is_closed(monkeypatch):
     plain, _ = runner(program, replayed=False)
     replayed, _ = runner(program, replayed=True)
     kept = []
-    for feeds in batches(program, [4, 4, 4, 4, 2, 4]):  # opened again for the batch of two
+    for feeds in batches(program, [4, 4, 3, 4, 2, 4]):  # opened again for the third shape
         loss = plain.run(feeds)["loss"]
         np.testing.assert_allclose(replayed.run(feeds)["loss"], loss, rtol=1e-5)
         kept.append(replayed._normal is not None)
-    assert kept == [True, True, False, False, True, True]
+    assert kept == [False, False, False, False, True, True]
 
 
 def test_what_is_not_captured():
@@ -132,3 +137,43 @@ def test_what_is_not_captured():
 def test_a_large_state_is_not_held_twice(monkeypatch):
     monkeypatch.setattr(replay, "_STATE", 10_000)
     assert not can_replay(portable("lenet5"), "cuda")
+
+
+def test_gathernd_is_not_captured():
+    program = portable("mlp")
+    assert can_replay(program, "cuda")
+    program.step.graph.insert_before(program.step.graph[0], ir.Node("", "GatherND", [None, None]))
+    assert not can_replay(program, "cuda")
+
+
+def test_a_failed_capture_frees_its_memory_before_the_normal_step(monkeypatch):
+    program = portable("mlp")
+    replayed, _ = runner(program, replayed=True)
+    made, alive = [], []
+
+    def fails(self, feeds):
+        made.append(weakref.ref(self))
+        raise RuntimeError("out of memory")
+
+    normal = ReplayedGraph._run_normally
+
+    def watched(self, feeds):
+        alive.extend(ref() is not None for ref in made)
+        return normal(self, feeds)
+
+    monkeypatch.setattr(replay._Captured, "run", fails)
+    monkeypatch.setattr(ReplayedGraph, "_run_normally", watched)
+    replayed.run(batches(program, [4])[0])
+    assert alive == [False]
+
+
+def test_a_stepper_is_freed_at_once(monkeypatch):
+    monkeypatch.setattr("ortboost.runtime.stepper.can_replay", lambda program, device: True)
+    stepper = Stepper(portable("mlp"), device="cpu", threads=1)
+    state = weakref.ref(stepper._state)
+    gc.disable()
+    try:
+        del stepper
+        assert state() is None
+    finally:
+        gc.enable()
