@@ -48,7 +48,7 @@ def _in_two_steps(site: Site) -> list[ir.Value | None] | None:
         first -= 1
     others = [axis for axis in reduced if axis < first]
     # The second step reduces the leading axes of what is left.
-    if first == rank or not others or others != list(range(len(others))) or len(others) == first:
+    if first == rank or not others or others != list(range(len(others))):
         return None
     op_type, kept = site.node.op_type, site.integer("keepdims", 1)
     wide = site.builder.cast(x, ir.DataType.FLOAT) if x.dtype in _SHORT else x
