@@ -168,7 +168,7 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
         else f"It can be captured as a CUDA graph{form_of}.",
         "A recompute checkpoint waits on the host for its gradient: convert without recompute."
         if any((copy.value.name or "").startswith("ortboost/recompute/") for copy in copies)
-        else "Training makes the lengths of a batch part of the graph; elsewhere, --dim batch=N does."
+        else "Training fixes the lengths of a batch by itself; elsewhere, --dim batch=N does."
         if copies
         else "Nothing: docs/cuda.md has more.",
         rule="CUDA007",
