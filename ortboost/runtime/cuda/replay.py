@@ -7,9 +7,11 @@ copies (:mod:`ortboost.runtime.cuda.capture`) and captured by onnxruntime (``ena
 
 This is done for the first two shapes: usually that of all batches but the last of an epoch, and
 that of the last. Both are captured when they first appear, so that a resumed run usually captures
-the same shapes, and computes the same bits. Further shapes run normally, on the same state. The
-session for them is closed when a step of a large network is captured, and opened again when needed:
-each session keeps the memory of a step.
+the same shapes, and computes the same bits. Further shapes run normally, on the same state.
+
+Each session keeps the memory of a step. So in large networks, the session for normal steps is
+closed when one is captured. A third shape says that lengths vary from batch to batch: the normal
+session is opened again, and those of the captured steps are closed.
 
 On an H200 (float32, batch 32, milliseconds; normally, replayed, and PyTorch eager):
 
@@ -119,6 +121,8 @@ class ReplayedGraph:
         shapes = tuple((name, array.shape) for name, array in feeds.items())
         if shapes not in self._captured:
             if len(self._captured) == _SHAPES:
+                if self._state.nbytes >= _LARGE:
+                    self._captured = dict.fromkeys(self._captured)
                 return self._run_normally(feeds)
             if self._state.nbytes >= _LARGE:
                 self._normal = None
