@@ -21,6 +21,7 @@ from ortboost.runtime.session import (
     broken_packages,
     runtime,
     runtime_packages,
+    try_device,
 )
 
 __all__ = ["Diagnosis", "HealthCheck", "doctor"]
@@ -135,17 +136,19 @@ def _devices() -> list[HealthCheck]:
         devices = available_devices()
     except OrtBoostError:
         return []
-    return [
-        HealthCheck(f"device {name}", "ok", "offered by this onnxruntime")
-        if reason is None
-        else HealthCheck(
-            f"device {name}",
-            "note",
-            reason,
-            f"pip install 'ortboost[{_extra(name)}]' in its own environment.",
-        )
-        for name, reason in devices.items()
-    ]
+    return [_device(name, reason) for name, reason in devices.items()]
+
+
+def _device(name: str, reason: str | None) -> HealthCheck:
+    """Whether a small session really runs on a device that the runtime offers."""
+    if reason is not None:
+        fix = f"pip install 'ortboost[{_extra(name)}]' in its own environment."
+        return HealthCheck(f"device {name}", "note", reason, fix)
+    try:
+        try_device(name)
+    except OrtBoostError as error:
+        return HealthCheck(f"device {name}", "note", f"does not work: {error.where}", error.fix)
+    return HealthCheck(f"device {name}", "ok", "works")
 
 
 def _formats() -> list[HealthCheck]:

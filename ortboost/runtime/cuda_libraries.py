@@ -13,6 +13,7 @@ import ctypes
 import importlib.util
 import io
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -71,8 +72,11 @@ def preload(runtime: Any) -> str:
     said = io.StringIO()  # it reports by printing
     with contextlib.redirect_stdout(said):
         runtime.preload_dlls(directory="")
-    problems = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
-    return "; ".join(line for line in problems if line.startswith("Failed"))
+    failed = re.findall(r"^Failed to load (\S+): (.*)$", said.getvalue(), re.MULTILINE)
+    if not failed:
+        return ""
+    names = ", ".join(Path(name).name for name, _ in failed)
+    return f"{names}: {failed[0][1].removeprefix(f'{failed[0][0]}: ')}"
 
 
 def _major(runtime: Any) -> int:

@@ -13,7 +13,7 @@ from ortboost.core.arrays import as_dtype
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program, check_state
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
-from ortboost.runtime.session import TRAINING_DEVICES, open_session, resolve_device
+from ortboost.runtime.session import TRAINING_DEVICES, open_session, require_device
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "open_evaluator"]
@@ -98,7 +98,7 @@ def open_evaluator(
         >>> evaluator.evaluate({"x": x, "labels": y})["loss"]  # doctest: +SKIP
         array(2.31, dtype=float32)
     """
-    device = resolve_device(device, among=TRAINING_DEVICES)
+    device = require_device(device, among=TRAINING_DEVICES)
     check_state(program.catalogue, state, where="state to load")
     inputs = {value.name for value in program.evaluation.graph.inputs}
     read = tuple(

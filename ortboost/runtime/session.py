@@ -41,10 +41,12 @@ __all__ = [
     "broken_packages",
     "drawing",
     "open_session",
+    "require_device",
     "resolve_device",
     "runtime",
     "runtime_packages",
     "set_seed",
+    "try_device",
 ]
 
 TRAINING_DEVICES: Final = ("auto", "cpu", "cuda")
@@ -55,6 +57,8 @@ DEVICES: Final = (*TRAINING_DEVICES, "tensorrt")
 
 _PACKAGE: Final = "onnxruntime"
 _log = logging.getLogger(__name__)
+_SILENT: Final = 4  # level of the runtime's log: fatal errors only
+_WARNINGS: Final = 2  # its default
 _MOST_THREADS: Final = 4096  # of one session; far more end in std::bad_alloc
 _SMALL: Final = """<ir_version: 8, opset_import: ["" : 18]>
 small (float[1] x) => (float[1] y) { y = Identity(x) }"""
@@ -64,14 +68,15 @@ _PROVIDERS: Final = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 _BUILDS: Final = {
-    "cuda": "Install the build for it (pip install 'ortboost[cuda]'), or use --device cpu.",
+    "cuda": "Install a build for it: pip install 'ortboost[gpu]' (onnxruntime-gpu) or "
+    "'ortboost[cuda]' (onnxruntime-training). Or use --device cpu.",
     "tensorrt": "Install onnxruntime-gpu (pip install 'ortboost[gpu]') and the TensorRT it was "
     "built for, or use --device cpu.",
 }
 _LIBRARIES: Final = {
-    "cuda": "pip install 'ortboost[gpu]' (onnxruntime-gpu) or 'ortboost[cuda]' "
-    "(onnxruntime-training) brings the CUDA and cuDNN that the build needs; the driver must "
-    "support that CUDA ('nvidia-smi' shows it). Or use --device cpu.",
+    "cuda": "pip install 'ortboost[gpu]' brings CUDA and cuDNN for onnxruntime-gpu, "
+    "'ortboost[cuda]' for onnxruntime-training; 'nvidia-smi' shows what the driver supports. "
+    "Or use --device cpu.",
     "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
     "or use --device cuda.",
 }
@@ -203,7 +208,9 @@ def open_session(
     version, provider = str(ort.__version__), _PROVIDERS[device]
     unloaded = preload(ort) if device != "cpu" else ""
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors are raised; warnings of the planner are not for users
+    options.log_severity_level = (
+        _SILENT  # errors are raised; warnings of the planner are not for users
+    )
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     # By default the inputs of products with blockwise quantized weights are rounded to 8 bits.
@@ -226,6 +233,9 @@ def open_session(
         providers[0] = (provider, {"enable_cuda_graph": "1"})
     with contextlib.ExitStack() as stack:
         source = _readable(model, stack)
+        if device != "cpu":  # what it logs of libraries is in the error, too
+            ort.set_default_logger_severity(_SILENT)
+            stack.callback(ort.set_default_logger_severity, _WARNINGS)
         try:
             session = ort.InferenceSession(
                 source,
@@ -235,8 +245,9 @@ def open_session(
                 enable_fallback=0,  # it would print to the standard output
             )
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            if device != "cpu" and re.search(r"Please install|Failed to load library", str(error)):
-                raise _not_loaded(device, first_line(error)) from error
+            missing = re.search(r"(?:Please install|Failed to load library).*", str(error))
+            if device != "cpu" and missing:
+                raise _not_loaded(device, missing[0]) from error
             raise _refused(error, version) from error
     if provider not in session.get_providers():
         fell_back = f"the session fell back to {', '.join(session.get_providers())}"
@@ -316,6 +327,33 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
     )
 
 
+def try_device(device: str) -> None:
+    """Open a small session on a device.
+
+    Raises:
+        UsageError: The device is unknown.
+        DependencyError: The installed runtime was not built for it, or its libraries do not load.
+    """
+    open_session(ir.from_onnx_text(_SMALL), device=device)
+
+
+def require_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
+    """Resolve a device name, and prove that CUDA really works if it is asked for.
+
+    Args:
+        device: See :func:`resolve_device`.
+        among: The allowed names.
+
+    Raises:
+        UsageError: The device is unknown, or for inference only.
+        DependencyError: The installed runtime was not built for it, or its libraries do not load.
+    """
+    resolved = resolve_device(device, among=among)
+    if resolved == device == "cuda":
+        try_device(device)
+    return resolved
+
+
 def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
     """Resolve a device name to ``cpu``, ``cuda`` or ``tensorrt``.
 
@@ -348,7 +386,7 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
     # A build for CUDA lists its provider on every machine, so a session is the only proof.
     if _PROVIDERS["cuda"] in runtime().get_available_providers():
         with contextlib.suppress(DependencyError, ModelError):
-            open_session(ir.from_onnx_text(_SMALL), device="cuda")
+            try_device("cuda")
             return "cuda"
     return "cpu"
 

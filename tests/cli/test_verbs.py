@@ -15,6 +15,7 @@ import pytest
 from ortboost.api.doctor_machine import Diagnosis, HealthCheck
 from ortboost.cli import main
 from ortboost.cli.console import Output
+from ortboost.core.errors import DependencyError
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.graph.io import save_model
 from ortboost.optimizers import OPTIMIZERS
@@ -174,6 +175,24 @@ def test_doctor_finds_this_environment_fit(capsys):
     text = capsys.readouterr().out
     assert "Ready to train." in text
     assert "engine native" in text
+
+
+def test_doctor_tries_a_device_that_is_offered(capsys, monkeypatch):
+    def try_device(name):
+        if name == "cuda":
+            raise DependencyError(
+                "did not load", where="libcudnn.so.9: no such file", fix="brew it"
+            )
+
+    module = "ortboost.api.doctor_machine"
+    monkeypatch.setattr(f"{module}.available_devices", lambda: {"cpu": None, "cuda": None})
+    monkeypatch.setattr(f"{module}.try_device", try_device)
+    assert main(["doctor", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["findings"]}
+    assert checks["device cpu"]["status"] == "ok"
+    assert checks["device cuda"]["status"] == "note"
+    assert checks["device cuda"]["detail"] == "does not work: libcudnn.so.9: no such file"
+    assert checks["device cuda"]["fix"] == "brew it"
 
 
 def test_a_diagnosis_is_a_list_that_is_shown_short():

@@ -57,10 +57,11 @@ def test_newer_builds_load_theirs_themselves(wheels, capsys):
 
     def preload_dlls(directory):
         asked.append(directory)
-        print("Failed to load libcudnn.so.9: no such file\nPlease follow https://...")
+        print("Failed to load libcublas.so.13: libcublas.so.13: no such file")
+        print("Failed to load /x/libcudnn.so.9: other\nPlease follow https://...")
 
     newer = types.SimpleNamespace(cuda_version="13.0", preload_dlls=preload_dlls)
-    assert cuda_libraries.preload(newer) == "Failed to load libcudnn.so.9: no such file"
+    assert cuda_libraries.preload(newer) == "libcublas.so.13, libcudnn.so.9: no such file"
     assert asked == [""]
     assert capsys.readouterr().out == ""
     assert cuda_libraries.preload(types.SimpleNamespace(cuda_version="12.4")) == ""  # 1.20

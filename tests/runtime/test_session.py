@@ -15,6 +15,7 @@ from ortboost.api import doctor
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph import io
 from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
 from ortboost.runtime import compiled_graph
 from ortboost.runtime import session as module
 from ortboost.runtime.session import available_devices, open_session
@@ -78,11 +79,14 @@ class FakeRuntime(types.SimpleNamespace):
 
     def __init__(self, loads: bool):
         known = {"SessionOptions": onnxruntime.SessionOptions, "__version__": "1.31.1"}
-        super().__init__(**known, opened=[])
+        super().__init__(**known, opened=[], levels=[])
         self.loads = loads
 
     def get_available_providers(self):
         return [CUDA, CPU]
+
+    def set_default_logger_severity(self, level):
+        self.levels.append(level)
 
     def InferenceSession(self, source, options, providers, **_):
         self.opened.append(providers)
@@ -97,6 +101,15 @@ def test_a_silent_fallback_is_an_error(monkeypatch):
         open_session(small_mlp(), device="cuda")
     assert_three_lines(info.value)
     assert "did not load" in info.value.what
+    assert fake.levels == [4, 2]  # what the runtime logs of it is not shown beside the error
+
+
+def test_cuda_that_does_not_load_is_refused_before_anything_is_placed_there(monkeypatch):
+    fake = FakeRuntime(loads=False)
+    monkeypatch.setattr(module, "runtime", lambda: fake)
+    program = build_program(small_mlp(), ProgramConfig(engine="portable"))
+    with pytest.raises(DependencyError, match="did not load"):
+        Stepper(program, device="cuda")
 
 
 @pytest.mark.parametrize("loads", [True, False])
@@ -172,6 +185,7 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
         __version__="0",
         get_available_providers=lambda: ["TensorrtExecutionProvider", CUDA, CPU],
         SessionOptions=onnxruntime.SessionOptions,
+        set_default_logger_severity=lambda level: None,
         asked=[],
     )
 
@@ -190,11 +204,12 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
         open_session(small_mlp(), device="tensorrt")
 
     def fails(*_, **__):
-        raise RuntimeError("Please install TensorRT libraries as mentioned in the GPU requirements")
+        raise RuntimeError("state.cc:729 void f() Please install TensorRT libraries, as mentioned")
 
     fake.InferenceSession = fails
-    with pytest.raises(DependencyError, match="did not load"):
+    with pytest.raises(DependencyError, match="did not load") as info:
         open_session(small_mlp(), device="tensorrt")
+    assert info.value.where == "Please install TensorRT libraries, as mentioned"
 
 
 def test_tensorrt_runs_no_training_step():
