@@ -11,6 +11,7 @@ from ortboost.runtime.cuda.placement import place
 from ortboost.runtime.peepholes import emulated_for, for_device
 from ortboost.runtime.session import open_session, set_seed
 from ortboost.transforms.precision import PrecisionConfig
+from tests.runtime.cuda.support import inputs, run
 from tests.support import batch_for, model_path, text_model
 
 NEWEST, TRAINING = load_kernels("cuda=1.31.1"), load_kernels("cuda=1.19.2")
@@ -175,3 +176,16 @@ def test_celu_is_written_with_elu(alpha):
     x = np.linspace(-3, 3, 13).astype(np.float32)
     answers = [open_session(m, device="cpu").run(None, {"x": x})[0] for m in (model, changed)]
     np.testing.assert_allclose(*answers, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet_bottleneck", "mobilenet_like"])
+def test_a_whole_step_computes_the_same(name):
+    program = build_program(model_path(name), ProgramConfig(engine="portable"))
+    changed = for_cuda(program.step, NEWEST)
+    onnx.checker.check_model(ir.to_proto(changed), full_check=True)
+    feeds = {**program.initial, **batch_for(program, 8), "learning_rate": np.float32(0.01)}
+    names = [value.name for value in changed.graph.outputs]
+    before = dict(zip(names, run(program.step, **inputs(program.step, feeds)), strict=True))
+    after = dict(zip(names, run(changed, **inputs(changed, feeds)), strict=True))
+    for key, array in before.items():
+        np.testing.assert_allclose(after[key], array, rtol=1e-3, atol=1e-4, err_msg=key)
