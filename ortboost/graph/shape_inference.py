@@ -345,8 +345,8 @@ def _described(model: ir.Model) -> onnx.ModelProto:
 
 def _casts_floats(node: ir.Node) -> bool:
     x = input_at(node, 0) if is_standard(node, "Cast") else None
-    target = ir.DataType(node.attributes.get_int("to", 1)) if x is not None else None
-    return x is not None and x.dtype in _FLOATS and target in _FLOATS
+    # As a number: that of a damaged file may be no type.
+    return x is not None and x.dtype in _FLOATS and node.attributes.get_int("to", 1) in _FLOATS
 
 
 def _cast_by_example(node: onnx.NodeProto) -> int:

@@ -355,3 +355,11 @@ def test_casts_before_castlike_was_defined_are_inferred():
     infer_shapes(model)
     assert known_shape(model.graph.outputs[0]) == (2, 3)
     assert model.graph.outputs[0].dtype == ir.DataType.FLOAT16
+
+
+def test_a_type_that_does_not_exist_is_no_business_of_inference():
+    model = ir.from_onnx_text(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (y) { y = Cast<to = 255>(x) }'
+    )
+    infer_shapes(model)
+    assert known_shape(model.graph.outputs[0]) in (None, (2,))
