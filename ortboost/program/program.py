@@ -278,8 +278,8 @@ class Program(Shown):
             )
         try:
             program = cls(
-                step=load_model(source / STEP),
-                evaluation=load_model(source / EVAL),
+                step=_load_part(source / STEP),
+                evaluation=_load_part(source / EVAL),
                 catalogue=Catalogue.from_dict(
                     manifest["catalogue"], where=f"{source / MANIFEST}: catalogue"
                 ),
@@ -290,7 +290,7 @@ class Program(Shown):
                 prediction=str(manifest["prediction"]),
                 reports=tuple(Report.from_dict(report) for report in manifest["reports"]),
                 variants={
-                    name: load_model(source / _file(name))
+                    name: _load_part(source / _file(name))
                     for name in manifest["graphs"]
                     if name != STEP_GRAPH and _GRAPH.fullmatch(name)
                 },
@@ -379,6 +379,16 @@ def _file(graph: str) -> str:
 def _serialized(proto: onnx.ModelProto) -> bytes:
     data: bytes = proto.graph.SerializeToString(deterministic=True)
     return data
+
+
+def _load_part(path: Path) -> ir.Model:
+    """Read a graph of a program; if it is damaged, do not advise to give the folder instead."""
+    try:
+        return load_model(path)
+    except FileError as error:
+        if error.fix != program_around(path):
+            raise
+        raise FileError(error.what, where=error.where, fix="Convert the model again.") from error
 
 
 def _digest(proto: onnx.ModelProto) -> str:

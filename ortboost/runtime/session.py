@@ -208,9 +208,7 @@ def open_session(
     version, provider = str(ort.__version__), _PROVIDERS[device]
     unloaded = preload(ort) if device != "cpu" else ""
     options = ort.SessionOptions()
-    options.log_severity_level = (
-        _SILENT  # errors are raised; warnings of the planner are not for users
-    )
+    options.log_severity_level = _SILENT  # errors are raised, warnings are not for users
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     # By default the inputs of products with blockwise quantized weights are rounded to 8 bits.

@@ -51,7 +51,7 @@ def statistics_by_image(model: ir.Model) -> bool:
         model: The step graph, with inferred shapes.
 
     Returns:
-        Whether there was a batch normalization in training mode.
+        Whether anything was replaced.
     """
     if model.opset_imports.get("", 0) < _OPSET:
         return False

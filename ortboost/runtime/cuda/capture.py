@@ -32,6 +32,7 @@ from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["capturable", "draws"]
 
+_T = TypeVar("_T")
 _MOST: Final = 32  # operands of a Concat, results of a Split
 
 
@@ -127,10 +128,7 @@ def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
     replace_node(gate, chosen, b)
 
 
-_Any = TypeVar("_Any")
-
-
-def _groups(values: Sequence[_Any]) -> list[Sequence[_Any]]:
+def _groups(values: Sequence[_T]) -> list[Sequence[_T]]:
     return [values[start : start + _MOST] for start in range(0, len(values), _MOST)]
 
 

@@ -44,7 +44,7 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.runtime.cuda.batch_norm import factors_by_channel, statistics_by_image
-from ortboost.runtime.cuda.gelu import fewer_passes
+from ortboost.runtime.cuda.gelu import gelu_in_fewer_passes
 from ortboost.runtime.cuda.kernels import Kernels
 from ortboost.runtime.cuda.max_pool import shifted_maxima
 from ortboost.runtime.cuda.reductions import reductions_in_two_steps
@@ -93,7 +93,7 @@ def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Mode
         done |= reductions_in_two_steps(changed)
         done |= patches_of_few_channels(changed)
         done |= pad_before_transpose(changed)
-        done |= fewer_passes(changed)
+        done |= gelu_in_fewer_passes(changed)
     done |= _older_opset(changed, kernels)
     done |= _float32_around(changed, kernels)
     if not done:

@@ -25,7 +25,7 @@ from ortboost.graph.patterns import Op, Pattern, match
 from ortboost.graph.query import known_shape, scalar
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
-__all__ = ["fewer_passes"]
+__all__ = ["gelu_in_fewer_passes"]
 
 _DOMAIN: Final = "com.microsoft"
 _TYPES: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -54,7 +54,7 @@ _TWO_PRODUCTS: Final = Op(
 )
 
 
-def fewer_passes(model: ir.Model) -> bool:
+def gelu_in_fewer_passes(model: ir.Model) -> bool:
     """Rewrite all Gelus and their gradients, in place.
 
     Args:
