@@ -73,6 +73,9 @@ class LabelOptions:
     )
     labels: str | None = option("Name of the new label input.")
     ignore_index: int | None = option("Label to ignore, such as PyTorch's -100.")
+    label_smoothing: float | None = option(
+        "Share of each label that is spread over all classes, such as 0.1."
+    )
 
     def changes(self) -> dict[str, Any]:
         """The given fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
@@ -81,6 +84,7 @@ class LabelOptions:
             sparse=None if self.dense_labels is None else not self.dense_labels,
             labels=self.labels,
             ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
         )
 
 

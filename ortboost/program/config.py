@@ -255,8 +255,11 @@ class ProgramConfig:
         """Plain JSON data, written into the manifest."""
         items = [item.name for item in dataclasses.fields(self) if item.name != "boosts"]
         data = {name: write_config(getattr(self, name)) for name in items}
-        if self.padding_idx is None:  # unknown to older versions
+        # Unknown to older versions.
+        if self.padding_idx is None:
             del data["padding_idx"]
+        if self.loss.label_smoothing is None:
+            del data["loss"]["label_smoothing"]
         return data | former_to_dict(self.boosts)
 
     @classmethod

@@ -5,6 +5,8 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 - ``softmax-cross-entropy``, sparse labels: `l_n = -log softmax(x_n)[z_n]`;
   dense labels: `l_n = -sum_k z_nk log softmax(x_n)_k`. The softmax is over the class axis, see
   :mod:`ortboost.transforms.class_axis`; every other position (pixel, token) is a sample.
+  ``label_smoothing`` `e` replaces `z_nk` (of sparse labels: 1 for the class, otherwise 0) by
+  `(1 - e) z_nk + e / K`.
 - ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
@@ -24,8 +26,10 @@ is computed in float32.
 the sigmoid everywhere, even at `x = 0`, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a
 kink that automatic differentiation gets wrong (a new head with zero weights starts exactly there).
 
-Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss` for the form with
-``pos_weight``; `transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
+Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.CrossEntropyLoss` for label smoothing
+(Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567, section 7);
+`torch.nn.BCEWithLogitsLoss` for the form with ``pos_weight``;
+`transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
 """
 
 from __future__ import annotations
@@ -142,6 +146,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
         + ("" if axis is None else f", classes in axis {axis}")
         + (", shifted by one position" if config.shift_labels else "")
+        + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
     producer = producer_of(source_before(prediction, "Identity"))
     if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:

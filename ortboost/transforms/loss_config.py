@@ -23,6 +23,7 @@ _APPLIES_TO = {
     "ignore_index": "softmax-cross-entropy with sparse labels",
     "shift_labels": "softmax-cross-entropy with sparse labels",
     "class_axis": "softmax-cross-entropy",
+    "label_smoothing": "softmax-cross-entropy",
     "weight": "bce-with-logits",
     "pos_weight": "bce-with-logits",
 }
@@ -46,6 +47,7 @@ class LossConfig:
         class_axis: For cross entropy: the class axis of the output, -1 for the last; inferred if
             not given, see :mod:`ortboost.transforms.class_axis`.
         shift_labels: For sparse cross entropy: compare each position with the next label.
+        label_smoothing: For cross entropy: the share of a label that is spread over all classes.
         broadcast: Whether labels may broadcast against the output, as in MindSpore.
         weight: For ``bce-with-logits``: weight of each element, broadcast against the output.
         pos_weight: For ``bce-with-logits``: weight of the positive term, broadcast likewise.
@@ -67,6 +69,7 @@ class LossConfig:
     ignore_index: int | None = None
     class_axis: int | None = None
     shift_labels: bool = False
+    label_smoothing: Annotated[float, Range(0, below=1)] | None = None
     broadcast: bool = False
     weight: Any = field(default=None, compare=False)
     # `==` leaves both weights out: that of arrays has no single truth value.

@@ -34,13 +34,13 @@ def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value
 def sparse_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Cross entropy with class indices, by the fused operator, whose class axis is 1.
+    """Cross entropy with class indices.
 
     Args:
         builder: Receives the nodes.
         x: Logits, ``[batch, ..., classes, ...]``.
         labels: Class indices, int64, with the shape of ``x`` without the class axis.
-        config: Reduction and label to ignore.
+        config: Reduction, label to ignore and label smoothing.
         axis: The class axis; ``None`` for axis 1.
 
     Returns:
@@ -56,33 +56,43 @@ def sparse_cross_entropy(
         x = builder.op("Flatten", x, shape=(None, shape[axis]), axis=rank - 1)
         target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
     if config.reduction != "none":
-        loss = _fused_cross_entropy(builder, x, target, config, config.reduction)
+        loss = _cross_entropy(builder, x, target, config, config.reduction)
         return loss, loss
     # The losses of the flattened samples go back to the positions of the labels.
-    losses = _fused_cross_entropy(builder, x, target, config, "none")
+    losses = _cross_entropy(builder, x, target, config, "none")
     if target is not labels:
         size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
         losses = builder.op("Reshape", losses, size, shape=known_shape(labels) or ())
     return reduce_losses(builder, losses, "none")
 
 
-def _fused_cross_entropy(
+def _cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
 ) -> ir.Value:
-    """The fused operator with its second output, which the native gradient reads."""
-    extra: dict[str, Any] = (
-        {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
-    )
-    loss, log_prob = builder.ops(
-        "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], reduction=reduction, **extra
-    )
-    shape = known_shape(labels)
-    if reduction != "none":
-        loss.shape = ir.Shape(())
-    elif shape is not None:
-        loss.shape = ir.Shape(shape)
-    log_prob.shape = x.shape
-    return loss
+    """The loss of scores with the classes in axis 1."""
+    shape = known_shape(labels) if reduction == "none" else ()
+    settings: dict[str, Any] = {"reduction": reduction}
+    if config.ignore_index is not None:
+        settings["ignore_index"] = config.ignore_index
+    if not config.label_smoothing:
+        # The fused operator, with its second output, which the native gradient reads.
+        loss, log_p = builder.ops(
+            "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], **settings
+        )
+        loss.shape = None if shape is None else ir.Shape(shape)
+        log_p.shape = x.shape
+        return loss
+    log_p = builder.op("LogSoftmax", x, axis=1)
+    of_all = builder.op("ReduceMean", log_p, builder.ints(1), keepdims=1)
+    smoothed = _mixed(builder, log_p, of_all, config.label_smoothing)
+    smoothed.shape = x.shape
+    return builder.op("NegativeLogLikelihoodLoss", smoothed, labels, shape=shape, **settings)
+
+
+def _mixed(builder: Builder, of_label: ir.Value, of_all: ir.Value, share: float) -> ir.Value:
+    """``(1 - share) of_label + share of_all``."""
+    of_label = builder.op("Mul", of_label, builder.const(1.0 - share))
+    return builder.op("Add", of_label, builder.op("Mul", of_all, builder.const(share)))
 
 
 def dense_losses(
@@ -104,10 +114,14 @@ def dense_losses(
         ConfigError: A weight does not broadcast to ``x``.
     """
     if config.name == "softmax-cross-entropy":
-        over = -1 if axis is None else axis
-        log_softmax = builder.op("LogSoftmax", x, axis=over)
-        product = builder.op("Mul", log_softmax, _in_shape_of(x, labels, config, builder))
-        return builder.op("Neg", builder.op("ReduceSum", product, builder.ints(over), keepdims=0))
+        over = builder.ints(-1 if axis is None else axis)
+        log_p = builder.op("LogSoftmax", x, axis=-1 if axis is None else axis)
+        product = builder.op("Mul", log_p, _in_shape_of(x, labels, config, builder))
+        total = builder.op("ReduceSum", product, over, keepdims=0)
+        if config.label_smoothing:
+            of_all = builder.op("ReduceMean", log_p, over, keepdims=0)
+            total = _mixed(builder, total, of_all, config.label_smoothing)
+        return builder.op("Neg", total)
     return _ELEMENTWISE[config.name](builder, x, _in_shape_of(x, labels, config, builder), config)
 
 

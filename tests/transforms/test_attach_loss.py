@@ -5,6 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine
 from ortboost.core.errors import ConfigError, ModelError, UsageError
 from ortboost.transforms.attach_loss import LOSSES, LossConfig, attach_loss
@@ -33,6 +34,10 @@ CASES = {
         "labels_binary",
     ),
 }
+SMOOTHED = {
+    "smoothed_sparse": ({"name": CE, "label_smoothing": 0.2}, "labels_sparse"),
+    "smoothed_soft": ({"name": CE, "label_smoothing": 0.2, "sparse": False}, "labels_soft"),
+}
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -56,6 +61,7 @@ def value_and_grad(
     """The shown loss, and its gradient with respect to the logits."""
     model, where = attached(config, through(shape))
     engine = get_engine() if engine is None else get_engine(engine)
+    decompose(model, wrt=["x"], loss=where.objective, engine=engine)
     engine.prepare(model)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name == where.loss]
     # The gradients with respect to input and logits are equal, as the weight is one.
@@ -88,9 +94,9 @@ def formula(fields, x, y):
     if name == CE:
         shifted = x - x.max(1, keepdims=True)
         log_softmax = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-        if fields.get("sparse", True):
-            return -np.take_along_axis(log_softmax, y[:, None].astype(int), 1)[:, 0]
-        return -(y * log_softmax).sum(1)
+        shares = np.eye(x.shape[1])[y.astype(int)] if fields.get("sparse", True) else y
+        smoothing = fields.get("label_smoothing", 0.0)
+        return -(((1 - smoothing) * shares + smoothing / x.shape[1]) * log_softmax).sum(1)
     if name == "mse":
         return (x - y) ** 2
     if name == "l1":
@@ -100,9 +106,9 @@ def formula(fields, x, y):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *SMOOTHED])
 def test_the_gradient_is_the_slope_of_the_formula(case, reduction):
-    fields, key = CASES[case]
+    fields, key = (CASES | SMOOTHED)[case]
     rng = np.random.default_rng(3)
     x = (rng.standard_normal((5, 4)) * 3).astype(np.float32)
     labels = labels_of(key)
@@ -209,6 +215,29 @@ def test_classes_in_any_axis(engine, reduction, axis, ignored):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_smoothed_labels_in_any_axis(engine, reduction):
+    rng = np.random.default_rng(7)
+    x, labels = rng.standard_normal((2, 3, 4, 5)).astype(np.float32), rng.integers(0, 4, (2, 3, 5))
+    labels.flat[::3] = -1
+    config = LossConfig(class_axis=2, reduction=reduction, ignore_index=-1, label_smoothing=0.1)
+    loss, gradient = value_and_grad(config, x, labels, SHAPES[2], engine)
+    rows, known = np.moveaxis(x, 2, -1)[labels != -1], labels[labels != -1]
+    expected = np.zeros(labels.shape)
+    expected[labels != -1] = formula({"name": CE, "label_smoothing": 0.1}, rows, known)
+    number = known.size if reduction == "mean" else 1
+    np.testing.assert_allclose(
+        loss, expected if reduction == "none" else expected.sum() / number, rtol=2e-6, atol=1e-6
+    )
+    soft = np.exp(rows) / np.exp(rows).sum(1, keepdims=True)
+    slope = (soft - 0.9 * np.eye(4)[known] - 0.1 / 4) / number
+    np.testing.assert_allclose(
+        np.moveaxis(gradient, 2, -1)[labels != -1], slope, rtol=2e-5, atol=1e-6
+    )
+    assert not np.moveaxis(gradient, 2, -1)[labels == -1].any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_shifted_labels_are_those_of_the_next_position(engine, reduction):
     rng = np.random.default_rng(6)
     x = rng.standard_normal((3, 5, 4)).astype(np.float32)
@@ -231,6 +260,11 @@ def test_shifted_labels_are_those_of_the_next_position(engine, reduction):
             LossConfig(shift_labels=True, reduction="sum"),
             "batch,t,4",
             "sum, labels 'labels', classes in axis 2, shifted by one position",
+        ),
+        (
+            LossConfig(label_smoothing=0.1),
+            "batch,4",
+            "mean, labels 'labels', classes in axis 1, smoothed by 0.1",
         ),
         (LossConfig("mse", labels="target"), "batch,4", "mean, labels 'target'"),
     ],
@@ -275,7 +309,12 @@ def test_only_sequences_of_classes_are_shifted(config, shape):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"name": "mse", "class_axis": 1}, {"sparse": False, "shift_labels": True}]
+    "fields",
+    [
+        {"name": "mse", "class_axis": 1},
+        {"name": "mse", "label_smoothing": 0.1},
+        {"sparse": False, "shift_labels": True},
+    ],
 )
 def test_settings_of_another_loss_are_refused(fields):
     with pytest.raises(ConfigError, match="has no effect for"):
