@@ -31,6 +31,7 @@ __all__ = [
     "parse_kind",
     "parse_loss_scale",
     "parse_mapping",
+    "parse_numbers",
     "parse_optimizer",
     "parse_pairs",
     "parse_precision",
@@ -297,6 +298,27 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
         else:
             general = float(value)
     return general, single
+
+
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+    """Parse ``NUMBER,NUMBER,...``, or read the vector in a ``.npy`` file.
+
+    Raises:
+        UsageError: They are not numbers, or the file cannot be read.
+
+    Example:
+        >>> parse_numbers("1,0.5", "--class-weights")
+        (1.0, 0.5)
+    """
+    try:
+        numbers = text.split(",") if not text.endswith(".npy") else read_npy(text).tolist()
+        return tuple(float(number) for number in numbers)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"'{text}' is not a list of numbers: {error}.",
+            where=option,
+            fix=f"Write {option} 1,1,2.5, or name a .npy file with a vector.",
+        ) from error
 
 
 def parse_precision(text: str) -> dict[str, Any]:

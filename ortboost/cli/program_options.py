@@ -76,15 +76,22 @@ class LabelOptions:
     label_smoothing: float | None = option(
         "Share of each label that is spread over all classes, such as 0.1."
     )
+    class_weights: str | None = option(
+        "Weights of the classes in the loss, in their order.", metavar="NUMBER,...|FILE.npy"
+    )
 
     def changes(self) -> dict[str, Any]:
         """The given fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
+        from ortboost.cli.parse import parse_numbers
+
+        weights = self.class_weights
         return _given(
             reduction=self.reduction,
             sparse=None if self.dense_labels is None else not self.dense_labels,
             labels=self.labels,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
+            weight=weights and parse_numbers(weights, "--class-weights"),
         )
 
 

@@ -48,6 +48,7 @@ _SPEC: Final[Mapping[str, Any]] = {
     "shifted": bool | None,
     "averaged": bool | None,
     "batch_axis": int | str | None,
+    "weights": tuple[float, ...] | None,
 }
 _ENTRY: Final[Mapping[str, Any]] = {
     "name": str,
@@ -82,6 +83,7 @@ class TensorSpec:
         class_axis: For labels: the class axis of the predictions.
         shifted: For labels: whether each position is compared with the next label.
         averaged: For labels: whether the loss is the mean over the labels that are not ignored.
+        weights: For labels: the weights of the classes in this mean; ``None`` if all are 1.
         batch_axis: For data: the batch axis, see :mod:`ortboost.graph.batch_axes`.
     """
 
@@ -94,6 +96,7 @@ class TensorSpec:
     shifted: bool = False
     averaged: bool = True
     batch_axis: BatchAxis = 0
+    weights: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -123,12 +126,15 @@ class TensorSpec:
             }
         if self.batch_axis != 0:
             data["batch_axis"] = self.batch_axis
+        if self.weights is not None:
+            data["weights"] = list(self.weights)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
         """Rebuild from :meth:`to_dict`."""
         _check(data, _SPEC)
+        weights = data.get("weights")
         return cls(
             data["name"],
             np.dtype(data["dtype"]),
@@ -139,6 +145,7 @@ class TensorSpec:
             bool(data.get("shifted", False)),
             bool(data.get("averaged", True)),
             data.get("batch_axis", 0),
+            None if weights is None else tuple(weights),
         )
 
     def first_invalid_class(self, array: NDArray[Any]) -> int | None:

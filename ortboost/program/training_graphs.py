@@ -193,6 +193,7 @@ def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> 
         class_axis=loss.class_axis,
         shifted=config.loss.shift_labels,
         averaged=config.loss.reduction != "sum",
+        weights=config.loss.class_weights,
     )
 
 

@@ -43,7 +43,7 @@ class SharedEvaluator:
         group = self._shared.group
         self._shared.state.average(self._alone.state)
         feeds = arrays_of(feeds, self.inputs)
-        number, total = count_samples(self.inputs, feeds)
+        number, _, total = count_samples(self.inputs, feeds)
         if self._fixed or self._axis is None or number < group.size:
             return self._alone.evaluate(feeds)
         # This process's samples: parts differ by one sample at most, and none is empty.
@@ -69,7 +69,7 @@ class SharedEvaluator:
                 whole = np.zeros(shape, value.dtype)
                 whole[place] = value
             else:  # a part whose labels are all ignored has the loss 0 / 0, and the weight 0
-                counted = count_samples(self.inputs, part)[1]
+                counted = count_samples(self.inputs, part).terms
                 mean = self._shared.program.config.loss.reduction != "sum"
                 weight = counted / total if mean and total else float(counted > 0)
                 whole = np.asarray(weight * float(value) if weight else 0.0, np.float64)

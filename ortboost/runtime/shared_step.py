@@ -33,7 +33,7 @@ from ortboost.core.errors import ConfigError, UsageError
 from ortboost.program import names
 from ortboost.program.program import Program
 from ortboost.program.split import split_program
-from ortboost.runtime.part_weights import PartWeights, count_samples
+from ortboost.runtime.part_weights import Counts, PartWeights, count_samples
 from ortboost.runtime.process_group import Handle, ProcessGroup, WireType
 from ortboost.runtime.session import drawing
 from ortboost.runtime.shared_state import SharedState, checksum
@@ -83,8 +83,8 @@ class SharedStep:
         self._opened: dict[str, SplitGraphs] = {}
         self._flushes: dict[str, UpdateGraph] = {}
         self._share = 0.0  # n_r / n of the last step, within the server
-        self.labels = 0
-        """The terms of the loss of the last step, of all processes."""
+        self.whole = Counts(0, 0, 0)
+        """The counts of the last batch, of all processes."""
         if self.state.joins and not self._mean:
             raise ConfigError(
                 "AdaSum needs a mean loss: a sum grows with the number of samples of a server.",
@@ -129,9 +129,9 @@ class SharedStep:
         graphs = self.open(graph, state, threads)
         rates = {name: feeds[name] for name in graphs.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
-        samples, terms = count_samples(self.program.catalogue.batch, feeds)
+        own = count_samples(self.program.catalogue.batch, feeds)
         # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
-        ran = bool(terms or (samples and (graphs.means or graphs.exchanges)))
+        ran = bool(own.terms or (own.samples and (graphs.means or graphs.exchanges)))
         values = dict[str, NDArray[Any]]()
 
         def run_segment(number: int) -> None:
@@ -139,10 +139,10 @@ class SharedStep:
                 with drawing(graphs.seed(seed, number)):
                     values.update(graphs.gradients.run(number, feeds))
 
-        weighing = self._start_weighing(terms, samples, ran, exchanges=bool(graphs.exchanges))
+        weighing = self._start_weighing(own, ran, exchanges=bool(graphs.exchanges))
         run_segment(0)
         weights = weighing()  # the counts traveled while the first segment ran
-        self._share, self.labels = weights.in_server, int(weights.all_terms)
+        self._share, self.whole = weights.in_server, weights.whole
         sent: list[Handle] = []
         for i in range(len(graphs.gradients)):
             if i:
@@ -150,14 +150,16 @@ class SharedStep:
             # These gradients travel while the next segment runs; exchanged sums it has to wait for.
             sent += graphs.start_sums(i, weights.gradients)
             graphs.exchange(i, weights.gradients if ran else None)
-        if not terms:
+        if not own.terms:
             values.clear()  # a loss of 0 / 0
             graphs.clear(state, empty=not (ran and graphs.exchanges))
         if graphs.exchanges and weights.all_ran < self.group.size:
             graphs.spread_statistics(weights.statistics)  # equal in all that ran
         # Loss and metrics are those of all servers; the gradients may be those of one.
-        own = [weights.shown(s, values[s.name]) if s.name in values else 0.0 for s in graphs.shown]
-        shown, showing = self.group.start_sum_of(np.array(own))
+        parts = [
+            weights.shown(s, values[s.name]) if s.name in values else 0.0 for s in graphs.shown
+        ]
+        shown, showing = self.group.start_sum_of(np.array(parts))
         for handle in (*sent, *graphs.start_rest(weights.gradients, weights.means), showing):
             handle.wait()
         # From here on the processes of a server have the same values, and make the same update.
@@ -169,10 +171,10 @@ class SharedStep:
             return {**numbers, **graphs.update.run(rates)}
 
     def _start_weighing(
-        self, terms: int, samples: int, ran: bool, *, exchanges: bool
+        self, own: Counts, ran: bool, *, exchanges: bool
     ) -> Callable[[], PartWeights]:
         """Start to sum the counts of all parts; the result waits for them."""
-        counts = np.array([terms, samples, ran, *self.requests])
+        counts = np.array([*own, ran, *self.requests], np.float64)
         totals, traveling = self.group.start_sum_of(counts)
         nearby, arriving = totals, traveling
         if self.state.server is not self.group:
@@ -181,21 +183,19 @@ class SharedStep:
         def weigh() -> PartWeights:
             traveling.wait()
             arriving.wait()
-            if not totals[1]:
+            self.agreed = totals[4:]
+            if not totals[0]:
                 raise UsageError(
                     "The batch is empty in all processes.",
                     where=f"inputs {', '.join(s.name for s in self.program.catalogue.batch)}",
                     fix="Feed at least one sample to one of them.",
                 )
-            self.agreed = totals[3:]
             return PartWeights(
-                terms,
-                samples,
+                own,
                 ran,
-                all_terms=totals[0],
-                all_samples=totals[1],
-                all_ran=totals[2],
-                server_terms=nearby[0],
+                Counts(int(totals[0]), int(totals[1]), float(totals[2])),
+                all_ran=totals[3],
+                server_terms=nearby[2],
                 is_mean=self._mean,
                 exchanges=exchanges,
             )

@@ -99,8 +99,10 @@ class Stepper(Shown):
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
         self._compiled: dict[str, CompiledGraph | ReplayedGraph] = {}
         self._plan = step_plan(program.config, program.graphs)
-        ignores = any(spec.ignored is not None for spec in program.catalogue.batch)
-        self._ignores = ignores and program.config.loss.reduction == "mean"
+        labels = [s for s in program.catalogue.batch if s.ignored is not None or s.weights]
+        is_mean = program.config.loss.reduction == "mean"
+        self._counts = is_mean and bool(labels)
+        self._weighs = is_mean and any(spec.weights for spec in labels)
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None
@@ -195,7 +197,7 @@ class Stepper(Shown):
         if self.shared is not None:
             feeds = arrays_of(feeds, self.inputs)
             # A process without samples still takes part in the communication of the step.
-            empty = not count_samples(self.inputs, feeds)[0]
+            empty = not count_samples(self.inputs, feeds).samples
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:  # watched: the step may change them
             self._scales = {
@@ -232,6 +234,10 @@ class Stepper(Shown):
             taken = self._line_search(self.program.config.line_search, ready, losses, seed)
             values[names.RATE] = np.asarray(taken)
         scales = values.pop(names.LOSS_SCALES, np.zeros(0))
+        counts = None
+        if self._counts:
+            shared = self.shared
+            counts = count_samples(self.inputs, ready) if shared is None else shared.whole
         return StepResult(
             loss=float(losses.mean()),
             overflow=overflow,
@@ -244,14 +250,9 @@ class Stepper(Shown):
             updated=self._counters[names.STEP] > before,
             group=group,
             loss_scales=tuple(float(scale) for scale in scales),
-            labels=self._labels(ready) if self._ignores else None,
+            labels=counts.labels if counts else None,
+            weight=counts.terms if counts and self._weighs else None,
         )
-
-    def _labels(self, feeds: Mapping[str, NDArray[Any]]) -> int:
-        """The number of labels of the whole batch that are not ignored."""
-        if self.shared is not None:
-            return self.shared.labels
-        return count_samples(self.inputs, feeds)[1]
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window of accumulation, as the mean of its micro-batches.
@@ -409,7 +410,7 @@ class Stepper(Shown):
         """
         if self.shared is not None:
             feeds = arrays_of(feeds, self.inputs)
-            if not count_samples(self.inputs, feeds)[0]:
+            if not count_samples(self.inputs, feeds).samples:
                 return []
         inputs = {**self._checked(feeds, hyper), **self._state.read_all()}
         model, drawn = self.program.graphs[self.next_graph], self._seed_for(self.catalogue, seed)

@@ -120,10 +120,10 @@ def by_sample(
     return rule.aligned(scores, labels)
 
 
-def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], int | None]:
+def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], float | None]:
     """A function that counts the labels a mean loss averages over; it returns None for samples."""
 
-    def count(batch: Batch) -> int | None:
+    def count(batch: Batch) -> float | None:
         return rule.count(batch[labels]) if rule.averaged and labels in batch else None
 
     return count
@@ -134,9 +134,9 @@ def _padded(
     batch: Batch,
     length: int,
     size: int,
-    count: Callable[[Batch], int | None],
+    count: Callable[[Batch], float | None],
     axes: Axes | None,
-) -> tuple[Mapping[str, Array], tuple[float, int] | None]:
+) -> tuple[Mapping[str, Array], tuple[float, float] | None]:
     """Outputs of a short batch, and the loss that it would have without the padding.
 
     The padding repeats the last sample. Let L be the loss of the padded batch and a that of a batch
@@ -166,8 +166,8 @@ def _padded(
 
 
 def _loss(
-    outputs: Mapping[str, Array], real: slice | None, length: int, counted: int | None
-) -> tuple[float, int] | None:
+    outputs: Mapping[str, Array], real: slice | None, length: int, counted: float | None
+) -> tuple[float, float] | None:
     """The mean loss over the real samples of a batch, and its weight."""
     if _LOSS not in outputs:
         return None
@@ -176,7 +176,7 @@ def _loss(
         return float(loss) if weight else 0.0, weight  # of no labels it is 0 / 0
     loss = loss if real is None else loss[real]
     total = float(loss.sum(dtype=np.float64))
-    return total / max(loss.size if counted is None else counted, 1), weight
+    return total / ((loss.size if counted is None else counted) or 1), weight
 
 
 def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:

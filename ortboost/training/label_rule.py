@@ -10,6 +10,7 @@ from operator import mul
 
 import numpy as np
 
+from ortboost.core.loss_terms import count_labels, sum_weights
 from ortboost.training.protocols import Array
 
 __all__ = ["LabelRule", "in_order"]
@@ -36,6 +37,7 @@ class LabelRule:
         ignored: A label to ignore in the metrics and the loss (``ignore_index``).
         shifted: Each position is compared with the next label, as for causal language models.
         averaged: The loss of a batch is the mean over the labels that are not ignored.
+        weights: The weights of the classes in this mean; None if all are 1.
 
     Example:
         >>> rule = LabelRule(class_axis=-1, ignored=-100, shifted=True)
@@ -48,6 +50,7 @@ class LabelRule:
     ignored: int | None = None
     shifted: bool = False
     averaged: bool = True
+    weights: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, inputs: Sequence[object], labels: str) -> LabelRule:
@@ -58,13 +61,19 @@ class LabelRule:
             getattr(spec, "ignored", None),
             bool(getattr(spec, "shifted", False)),
             bool(getattr(spec, "averaged", True)),
+            getattr(spec, "weights", None),
         )
 
-    def count(self, labels: Array) -> int | None:
-        """The number of labels that are not ignored; ``None`` if ``ignored`` is not set."""
+    def count(self, labels: Array) -> float | None:
+        """What the mean loss of a batch divides by: labels that are not ignored, or their weights.
+
+        ``None`` for the number of samples or positions.
+        """
+        if self.weights is not None:
+            return sum_weights(labels, self.weights, self.ignored, shifted=self.shifted)
         if self.ignored is None:
             return None
-        return int((self._shift(labels) != self.ignored).sum())
+        return count_labels(labels, self.ignored, shifted=self.shifted)
 
     def aligned(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """The scores with the classes in axis 1, and the labels to compare them with.

@@ -33,13 +33,13 @@ class Mean:
     """
 
     total: float = 0.0
-    count: int = 0
+    count: float = 0
 
-    def add(self, value: float, samples: int = 1) -> None:
+    def add(self, value: float, samples: float = 1) -> None:
         """Add ``samples`` samples with the mean ``value``."""
         self.add_sum(value * samples, samples)
 
-    def add_sum(self, total: float, samples: int) -> None:
+    def add_sum(self, total: float, samples: float) -> None:
         """Add ``samples`` samples whose values sum to ``total``."""
         self.total += total
         self.count += samples

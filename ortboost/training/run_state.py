@@ -59,7 +59,7 @@ class RunState:
             result: The result; its loss and metrics are means over its labels, if it counts them.
             samples: The number of samples in the batch.
         """
-        weight = samples if result.labels is None else result.labels
+        number = samples if result.labels is None else result.labels
         self.batch += 1
         self.step += 1
         self.applied_steps = int(result.applied_steps)
@@ -67,8 +67,10 @@ class RunState:
         self.loss_scale = float(result.loss_scale)
         self.skips.add(self.step, bool(result.overflow))
         for name, value in {"loss": result.loss, **result.metrics}.items():
+            weight = result.weight if name == "loss" else None
             if np.isfinite(value):
-                self.sums.setdefault(name, Mean()).add(float(value), weight)
+                mean = self.sums.setdefault(name, Mean())
+                mean.add(float(value), number if weight is None else weight)
 
     def end_epoch(self) -> dict[str, float]:
         """Move on to the next epoch; returns the means of this one as ``train_...``."""

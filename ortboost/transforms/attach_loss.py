@@ -6,7 +6,7 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
   dense labels: `l_n = -sum_k z_nk log softmax(x_n)_k`. The softmax is over the class axis, see
   :mod:`ortboost.transforms.class_axis`; every other position (pixel, token) is a sample.
   ``label_smoothing`` `e` replaces `z_nk` (of sparse labels: 1 for the class, otherwise 0) by
-  `(1 - e) z_nk + e / K`.
+  `(1 - e) z_nk + e / K`. Class weights ``weight`` multiply `l_n` by `w[z_n]`.
 - ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
@@ -14,10 +14,10 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 - ``FILE.onnx``: a user-defined loss, see :mod:`ortboost.transforms.own_loss`.
 
 ``mean`` divides by the number of losses (positions whose label is not ignored for cross entropy,
-elements otherwise), ``sum`` adds them, ``none`` returns all of them and differentiates their sum,
-as MindSpore does. If all labels of a batch are ignored, the mean and its gradient are 0; PyTorch
-returns NaN, which would cause the step to be skipped. The loss of an output of another float type
-is computed in float32.
+elements otherwise) or, with class weights, by the sum of the weights of the labels, ``sum`` adds
+them, ``none`` returns all of them and differentiates their sum, as MindSpore does. If all labels of
+a batch are ignored, the mean and its gradient are 0; PyTorch returns NaN, which would cause the
+step to be skipped. The loss of an output of another float type is computed in float32.
 
 ``shift_labels`` is the loss of a causal language model: position `t` is compared with the label of
 `t + 1`, and the last position is ignored. The labels are then the token IDs themselves.
@@ -26,9 +26,9 @@ is computed in float32.
 the sigmoid everywhere, even at `x = 0`, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a
 kink that automatic differentiation gets wrong (a new head with zero weights starts exactly there).
 
-Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.CrossEntropyLoss` for label smoothing
-(Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567, section 7);
-`torch.nn.BCEWithLogitsLoss` for the form with ``pos_weight``;
+Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.CrossEntropyLoss` for class weights
+and label smoothing (Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567,
+section 7); `torch.nn.BCEWithLogitsLoss` for the form with ``pos_weight``;
 `transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
 """
 
@@ -146,6 +146,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
         + ("" if axis is None else f", classes in axis {axis}")
         + (", shifted by one position" if config.shift_labels else "")
+        + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
     producer = producer_of(source_before(prediction, "Identity"))

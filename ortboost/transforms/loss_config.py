@@ -20,12 +20,12 @@ LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
 """Names of the losses."""
 
 _APPLIES_TO = {
-    "ignore_index": "softmax-cross-entropy with sparse labels",
-    "shift_labels": "softmax-cross-entropy with sparse labels",
-    "class_axis": "softmax-cross-entropy",
-    "label_smoothing": "softmax-cross-entropy",
-    "weight": "bce-with-logits",
-    "pos_weight": "bce-with-logits",
+    "ignore_index": ("softmax-cross-entropy with sparse labels",),
+    "shift_labels": ("softmax-cross-entropy with sparse labels",),
+    "class_axis": ("softmax-cross-entropy",),
+    "label_smoothing": ("softmax-cross-entropy",),
+    "weight": ("softmax-cross-entropy with sparse labels", "bce-with-logits"),
+    "pos_weight": ("bce-with-logits",),
 }
 
 
@@ -49,7 +49,9 @@ class LossConfig:
         shift_labels: For sparse cross entropy: compare each position with the next label.
         label_smoothing: For cross entropy: the share of a label that is spread over all classes.
         broadcast: Whether labels may broadcast against the output, as in MindSpore.
-        weight: For ``bce-with-logits``: weight of each element, broadcast against the output.
+        weight: For sparse cross entropy: weight of each class; a mean is divided by the sum of the
+            weights of the labels. For ``bce-with-logits``: weight of each element, broadcast
+            against the output.
         pos_weight: For ``bce-with-logits``: weight of the positive term, broadcast likewise.
 
     Raises:
@@ -98,15 +100,15 @@ class LossConfig:
         this = self.name
         if this == "softmax-cross-entropy":
             this += " with sparse labels" if self.sparse else " with dense labels"
-        for key, loss in _APPLIES_TO.items():
+        for key, losses in _APPLIES_TO.items():
             value = getattr(self, key)
             if value is None or value is False:  # not `if not value`: 0 is a label and an axis
                 continue
-            if not this.startswith(loss):
+            if not this.startswith(losses):
                 raise ConfigError(
                     f"'{key}' has no effect for {this}.",
                     where=f"loss, {key}",
-                    fix=f"Omit it; it applies to {loss}.",
+                    fix=f"Omit it; it applies to {' and '.join(losses)}.",
                 )
             if not _is_finite(value):
                 raise ConfigError(
@@ -114,6 +116,37 @@ class LossConfig:
                     where=f"loss, {key}",
                     fix="Give a number, or an array that broadcasts to the output.",
                 )
+        if self.class_weights and self.label_smoothing:
+            raise ConfigError(
+                "Class weights and label smoothing cannot be combined.",
+                where="loss, weight and label_smoothing",
+                fix="Omit one of them, or give a loss of your own as an ONNX file.",
+            )
+        if self.class_weights and min(self.class_weights) <= 0:
+            raise ConfigError(
+                f"A class has the weight {min(self.class_weights):g}.",
+                where="loss, weight",
+                fix="Give a positive number for each class; labels of a class to leave out can be "
+                "ignored (--ignore-index).",
+            )
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | None:
+        """The weights of the classes of a cross entropy, in the order of the classes.
+
+        Raises:
+            ConfigError: They are not a list of numbers.
+        """
+        if self.name != "softmax-cross-entropy" or self.weight is None:
+            return None
+        weights = np.asarray(self.weight, np.float64)
+        if weights.ndim != 1 or not weights.size:
+            raise ConfigError(
+                f"Class weights have the shape {list(weights.shape)}, not [classes].",
+                where="loss, weight",
+                fix="Give a list with one number for each class.",
+            )
+        return tuple(weights.tolist())
 
     @property
     def has_classes(self) -> bool:

@@ -40,7 +40,7 @@ def sparse_cross_entropy(
         builder: Receives the nodes.
         x: Logits, ``[batch, ..., classes, ...]``.
         labels: Class indices, int64, with the shape of ``x`` without the class axis.
-        config: Reduction, label to ignore and label smoothing.
+        config: Reduction, label to ignore, class weights and label smoothing.
         axis: The class axis; ``None`` for axis 1.
 
     Returns:
@@ -76,8 +76,11 @@ def _cross_entropy(
         settings["ignore_index"] = config.ignore_index
     if not config.label_smoothing:
         # The fused operator, with its second output, which the native gradient reads.
+        operands = [x, labels]
+        if config.class_weights is not None:
+            operands.append(_class_weights(builder, x, config.class_weights))
         loss, log_p = builder.ops(
-            "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], **settings
+            "SoftmaxCrossEntropyLoss", *operands, names=[None, None], **settings
         )
         loss.shape = None if shape is None else ir.Shape(shape)
         log_p.shape = x.shape
@@ -87,6 +90,19 @@ def _cross_entropy(
     smoothed = _mixed(builder, log_p, of_all, config.label_smoothing)
     smoothed.shape = x.shape
     return builder.op("NegativeLogLikelihoodLoss", smoothed, labels, shape=shape, **settings)
+
+
+def _class_weights(builder: Builder, x: ir.Value, weights: tuple[float, ...]) -> ir.Value:
+    shape = known_shape(x) or ()
+    if len(shape) < 2 or shape[1] != len(weights):
+        raise ConfigError(
+            f"There are {len(weights)} class weights, which is not the number of classes.",
+            where=f"loss, weight; predictions {format_shape(shape)}, classes in axis 1",
+            fix="Give one number for each class, in their order.",
+        )
+    factor = builder.const(weights)
+    factor.metadata_props[ROLE_MARK] = "constant"
+    return factor
 
 
 def _mixed(builder: Builder, of_label: ir.Value, of_all: ir.Value, share: float) -> ir.Value:

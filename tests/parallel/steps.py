@@ -125,6 +125,11 @@ CASES = {
     "uneven sum": Case(mlp, program(loss=LossConfig(reduction="sum")), short, rate=0.005),
     "uneven none": Case(mlp, program(loss=LossConfig(reduction="none")), short, rate=0.005),
     "uncounted labels": Case(mlp, program(loss=LossConfig(ignore_index=-1)), uncounted),
+    "weighted classes": Case(
+        mlp,
+        program(loss=LossConfig(ignore_index=-1, weight=[0.25, 1.0, 3.0]), metrics=("accuracy",)),
+        uncounted,
+    ),
     "overflow": Case(mlp, program(loss_scale=SMALL), spoiled),
     "large gradients": Case(mlp, program(optimizer=Adam(), loss_scale=LOW), large),
     "large gradients, accumulated": Case(

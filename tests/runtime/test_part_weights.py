@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from ortboost.program.catalogue import TensorSpec
-from ortboost.runtime.part_weights import PartWeights, count_samples
+from ortboost.runtime.part_weights import Counts, PartWeights, count_samples
 
-PARTS = [(3, 4), (0, 2), (0, 0)]  # terms and samples: labels are ignored, no samples at all
+# All labels of the second part are ignored, the third has no samples. Labels weigh one half.
+PARTS = [Counts(4, 3, 1.5), Counts(2, 0, 0.0), Counts(0, 0, 0.0)]
+WHOLE = Counts(6, 3, 1.5)
 
 
 def weights(*, is_mean=True, exchanges=False):
-    terms, samples = (sum(part[i] for part in PARTS) for i in (0, 1))
-    ran = [bool(t or (n and exchanges)) for t, n in PARTS]
+    ran = [bool(own.terms or (own.samples and exchanges)) for own in PARTS]
     return [
-        PartWeights(t, n, r, terms, samples, sum(ran), terms, is_mean, exchanges)
-        for (t, n), r in zip(PARTS, ran, strict=True)
+        PartWeights(own, r, WHOLE, sum(ran), WHOLE.terms, is_mean, exchanges)
+        for own, r in zip(PARTS, ran, strict=True)
     ]
 
 
@@ -27,7 +28,7 @@ def weights(*, is_mean=True, exchanges=False):
     [
         ({}, [1, 0, 0]),
         ({"is_mean": False}, [1, 0, 0]),
-        ({"exchanges": True}, [1, 1 / 3, 0]),  # the second has gradients of the first one's loss
+        ({"exchanges": True}, [1, 1 / 1.5, 0]),  # the second has gradients of the first's loss
         ({"is_mean": False, "exchanges": True}, [1, 1, 0]),
     ],
 )
@@ -43,7 +44,8 @@ def test_means_and_statistics_are_of_those_that_ran():
 
 @pytest.mark.parametrize("is_mean", [True, False])
 def test_without_any_label_nothing_is_divided_by_zero(is_mean):
-    part = PartWeights(0, 2, True, 0, 4, 2, 0, is_mean=is_mean, exchanges=False)
+    none = Counts(2, 0, 0.0), Counts(4, 0, 0.0)
+    part = PartWeights(none[0], True, none[1], 2, 0, is_mean=is_mean, exchanges=False)
     assert part.in_server == part.gradients == part.means == 0
     assert part.shown(TensorSpec("accuracy", np.dtype("float32"), ()), np.float32(3)) == 0
     exchanging = replace(part, exchanges=True)
@@ -51,7 +53,8 @@ def test_without_any_label_nothing_is_divided_by_zero(is_mean):
 
 
 def test_a_server_weighs_its_own_parts():
-    part = PartWeights(1, 1, True, 8, 8, 8, 2, is_mean=True, exchanges=False)
+    counts = Counts(1, 1, 1.0), Counts(8, 8, 8.0)
+    part = PartWeights(counts[0], True, counts[1], 8, 2, is_mean=True, exchanges=False)
     assert part.gradients == part.in_server == 0.5
     assert replace(part, is_mean=False).gradients == 1  # a sum
     assert part.means == 0.125
@@ -81,17 +84,19 @@ ROWS = {"x": np.zeros((2, 2)), "labels": np.array([[0, 0, 1], [1, 0, 2]])}
 @pytest.mark.parametrize(
     ("inputs", "feeds", "expected"),
     [
-        ([X, LABELS], ROWS, (2, 2)),
-        ([X, IGNORING], ROWS, (2, 3)),
-        ([X, replace(IGNORING, shifted=True)], ROWS, (2, 2)),  # the first column is no label
-        ([X, replace(IGNORING, ignored=1, shifted=True)], ROWS, (2, 3)),
-        ([replace(IGNORING, shifted=True)], {"labels": np.array([1, 0, 2])}, (3, 2)),
-        ([replace(X, batch_axis=1)], {"x": np.zeros((2, 5))}, (5, 5)),
-        ([replace(X, batch_axis=None), IGNORING], {"x": np.zeros((4, 2))}, (1, 1)),
-        ([X], {"x": np.zeros(())}, (1, 1)),  # refused later
-        ([X, IGNORING], {k: v[:0] for k, v in ROWS.items()}, (0, 0)),
-        ([X, IGNORING], {}, (0, 0)),
+        ([X, LABELS], ROWS, (2, 2, 2)),
+        ([X, IGNORING], ROWS, (2, 3, 3)),
+        ([X, replace(IGNORING, shifted=True)], ROWS, (2, 2, 2)),  # the first column is no label
+        ([X, replace(IGNORING, ignored=1, shifted=True)], ROWS, (2, 3, 3)),
+        ([replace(IGNORING, shifted=True)], {"labels": np.array([1, 0, 2])}, (3, 2, 2)),
+        ([X, replace(LABELS, weights=(0.5, 1, 3))], ROWS, (2, 2, 6.5)),
+        ([X, replace(IGNORING, weights=(0.5, 1, 3))], ROWS, (2, 3, 5)),
+        ([replace(X, batch_axis=1)], {"x": np.zeros((2, 5))}, (5, 5, 5)),
+        ([replace(X, batch_axis=None), IGNORING], {"x": np.zeros((4, 2))}, (1, 1, 1)),
+        ([X], {"x": np.zeros(())}, (1, 1, 1)),  # refused later
+        ([X, IGNORING], {k: v[:0] for k, v in ROWS.items()}, (0, 0, 0)),
+        ([X, IGNORING], {}, (0, 0, 0)),
     ],
 )
-def test_samples_and_terms_are_counted(inputs, feeds, expected):
+def test_samples_labels_and_terms_are_counted(inputs, feeds, expected):
     assert count_samples(inputs, feeds) == expected

@@ -503,6 +503,15 @@ def test_the_ignored_label_is_allowed():
         training.step({**feeds, "labels": np.array([0, 1, -2, 2])}, RATE)
 
 
+def test_class_weights_are_summed_over_the_batch(tmp_path):
+    loss = LossConfig(ignore_index=1, weight=[0.5, 1.0, 3.0])
+    build_program(small_convnet(), ProgramConfig(loss=loss)).save(tmp_path / "run")
+    result = stepper(Program.load(tmp_path / "run")).step(
+        FEEDS | {"labels": np.array([0, 1, 2, 2])}, RATE
+    )
+    assert (result.labels, result.weight) == (3, 6.5)
+
+
 @pytest.mark.parametrize("make", [small_mlp, small_convnet])
 def test_an_empty_batch_is_refused(make):
     # onnxruntime divides by the number of samples: the process would die of SIGFPE.

@@ -127,7 +127,7 @@ def test_data_without_a_label_that_counts_are_refused(fixed):
     assert_three_lines(caught.value)
 
 
-def token_model(scores, reduction="mean"):
+def token_model(scores, reduction="mean", weights=(1,) * 7):
     """Gives stored scores [N, T, C] by their number, and the loss over the labels that count."""
     run = LinearEvaluator(LinearStepper())
     log_softmax = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
@@ -137,6 +137,7 @@ def token_model(scores, reduction="mean"):
         labels = np.concatenate([feeds["labels"][:, 1:], np.full((len(rows), 1), -100)], axis=1)
         counts = labels != -100
         picked = np.take_along_axis(log_softmax[rows], np.where(counts, labels, 0)[..., None], -1)
+        counts = counts * np.take(weights, labels, mode="clip")
         losses = -picked[..., 0] * counts
         with np.errstate(invalid="ignore"):  # no label counts: 0 / 0, as in SoftmaxCrossEntropyLoss
             mean = losses.sum() / counts.sum()
@@ -147,10 +148,11 @@ def token_model(scores, reduction="mean"):
     return run, log_softmax
 
 
+@pytest.mark.parametrize("weights", [None, (1, 2, 0.5, 3, 1, 1, 0.25)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("fixed", [None, 4])
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 11])
-def test_tokens_are_counted_and_not_samples(batch_size, fixed, reduction):
+def test_tokens_are_counted_and_not_samples(batch_size, fixed, reduction, weights):
     if fixed is not None and batch_size > fixed:
         batch_size = fixed
     rng = np.random.default_rng(2)
@@ -158,15 +160,16 @@ def test_tokens_are_counted_and_not_samples(batch_size, fixed, reduction):
     labels = rng.integers(0, 7, (11, 5))
     labels[5, 2:] = labels[9, 3:] = -100  # rows of different lengths
     labels[2, 1:] = labels[10, 1:] = -100  # and without any label, alone in a batch and padded
-    run, log_softmax = token_model(scores, reduction)
+    run, log_softmax = token_model(scores, reduction, weights or (1,) * 7)
     source = ArraySource({"x": np.arange(11.0), "labels": labels}, batch_size)
-    rule = LabelRule(class_axis=2, ignored=-100, shifted=True)
+    rule = LabelRule(class_axis=2, ignored=-100, shifted=True, weights=weights)
     found = evaluate(run, source, [get_metric("accuracy")], batch_size=fixed, rule=rule)
     pairs = [(n, t) for n in range(11) for t in range(4) if labels[n, t + 1] != -100]
     losses = [-log_softmax[n, t, labels[n, t + 1]] for n, t in pairs]
     right = [scores[n, t].argmax() == labels[n, t + 1] for n, t in pairs]
     assert found["accuracy"] == pytest.approx(np.mean(right))
-    assert found["loss"] == pytest.approx(np.mean(losses))
+    of = None if weights is None else [weights[labels[n, t + 1]] for n, t in pairs]
+    assert found["loss"] == pytest.approx(np.average(losses, weights=of))
 
 
 def test_a_bare_model_refuses_labels_that_are_no_class():

@@ -51,6 +51,14 @@ def test_labels_that_count_are_the_weights():
     assert state.end_epoch() == {"train_loss": 0.0}
 
 
+def test_class_weights_weigh_the_loss_and_not_the_metrics():
+    state = RunState()
+    for loss, right, labels, weight in ((2.0, 1.0, 3, 0.5), (4.0, 0.0, 1, 1.5)):
+        metrics = {"accuracy": right}
+        state.add(StepResult(loss, False, 1.0, 1, 0, 0, metrics, labels=labels, weight=weight), 8)
+    assert state.end_epoch() == {"train_loss": 3.5, "train_accuracy": 0.75}
+
+
 def test_step_seeds_are_the_same_for_ever():
     # SeedSequence's hash is frozen by numpy; a change here breaks the resuming of old runs.
     assert [step_seed(0, 0), step_seed(0, 1), step_seed(1, 0)] == PINNED

@@ -182,6 +182,46 @@ def test_ignored_labels_do_not_count(reduction):
     assert gradient[kept].any(axis=1).all()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("ignored", [None, 1])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_class_weights(engine, reduction, ignored):
+    x, labels = MS["logits"], np.array([0, 1, 2, 3, 1])
+    config = LossConfig(reduction=reduction, ignore_index=ignored, weight=[0.5, 2.0, 1.0, 0.25])
+    loss, gradient = value_and_grad(config, x, labels, engine=engine)
+    weights = np.array([0.5, 2, 1, 0.25])[labels] * (labels != ignored)
+    losses = formula({"name": CE}, x, labels) * weights
+    number = weights.sum() if reduction == "mean" else 1
+    np.testing.assert_allclose(
+        loss, losses if reduction == "none" else losses.sum() / number, rtol=2e-6, atol=1e-6
+    )
+    soft = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    slope = (soft - np.eye(4)[labels]) * weights[:, None] / number
+    np.testing.assert_allclose(gradient, slope, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"weight": [1.0, 0.0]}, "A class has the weight 0"),
+        ({"weight": 2.0}, "not \\[classes\\]"),
+        ({"weight": [1.0, np.nan]}, "finite"),
+        ({"weight": [1.0, 2.0], "label_smoothing": 0.1}, "cannot be combined"),
+        ({"weight": [1.0, 2.0], "sparse": False}, "has no effect for"),
+    ],
+)
+def test_class_weights_are_checked(fields, message):
+    with pytest.raises(ConfigError, match=message) as info:
+        LossConfig(**fields)
+    assert_three_lines(info.value)
+
+
+def test_there_is_one_weight_for_each_class():
+    with pytest.raises(ConfigError, match="3 class weights") as info:
+        attached(LossConfig(weight=[1, 2, 3]))
+    assert_three_lines(info.value)
+
+
 # ---- classes in another axis, against torch's numbers in numpy -------------------------------
 
 SHAPES = {1: "batch,4,t", -1: "batch,t,4", 2: "batch,h,4,t"}
