@@ -12,6 +12,7 @@ from ortboost.core.tensor_file import form_of, write_tensors
 from ortboost.optimizers import Adam
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.program.program import Program
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ENGINES,
