@@ -66,7 +66,7 @@ def test_what_will_be_rewritten_is_told_and_nothing_is_changed():
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     assert found.trainable
     changed = {name: what for report in found.rewrites for name, what in report.changed.items()}
-    assert changed == {
+    assert {name: what for name, what in changed.items() if not name.startswith("ortboost/")} == {
         "act": "HardSwish: decomposed",
         "prelu": "PRelu: decomposed",
         "like": "CastLike: changes nothing: replaced by Identity",

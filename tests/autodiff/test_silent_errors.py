@@ -10,9 +10,10 @@ import warnings
 import numpy as np
 import pytest
 
+from ortboost.autodiff.engine import get_engine
 from tests.autodiff.numeric import evaluate, numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds, raw_gradients
-from tests.support import native_only
+from tests.support import ENGINES, native_only, run
 
 native_only()
 
@@ -121,3 +122,14 @@ def test_builder_is_wrong_and_we_are_right(name):
         warnings.simplefilter("ignore", RuntimeWarning)
         assert raw_is_wrong(model, wrt, feeds)
     assert_gradients(model, wrt, feeds)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_relu6_has_no_slope_at_0(engine):
+    model = graph("""g (float[5] x) => (float loss) {
+        low = Constant<value = float {0}>() high = Constant<value = float {6}>()
+        y = Clip(x, low, high) loss = ReduceSum<keepdims=0>(y) }""")
+    prepared = get_engine(engine)
+    prepared.prepare(model)
+    found = run(prepared.differentiate(model, "loss", ["x"]), {"x": np.float32([-1, 0, 2, 7, 1])})
+    np.testing.assert_array_equal(found["x_grad"], [0, 0, 1, 0, 1])

@@ -99,6 +99,13 @@ FIRES = {
         ["Constant", "Constant", "Squeeze", "Range", "Slice", "Slice", "Slice", "Gather"],
     ),
     "transpose": (ordinary_forms, "float[N,4] x", "y = Transpose(x)", ["Transpose"]),
+    "relu6": (
+        ordinary_forms,
+        "float[N,4] x",
+        "low = Constant<value = float {0}>() high = Constant<value = float {6}>() "
+        "y = Clip(x, low, high)",
+        ["Constant", "Relu", "Clip"],
+    ),
     "steep_leaky_relu": (
         ordinary_forms,
         "float[N,4] x",
@@ -190,6 +197,7 @@ SILENT = {
     ),
     "matrix_product": (ordinary_forms, "float[N,4] x, float[4,2] w", "y = MatMul(x, w)"),
     "leaky_relu": (ordinary_forms, "float[N,4] x", "y = LeakyRelu<alpha=0.1>(x)"),
+    "clip": (ordinary_forms, "float[N,4] x, float low", "y = Clip(x, low)"),
 }
 
 

@@ -95,6 +95,16 @@ def _scalar(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Squeeze", site.op(site.node.op_type, vector), site.ints(0))]
 
 
+def _clip(site: Site) -> list[ir.Value | None] | None:
+    """Write a lower bound of 0 as a Relu: the gradient of Clip is 1 where `x` equals a bound."""
+    low = site.array(1)
+    if low is None or low.any():
+        return None
+    rectified = site.op("Relu", site.input(0), shape=site.shape())
+    high = site.optional(2)
+    return [rectified if high is None else site.op("Clip", rectified, None, high)]
+
+
 def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
     """``alpha * x + (1 - alpha) * relu(x)``.
 
@@ -221,6 +231,7 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "AveragePool": (pool, "written as a convolution; float16: computed in float32"),
     "Cast": (_cast, "changes nothing: replaced by Identity"),
     "CastLike": (_cast_like, "written as Cast"),
+    "Clip": (_clip, "lower bound of 0 written as a Relu, whose gradient is 0 there"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),
     "Cos": (_scalar, "scalar: computed as a vector of one element"),
     "Erf": (_scalar, "scalar: computed as a vector of one element"),

@@ -2,7 +2,7 @@ r"""Activations: elementwise functions of one input, with a kink or several term
 
 `g` is the gradient of the output `y`; `[c]` is 1 where `c` holds, else 0 (see
 :meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink, the slope is that of
-PyTorch: at 0 that of the left branch, at the bounds of Clip 1, and where HardSigmoid, HardSwish and
+PyTorch: at 0 that of the left branch, at the bounds of Clip 0, and where HardSigmoid, HardSwish and
 Shrink become constant or linear, that of the outer branch, for Shrink 0. Among equivalent forms,
 the fastest on CPUs is used.
 """
@@ -81,23 +81,27 @@ def shrink(b: Backward) -> Gradients:
 
 @register("Clip")
 def clip(b: Backward) -> Gradients:
-    """`y = min(max(x, low), high)`: `gx = g [y = x]`, that is `g` even at the bounds.
+    """`y = min(max(x, low), high)`: `gx = g [low < y < high]`.
 
-    A bound gets the sum of `g` over the elements that it replaces.
+    0 at the bounds, as of `relu6` and `hardtanh` in every version of PyTorch, and of `clamp` since
+    2.14. A bound gets the sum of `g` over the elements that it replaces, or equals.
     """
-    g, x, low, high = b.gradient(), b.input(0), b.optional(1), b.optional(2)
+    g, x, y, low, high = b.gradient(), b.input(0), b.output(), b.optional(1), b.optional(2)
     grads: list[ir.Value | None] = [None, None, None]
     if b.needs_gradient(0):
-        grads[0] = b.masked(_test(b, "Equal", x, b.output()), g)
+        inside = [_test(b, "Greater", y, low)] if low is not None else []
+        inside += [_test(b, "Less", y, high)] if high is not None else []
+        both = inside[0] if len(inside) == 1 else _test(b, "And", *inside) if inside else None
+        grads[0] = g if both is None else b.masked(both, g)
     if high is not None and b.needs_gradient(2):
-        raised = x if low is None else _op(b, "Max", x, low)
-        grads[2] = b.sum_to_shape(b.masked(_test(b, "Greater", raised, high), g), high)
+        at_high = _test(b, "Equal", y, high)
+        grads[2] = b.sum_to_shape(b.masked(at_high, g), high)
     if low is not None and b.needs_gradient(1):
-        below = _test(b, "Less", x, low)
-        if high is not None:  # a lower bound above the upper one has no effect
-            valid = b.op("LessOrEqual", low, high, dtype=ir.DataType.BOOL, shape=low.shape)
-            below = _test(b, "And", below, valid)
-        grads[1] = b.sum_to_shape(b.masked(below, g), low)
+        at_low = _test(b, "LessOrEqual", x, low)
+        if high is not None:  # otherwise it has no effect
+            valid = b.op("Less", low, high, dtype=ir.DataType.BOOL, shape=low.shape)
+            at_low = _test(b, "And", at_low, valid)
+        grads[1] = b.sum_to_shape(b.masked(at_low, g), low)
     return grads
 
 
