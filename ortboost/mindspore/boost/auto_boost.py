@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from ortboost.core.arguments import checked
 from ortboost.core.report import Report
@@ -23,7 +23,7 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of, parts_of
+from ortboost.mindspore.nn.wrap import WithEvalCell, network_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 from ortboost.training.data.batches import part_rows
@@ -71,7 +71,6 @@ class AutoBoost:
             self.config: BoostConfig = resolve_boost(level, boost_config_dict)
         self.level = level
         self.reports: tuple[Report, ...] = ()
-        self._boosted: WeakKeyDictionary[Network, Network] = WeakKeyDictionary()
         if self.config.idle:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.config.idle.items())
             warnings.warn(f"settings of AutoBoost without effect: {reasons}", stacklevel=2)
@@ -105,9 +104,9 @@ class AutoBoost:
     ) -> tuple[Cell, Optimizer | OptimizerWrapper]:
         """Boost a network and its optimizer for training.
 
-        With LessBN the network is a new one with its own weights: train, call and save the returned
-        one. Parameters keep their learning rates and weight decays, by name. With fewer layers than
-        groups of gradient freeze nothing is frozen, and a warning is issued.
+        LessBN converts the network in place, and with it the parameters: only the returned
+        optimizer trains them, with the same learning rates and weight decays, by name. With fewer
+        layers than groups of gradient freeze nothing is frozen, and a warning is issued.
 
         Args:
             network: A network, or one with its loss.
@@ -137,12 +136,10 @@ class AutoBoost:
             return network, self._reduced(backbone, optimizer)
         if on.less_bn:
             # First: the groups of gradient freeze follow from the layers that are left.
-            less = LessBN(backbone, fn_flag=self.config.less_bn.fn_flag)
-            optimizer = result = self._optimizer_for(less, backbone, optimizer)
-            network = _wrapped(less, network)
-            self._boosted[backbone] = less
-            reports += less.reports
-            report.changed["less_bn"] = "a new network and optimizer"
+            before = set(backbone.parameters_dict())
+            reports += LessBN.convert(backbone, self.config.less_bn.fn_flag)
+            optimizer = result = self._optimizer_for(backbone, before, optimizer)
+            report.changed["less_bn"] = "the network, in place, and a new optimizer"
         if on.grad_freeze:
             freeze = GradientFreeze.of_config(self.config.grad_freeze)
             network, result = freeze.freeze_generate(network, optimizer)
@@ -164,8 +161,8 @@ class AutoBoost:
     def network_auto_process_eval(self, network: Cell) -> Cell:
         """Get the network for evaluation.
 
-        For a network that this object boosted for training, it is the trained one, including its
-        head. (MindSpore makes one without the head, which cannot load its weights.)
+        It is the network itself: LessBN converts it in place, unless this was done for training.
+        (MindSpore makes one without the head, which cannot load the weights.)
 
         Args:
             network: A network, or one with its loss, in a
@@ -178,21 +175,29 @@ class AutoBoost:
             backbone = network.backbone_network
         else:
             backbone = network_of("AutoBoost.network_auto_process_eval", network)
-        evaluated = self._boosted.get(backbone, backbone)
-        if not isinstance(evaluated, LessBN):
-            evaluated = LessBN(evaluated, fn_flag=self.config.less_bn.fn_flag)
-        return _wrapped(evaluated, network)
+        LessBN.convert(backbone, self.config.less_bn.fn_flag)
+        return network
 
-    def _optimizer_for(self, new: Network, old: Network, optimizer: Optimizer) -> Optimizer:
-        """Make the optimizer of a new network: for the parameters trained before, and new ones."""
+    def _optimizer_for(
+        self, network: Network, before: Collection[str], optimizer: Optimizer
+    ) -> Optimizer:
+        """Make the optimizer of a converted network: of the parameters trained before, and new ones.
+
+        Args:
+            network: The network.
+            before: Names of the parameters that it had before.
+            optimizer: The optimizer of these.
+        """
         less = self.config.less_bn
-        trained, known = {p.name for p in optimizer.parameters}, old.parameters_dict()
-        parameters = [p for p in new.trainable_params() if p.name in trained or p.name not in known]
+        trained = {p.name for p in optimizer.parameters}
+        parameters = [
+            p for p in network.trainable_params() if p.name in trained or p.name not in before
+        ]
         process, groups = OptimizerProcess(optimizer), ParameterProcess()
         groups.assign_parameter_group(parameters, self.gradient_groups)
         process.origin_params = groups.generate_group_params(parameters, process.origin_params)
         if less.gc_flag:
-            process.add_grad_centralization(new, less.gc_multiple_of)
+            process.add_grad_centralization(network, less.gc_multiple_of)
         return process.generate_new_optimizer()
 
     def _reduced(self, network: Network, optimizer: Optimizer) -> DimReduce:
@@ -238,11 +243,3 @@ def warn_of_unused(cell: str) -> None:
             "network, optimizer = boost.network_auto_process_train(network, optimizer) first",
             stacklevel=4,
         )
-
-
-def _wrapped(network: Network, like: Cell) -> Cell:
-    """Wrap a network in the same kind of cell as another one."""
-    if isinstance(like, WithEvalCell):
-        return WithEvalCell(network, like.loss_fn, like.add_cast_fp32)
-    _, loss = parts_of("AutoBoost", like)
-    return network if loss is None else WithLossCell(network, loss)

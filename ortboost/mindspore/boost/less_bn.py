@@ -21,7 +21,7 @@ class LessBN(Network):
 
     Args:
         network: The network. A ``LessBN`` is only copied, with a head added if ``fn_flag`` is True
-            and it has none.
+            and it has none. :class:`~ortboost.mindspore.boost.AutoBoost` converts in place.
         fn_flag: Convert the last fully connected layer to a full-normalization head, see
             :mod:`ortboost.boosts.full_norm_head`: its bias is dropped, and a scalar ``multiplier``
             is trained. Without such a layer nothing changes, and a note in the report says so.
@@ -52,8 +52,23 @@ class LessBN(Network):
             engine=network.engine,
         )
         self.reports = tuple(reports)
+        self.fn_flag = fn_flag or (isinstance(network, LessBN) and network.fn_flag)
         self.training = network.training
         # Frozen parameters stay frozen.
         trained = {p.name: p.requires_grad for p in network.get_parameters()}
         for parameter in self.get_parameters():
             parameter.requires_grad = trained.get(parameter.name, parameter.requires_grad)
+
+    @staticmethod
+    def convert(network: Network, fn_flag: bool) -> tuple[Report, ...]:
+        """Convert a network in place, unless it has been converted; returns what was done.
+
+        Cells that contain the network contain the converted one afterwards, with new parameters.
+        """
+        if isinstance(network, LessBN) and network.fn_flag >= fn_flag:
+            return ()
+        converted = LessBN(network, fn_flag)
+        vars(network).clear()
+        vars(network).update(vars(converted))
+        network.__class__ = LessBN
+        return converted.reports

@@ -61,8 +61,7 @@ class Model:
             :func:`ortboost.mindspore.amp.build_train_network`. Evaluation and prediction are in
             float32.
         boost_level: ``O0``, ``O1`` or ``O2``: :class:`ortboost.mindspore.boost.AutoBoost` is
-            applied to network and optimizer. With LessBN the trained network is a new one,
-            :attr:`predict_network`; the given one keeps its weights.
+            applied to network and optimizer; LessBN converts the network in place.
         **kwargs: ``boost_config_dict`` for :class:`ortboost.mindspore.boost.AutoBoost`;
             ``loss_scale_manager``, which may be a
             :class:`ortboost.mindspore.boost.GroupLossScaleManager`; ``keep_batchnorm_fp32``, see
@@ -103,7 +102,7 @@ class Model:
         # Boosts come first: they replace network and optimizer.
         boost = AutoBoost(boost_level, kwargs.get("boost_config_dict", ""))
         if any(boost.boost_config.values()):
-            network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
+            network, optimizer = boosted(boost, network, optimizer, eval_network)
             check_scale_groups(boost, manager)
         self._network, self._loss_fn = network, loss_fn
         self._metrics = get_metrics(metrics)

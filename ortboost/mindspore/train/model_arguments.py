@@ -38,12 +38,11 @@ def backbone_of(network: Cell) -> Network:
 
 def boosted(
     boost: AutoBoost, network: Cell, optimizer: Any, eval_network: Cell | None
-) -> tuple[Cell, Any, Cell | None]:
-    """Apply boosts to network, optimizer and evaluation network.
+) -> tuple[Cell, Any]:
+    """Apply boosts to network and optimizer; networks are converted in place.
 
     Raises:
-        ArgumentValueError: There is no optimizer, or the original network inside of the evaluation
-            network cannot be replaced.
+        ArgumentValueError: There is no optimizer.
     """
     if optimizer is None:
         raise ArgumentValueError(
@@ -53,15 +52,9 @@ def boosted(
             "unchanged.",
         )
     network, optimizer = boost.network_auto_process_train(network, optimizer)
-    if eval_network is not None and boost.boost_config["less_bn"]:
-        if not isinstance(eval_network, Network | WithLossCell | WithEvalCell):
-            raise ArgumentValueError(
-                "LessBN trains a new network, but 'eval_network' contains another one.",
-                where="Model, eval_network",
-                fix="Leave it out, or give nn.WithEvalCell(net, loss).",
-            )
-        eval_network = boost.network_auto_process_eval(eval_network)
-    return network, optimizer, eval_network
+    if isinstance(eval_network, Network | WithLossCell | WithEvalCell):
+        boost.network_auto_process_eval(eval_network)
+    return network, optimizer
 
 
 def check_scale_groups(boost: AutoBoost, manager: Any) -> None:

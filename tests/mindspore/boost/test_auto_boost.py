@@ -164,7 +164,7 @@ def test_the_face_and_the_program_end_at_the_same_weights():
     losses = [float(step(x, labels)) for x, labels in feeds]
     base = ProgramConfig(loss_scale=NO_SCALE, check_finite=False, weight_decay=0.01)
     config, _ = boosted(base, resolve_boost("O1", source))
-    training = stepper(build_program(net.to_model(), config))
+    training = stepper(build_program(resnet().to_model(), config))
     for (x, labels), loss in zip(feeds, losses, strict=True):
         result = training.step({"x": x, "labels": labels}, {"learning_rate": 0.05})
         assert result.loss == pytest.approx(loss, rel=1e-6)
@@ -191,22 +191,39 @@ def test_what_only_our_configuration_says_arrives():
 # ---- evaluation -------------------------------------------------------------------------------
 
 
-def test_the_network_to_evaluate_with_is_the_one_that_is_trained():
-    """MindSpore's has no full-normalization head and cannot take the trained weights."""
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("again", [True, False])
+def test_the_network_to_evaluate_with_is_the_one_that_is_trained(early, again):
+    """Whatever the order of calls, and with other objects; MindSpore's has no head to train."""
     net = resnet()
     loss = with_loss(net)
     boost = AutoBoost("O1", only("less_bn"))
+    if early:
+        boost.network_auto_process_eval(net)
     network, optimizer = boost.network_auto_process_train(loss, momentum(net))
-    less = network.backbone_network
-    assert boost.network_auto_process_eval(net) is less
-    assert boost.network_auto_process_eval(less) is less
-    assert boost.network_auto_process_eval(loss).backbone_network is less
+    if again:
+        boost = AutoBoost("O1")
+        boost.network_auto_process_train(loss, momentum(net))
+    assert network is loss
+    assert network.backbone_network is net
+    assert isinstance(net, LessBN)
+    assert boost.network_auto_process_eval(net) is net
     evaluated = boost.network_auto_process_eval(nn.WithEvalCell(net, loss.loss_fn, True))
-    assert (evaluated.backbone_network, evaluated.add_cast_fp32) == (less, True)
+    assert (evaluated.backbone_network, evaluated.add_cast_fp32) == (net, True)
     ((x, labels),) = images(1)
     before = evaluated(x, labels)[0]
     BoostTrainOneStepCell(network, optimizer)(x, labels)
     assert evaluated(x, labels)[0] != before
+
+
+def test_the_head_can_be_added_later():
+    net = resnet()
+    boost = AutoBoost("O0", only("less_bn", less_bn={"fn_flag": False}))
+    _, first = boost.network_auto_process_train(net, momentum(net))
+    assert "fc.bias" in names(first.parameters)
+    _, second = AutoBoost("O0", only("less_bn")).network_auto_process_train(net, first)
+    assert "fc.multiplier" in names(second.parameters)
+    assert "fc.bias" not in net.parameters_dict()
 
 
 def test_a_network_of_its_own_gets_the_head_too():

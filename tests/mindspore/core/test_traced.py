@@ -99,7 +99,7 @@ def test_it_can_be_boosted_and_scaled():
     cell, optimizer = auto.network_auto_process_train(
         NetWithLoss(net, cross_entropy()), momentum(net)
     )
-    assert isinstance(cell, nn.WithLossCell)
+    assert isinstance(cell, NetWithLoss)
     step = boost.BoostTrainOneStepCell(cell, optimizer)
     for batch in golden.batches("mlp", 2):
         assert np.isfinite(step(*batch))
