@@ -48,8 +48,8 @@ _BUFFER_NAME = re.compile(
 # A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`, and what a layer of
 # Paddle created, `net_0.w_1`.
 _VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0|\w+_\d+\.[wb]_\d+")
-# What TensorFlow computes where it folds a BatchNormalization.
-_OF_A_NORM = re.compile(r".*/(batchnorm/mul|merged_input)(_\d+)?:0")
+# What TensorFlow and onnxruntime compute where they fold a BatchNormalization.
+_OF_A_NORM = re.compile(r".*/(batchnorm/mul|merged_input)(_\d+)?:0|ConvBnFusion_(W|BN_B)_.*")
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
 _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
@@ -64,9 +64,10 @@ _MERGED = (
     "tf2onnx stores equal tensors once, and leaves out biases of zero: the layers that read it may "
     "have had one each. Change fresh values a little, or take a training step, before the export"
 )
-_TF_FOLDED = (
-    "TensorFlow folded a BatchNormalization into it, so that is no longer in the file: export with "
-    "Keras's torch backend to train that, too"
+_NORM_FOLDED = (
+    "TensorFlow or onnxruntime folded a BatchNormalization into it, which is no longer in the "
+    "file: to train that, too, export with Keras's torch backend, or take the file before "
+    "onnxruntime optimized it"
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
@@ -171,8 +172,11 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             continue
         shape = tuple(tensor.shape.numpy())
         verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
-        if model.producer_name == "tf2onnx" and verdict.role in _TRAINABLE and not verdict.doubt:
-            verdict = dataclasses.replace(verdict, doubt=_doubt_of_tf2onnx(value))
+        if verdict.role in _TRAINABLE and not verdict.doubt:
+            merged = model.producer_name == "tf2onnx" and _is_merged(value)
+            folded = _OF_A_NORM.fullmatch(name) is not None
+            doubt = _MERGED if merged else _NORM_FOLDED if folded else ""
+            verdict = dataclasses.replace(verdict, doubt=doubt)
         reader = next((usage.node for usage in value.uses()), None)
         original = name if reader is None else original_name(value, reader)
         found[name] = Parameter(
@@ -492,12 +496,10 @@ def _is_fresh_bias(value: ir.Value, use: WeightUse) -> bool:
     return added and _is_of_0_and_1(value)
 
 
-def _doubt_of_tf2onnx(value: ir.Value) -> str:
-    """What its files do not say about a tensor that several layers read, or that is computed."""
-    shared = len({usage.node for usage in value.uses()}) > 1
-    if shared and value.shape and (_is_one_number(value) or _is_of_0_and_1(value)):
-        return _MERGED
-    return _TF_FOLDED if _OF_A_NORM.fullmatch(value.name or "") else ""
+def _is_merged(value: ir.Value) -> bool:
+    """Whether several nodes read a tensor with values that layers begin with."""
+    shared = len({usage.node for usage in value.uses()}) > 1 and value.shape
+    return bool(shared) and (_is_one_number(value) or _is_of_0_and_1(value))
 
 
 def _is_of_0_and_1(value: ir.Value) -> bool:

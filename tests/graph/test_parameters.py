@@ -971,10 +971,11 @@ def test_one_number_spread_over_an_activation_is_no_parameter():
         ("tf2onnx", "norm/gamma:0", np.ones(4), "stores equal tensors once"),
         ("tf2onnx", "norm/gamma:0", np.float32([1, 2, 3, 4]), ""),
         ("tf2onnx", "net/bn/batchnorm/mul:0", np.float32([1, 2, 3, 4]), "BatchNormalization"),
+        ("pytorch", "ConvBnFusion_W_fc.weight", np.float32([1, 2, 3, 4]), "BatchNormalization"),
         ("other", "norm/gamma:0", np.ones(4), ""),
     ],
 )
-def test_what_tensorflow_and_tf2onnx_merged_is_doubtful(producer, name, value, doubt):
+def test_what_others_merged_or_folded_is_doubtful(producer, name, value, doubt):
     model = text_model(
         f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
         net (float[batch,4] x, float[4,4] w, float[4] g) => (y) {{
