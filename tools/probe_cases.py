@@ -537,6 +537,9 @@ def convolutions() -> Iterator[Case]:
         {},
         {"strides": [2, 2]},
         {"strides": [2, 2], "pads": [1] * 4, "output_padding": [1, 1]},
+        {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        {"strides": [2, 2], "auto_pad": "SAME_LOWER", "dilations": [2, 1]},
+        {"strides": [2, 2], "output_shape": [5, 6]},
         {"group": 2},
     ):
         yield Case("ConvTranspose", [(1, 4, 3, 3), (4, 2, 3, 3), (2 * at.get("group", 1),)], w, at)

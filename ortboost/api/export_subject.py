@@ -22,7 +22,12 @@ from ortboost.core.errors import OrtBoostError
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
 from ortboost.deploy.intermediates import measure_ranges
-from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synthetic_feeds
+from ortboost.deploy.synthetic_inputs import (
+    accepted_feeds,
+    input_ranges,
+    sized_by_layers,
+    synthetic_feeds,
+)
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
@@ -89,6 +94,7 @@ class Subject:
         graph = self.export(optimize=False).model
         ranges = input_ranges(graph)
         data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
+        data = sized_by_layers(data, graph)
         labels = [spec for spec in self.evaluator.inputs if spec.name == self.labels]
         named = {dim for spec in data for dim in spec.shape if isinstance(dim, str)}
         for spec in self.evaluator.inputs:

@@ -16,17 +16,19 @@ from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
-__all__ = ["explicit_padding", "same_pads"]
+__all__ = ["explicit_padding", "same_pads", "transposed_pads"]
 
 
 def explicit_padding(model: ir.Model) -> Report:
-    """Replace ``auto_pad`` of Conv, MaxPool and AveragePool, and the axes of Pad, in place.
+    """Replace ``auto_pad`` and ``output_shape``, and the axes of Pad, by ``pads``, in place.
 
-    ``SAME_*`` with a stride above 1 requires fixed spatial dimensions.
+    ``SAME_*`` of Conv, MaxPool and AveragePool with a stride above 1 requires fixed spatial
+    dimensions, and so does the ``output_shape`` of a ConvTranspose.
     """
     explicit = (_rule, "auto_pad replaced by pads")
     rules: dict[str, tuple[Rule, str]] = {
         **dict.fromkeys(("Conv", "MaxPool", "AveragePool"), explicit),
+        "ConvTranspose": (_transposed, "auto_pad or output_shape replaced by pads"),
         "Pad": (_pad, "pads extended to all axes"),
     }
     return rewrite_nodes(model, "explicit_padding", rules)
@@ -68,6 +70,48 @@ def _rule(site: Site) -> Sequence[ir.Value] | None:
     for new, old in zip(outputs[1:], node.outputs[1:], strict=True):
         new.type = old.type
     return outputs
+
+
+def _transposed(site: Site) -> Sequence[ir.Value] | None:
+    if site.text("auto_pad", "NOTSET") == "NOTSET" and not site.integers("output_shape"):
+        return None
+    attributes: dict[str, Any] = dict(site.node.attributes)
+    for name in ("auto_pad", "output_shape"):
+        attributes.pop(name, None)
+    attributes["pads"] = transposed_pads(site)
+    return [site.op("ConvTranspose", *site.node.inputs, **attributes)]
+
+
+def transposed_pads(site: Site) -> list[int]:
+    """The pads that cut a transposed convolution to its output: all begins, then all ends.
+
+    The output has the length ``output_shape``, or ``in * stride`` for ``SAME_*``. Of an odd total,
+    runtimes cut the larger half at the end for ``SAME_UPPER``, else at the beginning.
+    """
+    mode, wanted = site.text("auto_pad", "NOTSET"), site.integers("output_shape")
+    spatial = site.rank() - 2
+    if not wanted and mode in ("NOTSET", "VALID"):
+        return list(site.integers("pads") or [0] * (2 * spatial))
+    kernel = (known_shape(site.input(1)) or (None,) * (2 + spatial))[2:]
+    strides = site.integers("strides") or (1,) * spatial
+    dilations = site.integers("dilations") or (1,) * spatial
+    extra = site.integers("output_padding") or (0,) * spatial
+    if not wanted and any(extra):
+        raise Refusal("output_padding beside auto_pad: runtimes disagree; export with pads")
+    begins, ends = [], []
+    for axis in range(spatial):
+        length, size = kernel[axis], site.shape()[2 + axis]
+        if not isinstance(length, int) or (wanted and not isinstance(size, int)):
+            raise Refusal("its pads depend on a size that is not fixed; export with pads")
+        total = (length - 1) * dilations[axis] + 1 - strides[axis] + extra[axis]
+        if wanted and isinstance(size, int):
+            total += size * strides[axis] - wanted[axis - spatial]
+        if total < 0:
+            raise Refusal("its output is larger than what the kernel covers; export with pads")
+        small, large = total // 2, total - total // 2
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
+    return begins + ends
 
 
 def same_pads(site: Site) -> list[int]:

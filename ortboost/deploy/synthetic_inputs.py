@@ -8,6 +8,7 @@ it runs.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -18,9 +19,17 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import OrtBoostError, UsageError
 from ortboost.graph.batch_axes import UNKNOWN
+from ortboost.graph.query import input_at, is_standard, static_shape
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["accepted_feeds", "input_ranges", "seeded_batch", "sizes_text", "synthetic_feeds"]
+__all__ = [
+    "accepted_feeds",
+    "input_ranges",
+    "seeded_batch",
+    "sized_by_layers",
+    "sizes_text",
+    "synthetic_feeds",
+]
 
 T = TypeVar("T")
 _BATCH, _LENGTH, _IMAGE = 4, 7, 64  # all different, so that confusing two of them shows
@@ -70,6 +79,36 @@ def input_ranges(model: ir.Model) -> dict[str, int]:
                 elif node.op_type in _SAME_NUMBER and usage.idx == 0:
                     pending.extend(node.outputs)
     return ranges
+
+
+def sized_by_layers(inputs: Sequence[TensorSpec], model: ir.Model) -> list[TensorSpec]:
+    """The inputs with the lengths that the layer reading them fixes: channels, features.
+
+    Example:
+        >>> text = '''<ir_version: 10, opset_import: ["" : 18]> net (float[n,c,h,w] x,
+        ...     float[8,3,1,1] k) => (float[n,8,h,w] y) { y = Conv(x, k) }'''
+        >>> spec = TensorSpec("x", np.dtype("float32"), ("n", "c", "h", "w"))
+        >>> sized_by_layers([spec], ir.from_onnx_text(text))[0].shape
+        ('n', 3, 'h', 'w')
+    """
+    graph_inputs = {value.name: value for value in model.graph.inputs}
+    sized = []
+    for spec in inputs:
+        shape = list(spec.shape)
+        for usage in graph_inputs[spec.name].uses() if spec.name in graph_inputs else ():
+            node = usage.node
+            if usage.idx or len(shape) < 2 or not is_standard(node, "Conv", "Gemm", "MatMul"):
+                continue
+            stored = input_at(node, 1)
+            weight = None if stored is None else static_shape(stored)
+            if weight is None:
+                continue
+            if node.op_type == "Conv":
+                shape[1] = weight[1] * node.attributes.get_int("group", 1)
+            elif len(weight) == 2 and not node.attributes.get_int("transA", 0):
+                shape[-1] = weight[node.attributes.get_int("transB", 0)]
+        sized.append(dataclasses.replace(spec, shape=tuple(shape)))
+    return sized
 
 
 def accepted_feeds(

@@ -56,7 +56,9 @@ class Builder:
         self.nodes: list[ir.Node] = []
         self._names: set[str] = set()
         self._counters: dict[str, int] = {}
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._constants: dict[
+            tuple[str, tuple[int, ...], bytes], tuple[ir.Value, ir.TensorProtocol]
+        ] = {}
         self._shared: dict[Hashable, ir.Value] = {}
 
     def unique(self, base: str) -> str:
@@ -147,16 +149,18 @@ class Builder:
         array = np.asarray(value).astype(dtype.numpy())
         # The bytes alone do not tell apart zeros of different types or shapes.
         key = (str(dtype), array.shape, array.tobytes())
-        if key not in self._constants:
+        constant, tensor = self._constants.get(key, (None, None))
+        if constant is None or constant.const_value is not tensor:  # a rewrite has changed it
+            tensor = ir.tensor(array, dtype=dtype)
             constant = ir.Value(
                 name=self.unique(f"{self.prefix}/const"),
                 type=ir.TensorType(dtype),
                 shape=ir.Shape(array.shape),
-                const_value=ir.tensor(array, dtype=dtype),
+                const_value=tensor,
             )
             self.graph.register_initializer(constant)
-            self._constants[key] = constant
-        return self._constants[key]
+            self._constants[key] = constant, tensor
+        return constant
 
     def filled(
         self,

@@ -42,6 +42,8 @@ def other_kind(path: Path) -> str | None:
         start = stream.read(_HEADER)
     if start[4:8] == b"TFL3":
         return "a TensorFlow Lite model"
+    if start[4:8] == b"ORTM":
+        return "a model in onnxruntime's own format (.ort), made for inference alone"
     if start[:1] == b"{":
         return "JSON text"
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size:

@@ -32,6 +32,7 @@ from ortboost.graph.query import is_standard, source_before
 __all__ = [
     "Origin",
     "Origins",
+    "made_by_torch",
     "missing_parameters",
     "names_a_parameter",
     "origin_of",
@@ -147,9 +148,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             if is_standard(node, "Constant"):
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
-    torch = bool(signature) or model.producer_name == "pytorch"
-    if model.producer_name == _OPTIMIZER:  # of a file of any exporter
-        torch |= any(_TORCH_NAME.match(value.name or "") for value in stored)
+    torch = bool(signature) or made_by_torch(model)
     # torch.jit.freeze makes all weights Constant nodes: only their use tells them from numbers.
     frozen = not signature and all(
         value.name in constants or _EXPORTER_NAME.match(value.name or "") for value in stored
@@ -208,6 +207,14 @@ def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
             if all(_GENERATED.match(node.metadata_props.get(_STACK, "")) for node in nodes):
                 blocked.add(value.name or "")
     return blocked if blocked < read else set()  # else the module itself was generated
+
+
+def made_by_torch(model: ir.Model) -> bool:
+    """Whether one of torch's exporters wrote a file, also if onnxruntime optimized it since."""
+    if model.producer_name == _OPTIMIZER:  # of a file of any exporter
+        made = (out.name or "" for node in model.graph.all_nodes() for out in node.outputs)
+        return any(map(_TORCH_NAME.match, (*model.graph.initializers, *made)))
+    return model.producer_name == "pytorch"
 
 
 def names_a_parameter(model: ir.Model, name: str) -> bool:

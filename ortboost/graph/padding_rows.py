@@ -16,7 +16,8 @@ import re
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import is_standard, static_shape
+from ortboost.graph.origins import made_by_torch
+from ortboost.graph.query import input_at, is_standard, static_shape
 
 __all__ = ["find_padding_rows", "padding_rows", "stamp_padding_rows"]
 
@@ -32,9 +33,10 @@ def find_padding_rows(model: ir.Model) -> dict[str, int]:
         model: The model as loaded, its functions inlined.
     """
     found: dict[str, int] = {}
+    torch = made_by_torch(model)
     for node in model.graph:
-        table = node.inputs[0] if is_standard(node, "Gather") else None
-        if table is None or not table.is_initializer() or node.attributes.get_int("axis", 0) != 0:
+        table = _table(node)
+        if table is None or not table.is_initializer():
             continue
         shape = static_shape(table)
         if shape is None or len(shape) != 2:
@@ -43,10 +45,19 @@ def find_padding_rows(model: ir.Model) -> dict[str, int]:
         if call is not None:  # torch writes -1 for no padding_idx
             row = None if call[1] is None or int(call[1]) < 0 else int(call[1])
         else:
-            row = _zero_row(table) if model.producer_name == "pytorch" else None
+            row = _zero_row(table) if torch else None
         if row is not None and row < shape[0]:
             found[table.name or ""] = row
     return found
+
+
+def _table(node: ir.Node) -> ir.Value | None:
+    """The table that a node looks up."""
+    if node.op_type == "EmbedLayerNormalization":  # of onnxruntime's optimizer
+        return input_at(node, 2)
+    if is_standard(node, "Gather") and node.attributes.get_int("axis", 0) == 0:
+        return node.inputs[0]
+    return None
 
 
 def _zero_row(table: ir.Value) -> int | None:

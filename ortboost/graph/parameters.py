@@ -48,6 +48,8 @@ _BUFFER_NAME = re.compile(
 # A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`, and what a layer of
 # Paddle created, `net_0.w_1`.
 _VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0|\w+_\d+\.[wb]_\d+")
+# What TensorFlow and onnxruntime compute where they fold a BatchNormalization.
+_OF_A_NORM = re.compile(r".*/(batchnorm/mul|merged_input)(_\d+)?:0|ConvBnFusion_(W|BN_B)_.*")
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
 _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
@@ -57,6 +59,15 @@ _FOLDED = (
 _COMPUTED = (
     "the exporter computed it, from numbers or from a parameter: export with optimize=False to "
     "train the same parameters as torch"
+)
+_MERGED = (
+    "tf2onnx stores equal tensors once, and leaves out biases of zero: the layers that read it may "
+    "have had one each. Change fresh values a little, or take a training step, before the export"
+)
+_NORM_FOLDED = (
+    "TensorFlow or onnxruntime folded a BatchNormalization into it, which is no longer in the "
+    "file: to train that, too, export with Keras's torch backend, or take the file before "
+    "onnxruntime optimized it"
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
@@ -161,6 +172,11 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             continue
         shape = tuple(tensor.shape.numpy())
         verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
+        if verdict.role in _TRAINABLE and not verdict.doubt:
+            merged = model.producer_name == "tf2onnx" and _is_merged(value)
+            folded = _OF_A_NORM.fullmatch(name) is not None
+            doubt = _MERGED if merged else _NORM_FOLDED if folded else ""
+            verdict = dataclasses.replace(verdict, doubt=doubt)
         reader = next((usage.node for usage in value.uses()), None)
         original = name if reader is None else original_name(value, reader)
         found[name] = Parameter(
@@ -290,6 +306,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         return _folded(origin, use, by_use, same=same, zero_bias=zero_bias)
     if origin.kind == "folded" and origin.direct and by_use == "constant":
         return _Verdict("constant", f"a single number, {use.where}", _FOLDED)
+    if use.op in ("Max", "Min", "Where") and use.kind == UseKind.PLAIN and _is_filled(value):
+        return _Verdict("constant", f"the same value everywhere, {use.where}")
     # Nothing but the use is known. An initial state meets a stored matrix, or arithmetic.
     if use.kind <= UseKind.PLAIN and all(use.start or use.kind >= UseKind.PLAIN for use in uses):
         added = any(use.op == "Add" for use in uses)  # a bias may be zero, too
@@ -338,8 +356,8 @@ def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
     if use.kind == UseKind.OTHER:
         return "constant"
     # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
-    # So is one that is expanded to a bias: the zero that torch writes where there is none.
-    expanded = use.kind == UseKind.BIAS and rank == 0
+    # So is one that is expanded to a bias, or to the matrix of an initial state: their zeros.
+    expanded = use.kind in (UseKind.WEIGHT, UseKind.BIAS) and rank == 0 and use.op != "PRelu"
     if single and (use.kind == UseKind.PLAIN or use.computed or expanded):
         return "constant"
     return "bias" if use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" else use.role
@@ -356,6 +374,7 @@ def _formula(
     )
     # Scales and biases, fresh from their initialization, hold only 0 and 1 as well.
     examined = use.kind in (UseKind.WEIGHT, UseKind.PLAIN)
+    examined = examined and not _is_fresh_bias(value, use)
     reason = counting(value) if examined and use.role != "bias" else None
     reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
     if reason is not None:
@@ -463,6 +482,29 @@ def _is_one_number(value: ir.Value) -> bool:
         return False
     array = tensor.numpy().reshape(-1)
     return bool((array == array[0]).all())
+
+
+def _is_filled(value: ir.Value) -> bool:
+    """Whether it is one number that jnp.where or a comparison has spread over several axes."""
+    shape = value.shape.numpy() if value.shape is not None else ()
+    return sum(length > 1 for length in shape) > 1 and _is_one_number(value)
+
+
+def _is_fresh_bias(value: ir.Value, use: WeightUse) -> bool:
+    """Whether a vector of 0 and 1 is added, as Keras begins the biases of an LSTM: no mask is."""
+    added = use.op == "Add" and value.shape is not None and len(value.shape) == 1
+    return added and _is_of_0_and_1(value)
+
+
+def _is_merged(value: ir.Value) -> bool:
+    """Whether several nodes read a tensor with values that layers begin with."""
+    shared = len({usage.node for usage in value.uses()}) > 1 and value.shape
+    return bool(shared) and (_is_one_number(value) or _is_of_0_and_1(value))
+
+
+def _is_of_0_and_1(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and bool(np.isin(tensor.numpy().astype(np.float32), (0, 1)).all())
 
 
 def _listed(names: tuple[str, ...]) -> str:

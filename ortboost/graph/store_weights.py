@@ -31,9 +31,10 @@ from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, is_standard, source_before, static_shape
 from ortboost.graph.weight_uses import weight_uses
 
-__all__ = ["COMPUTED", "POSITIONS", "store_weights"]
+__all__ = ["COMPUTED", "MOVED", "POSITIONS", "store_weights"]
 
 COMPUTED = "ortboost.computed"
+MOVED = "ortboost.moved"
 POSITIONS = "ortboost.positions"
 """Key in ``Value.meta`` of a tensor that the file computes from integers or conditions."""
 _SUFFIX = "/computed"
@@ -241,6 +242,7 @@ def _leave_branches(model: ir.Model, report: Report) -> None:
             graph.initializers.pop(name)
             taken = name in model.graph.initializers  # both branches may have a weight of that name
             moved = value.name = builder.unique(name) if taken else name
+            value.meta[MOVED] = True
             model.graph.register_initializer(value)
             report.changed[moved] = "moved out of a branch or loop body to the main graph"
 

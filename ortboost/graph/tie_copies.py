@@ -11,7 +11,8 @@ exporters computed, with exactly the elements of one named tensor, in the same o
 is computed from it. Where names say nothing, as in files of other exporters, the transposition of a
 tensor that is used earlier is computed from that one; equal tensors in the same order may be the
 copies of a layer that is not trained yet, and are left alone. But if torch's dynamo exporter
-computed both from one parameter, as for the layers of ALBERT, the second is a copy.
+computed both from one parameter, as for the layers of ALBERT, the second is a copy. So is what
+jax2onnx stores in the body of a loop that reads a weight from outside.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.origins import origin_of
 from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.store_weights import MOVED
 
 __all__ = ["tie_copies"]
 
@@ -81,7 +83,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
             sources = [
                 v
                 for v in earlier.alike(copy)
-                if _is_copy(copy, v, in_order=_of_one_parameter(copy, v))
+                if _is_copy(copy, v, in_order=_of_one_parameter(copy, v) or _captured(copy, v))
             ]
         if len(sources) > 1 and not all(_of_one_parameter(copy, v) for v in sources):
             equal = ", ".join(f"'{source.name}'" for source in sources)
@@ -92,7 +94,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
         elif sources:
             tied[copy] = _tie(copy, sources[0], tied.get(sources[0], sources[0]), builder)
             report.changed[copy.name or ""] = f"computed from '{sources[0].name}'"
-            turned = by_order and not _of_one_parameter(copy, sources[0])
+            turned = by_order and not _in_order(copy, sources[0])
             what = "the transposition" if turned else "a copy, made by the exporter,"
             report.notes.append(
                 f"'{copy.name}' is {what} of '{sources[0].name}': both are trained as one"
@@ -161,6 +163,12 @@ def _of_one_parameter(copy: ir.Value, source: ir.Value) -> bool:
     one, other = origin_of(copy), origin_of(source)
     both = one.kind == other.kind == "folded" and one.known and other.known
     return both and len(one.folded_from) == 1 and one.folded_from == other.folded_from
+
+
+def _captured(copy: ir.Value, source: ir.Value) -> bool:
+    """Whether one of two tensors that names do not tell apart was in the body of a loop."""
+    unknown = origin_of(copy).kind == origin_of(source).kind == "unknown"
+    return unknown and (MOVED in copy.meta or MOVED in source.meta)
 
 
 def _is_copy(copy: ir.Value, source: ir.Value, *, in_order: bool) -> bool:

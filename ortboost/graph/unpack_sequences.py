@@ -1,7 +1,8 @@
-"""Replace elements taken from a split sequence by slices.
+"""Replace elements taken from a sequence by tensors.
 
-``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part.
-Neither engine differentiates sequences, and runtimes support them poorly.
+``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part; lists
+that a script builds and stacks as SequenceInsert and ConcatFromSequence. Neither engine
+differentiates sequences, and runtimes support them poorly.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from ortboost.graph.query import constant, input_at, is_standard, known_shape, p
 __all__ = ["unpack_sequences"]
 
 _END = 2**63 - 1
+_READERS = ("SequenceAt", "ConcatFromSequence")
 
 
 def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
-    """Replace each SequenceAt after a SplitToSequence, in place, if index and sizes are known.
+    """Replace what reads a sequence, in place, if index and sizes, or its elements, are known.
 
     Args:
         model: The model.
@@ -31,6 +33,14 @@ def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     report = Report("unpack_sequences")
     builder: Builder | None = None
     for node in list(model.graph):
+        elements = _elements(node.inputs[0]) if is_standard(node, *_READERS) else None
+        if elements:
+            builder = builder or Builder(model.graph, "ortboost/sequence")
+            read = _read(node, elements, builder)
+            if read is not None:
+                replace_node(node, [read], builder)
+                report.changed[node.name or ""] = f"of {len(elements)} known tensors"
+            continue
         if not is_standard(node, "SequenceAt"):
             continue
         split = producer_of(node.inputs[0], "SplitToSequence")
@@ -56,6 +66,39 @@ def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
         replace_node(node, [part], builder)
         report.changed[node.name or ""] = f"a slice of the input of '{split.name}'"
     return report
+
+
+def _elements(sequence: ir.Value | None) -> list[ir.Value] | None:
+    """The tensors of a sequence that is built one by one; ``None`` if they are not known."""
+    node = None if sequence is None else sequence.producer()
+    inserts: list[ir.Node] = []
+    while node is not None and is_standard(node, "SequenceInsert"):  # not recursive: lists are long
+        inserts.append(node)
+        node = producer_of(node.inputs[0], "SequenceInsert", "SequenceConstruct", "SequenceEmpty")
+    if node is None or not is_standard(node, "SequenceConstruct", "SequenceEmpty"):
+        return None
+    elements = [value for value in node.inputs if value is not None]
+    for insert in reversed(inserts):
+        value, place = insert.inputs[1], [len(elements)]
+        if input_at(insert, 2) is not None:
+            place = _numbers(insert, 2) or []
+        if value is None or not place:
+            return None
+        elements.insert(place[0], value)
+    return elements
+
+
+def _read(node: ir.Node, elements: list[ir.Value], builder: Builder) -> ir.Value | None:
+    """What a node takes from a sequence of these tensors."""
+    if node.op_type == "SequenceAt":
+        place = _numbers(node, 1)
+        if not place or not -len(elements) <= place[0] < len(elements):
+            return None
+        return builder.op("Identity", elements[place[0]])
+    axis = node.attributes.get_int("axis", 0)
+    if node.attributes.get_int("new_axis", 0):
+        elements = [builder.op("Unsqueeze", value, builder.ints(axis)) for value in elements]
+    return builder.op("Concat", *elements, axis=axis)
 
 
 def _computed_size(split: ir.Node, place: list[int] | None) -> ir.Value | None:

@@ -5,7 +5,12 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, synthetic_feeds
+from ortboost.deploy.synthetic_inputs import (
+    accepted_feeds,
+    input_ranges,
+    sized_by_layers,
+    synthetic_feeds,
+)
 from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -135,3 +140,25 @@ def test_the_stored_keys_of_a_decoder_fit_its_mask():
         "keys": (2, 7, 8),
         "image": (3, 64, 64),
     }
+
+
+@pytest.mark.parametrize(
+    ("layer", "weight", "shape"),
+    [
+        ("Conv<group = 2>(x, w)", (4, 3, 1, 1), ("a", 6, "c", "d")),
+        ("MatMul(x, w)", (5, 2), ("a", "b", "c", 5)),
+        ("Gemm<transB = 1>(x, w)", (2, 5), ("a", 5)),
+        ("Gemm<transA = 1>(x, w)", (2, 5), ("a", "b")),
+        ("MatMul(w, x)", (5, 2), ("a", "b")),
+    ],
+)
+def test_a_layer_fixes_a_length_of_what_it_reads(layer, weight, shape):
+    """Exports of optimum leave the number of channels open."""
+    dims = ("a", "b", "c", "d")[: len(shape)]
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[{",".join(dims)}] x, float w) => (y, s) {{ y = {layer} s = Shape(x) }}""",
+        w=np.zeros(weight, np.float32),
+    )
+    spec = TensorSpec("x", np.dtype(np.float32), dims)
+    assert sized_by_layers([spec], model)[0].shape == shape

@@ -182,3 +182,14 @@ def test_many_nodes_are_removed_at_once():
     assert [value.name for value in model.graph.outputs] == ["a", "b"]
     found = run(model, {"x": np.array([-2, 3], np.float32)})
     np.testing.assert_array_equal(found["b"], [0, 3])
+
+
+def test_a_constant_that_a_rewrite_has_changed_is_not_given_again():
+    """Two layers without a bias begin with one tensor of zeros; the first folds a bias into it."""
+    builder = Builder(two_outputs().graph, "p")
+    zeros = builder.const(np.zeros(3))
+    zeros.const_value = ir.tensor(np.ones(3, np.float32))
+    again = builder.const(np.zeros(3))
+    assert again is not zeros
+    assert not again.const_value.numpy().any()
+    assert builder.const(np.zeros(3)) is again

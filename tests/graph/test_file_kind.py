@@ -34,6 +34,9 @@ WRITE = {
     "a zip archive": lambda path: _zip(path, "README"),
     "a Python pickle": lambda path: path.write_bytes(pickle.dumps({"w": 1})),
     "a safetensors file": lambda path: save_file({"w": np.zeros(2, np.float32)}, path),
+    "a model in onnxruntime's own format (.ort), made for inference alone": lambda path: (
+        path.write_bytes(b"\x20\0\0\0ORTMrest")
+    ),
     "a TensorFlow Lite model": lambda path: path.write_bytes(b"\x1c\0\0\0TFL3rest"),
     "JSON text": lambda path: path.write_text(json.dumps({"ir_version": 8})),
     "a pointer of Git LFS": lambda path: path.write_text("version https://git-lfs.github.com/x"),

@@ -52,6 +52,24 @@ def test_the_row_of_zeros_that_torch_leaves(producer, zeros, found):
     assert find_padding_rows(table(producer, zeros)) == found
 
 
+@pytest.mark.parametrize(("output", "found"), [("onnx::Add_9", {"w": 0}), ("h", {})])
+def test_of_a_file_that_onnxruntime_optimized(output, found):
+    model = table("onnxruntime.transformers", zeros=(0,))
+    model.graph[0].outputs[0].name = output  # a name of torch's exporter
+    assert find_padding_rows(model) == found
+
+
+def test_in_a_fused_embedding():
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18, "com.microsoft" : 1]>
+        net (int32[N,3] ids, float[5,4] w, float[9,4] p, float[4] g) => (float[N,3,4] y) {
+          y = com.microsoft.EmbedLayerNormalization (ids, , w, p, , g, g) }""",
+        w=np.vstack([np.zeros((1, 4)), weights(4, 4)]).astype(np.float32),
+        p=weights(9, 4), g=weights(4),
+    )  # fmt: skip
+    assert find_padding_rows(model) == {"w": 0}
+
+
 def test_of_another_axis_or_rank():
     model = table("pytorch", zeros=(0,))
     model.graph[0].attributes["axis"] = ir.AttrInt64("axis", 1)

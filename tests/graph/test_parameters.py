@@ -933,3 +933,60 @@ def test_the_vectors_of_a_spectral_norm_are_no_weights(norm):
     normalize(model, opsets=range(18, 22), ir_version=10)
     assert told(model, f"0.{norm}")[0]
     assert told(model, "0.weight_v")[0] == (norm == "weight_g")
+
+
+@pytest.mark.parametrize(
+    ("body", "trained"),
+    [("y = Add(h, b)", True), ("y = Mul(h, b)", False)],
+)
+def test_an_added_vector_of_0_and_1_is_a_fresh_bias(body, trained):
+    """Of an LSTM of Keras, which begins with 1 for its forget gate; a mask is multiplied."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] b) => (y) {{ h = MatMul(x, w) {body} }}""",
+        w=W44,
+        b=np.float32([0, 1, 0, 0]),
+    )
+    assert find_parameters(model)["b"].trainable is trained
+
+
+def test_one_number_spread_over_an_activation_is_no_parameter():
+    """The zeros of `jnp.where(x > 0, x, 0)`, and of an initial state that tf2onnx expands."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,2,4] x, float[4,4] w, float[2,4] z, float[4] token, float s, int64[2] n)
+        => (y, state) {
+          h = MatMul(x, w)  zero = Sub(x, x)  c = Greater(h, zero)
+          r = Where(c, h, z)  y = Where(c, r, token)
+          e = Expand(s, n)  state = MatMul(e, w) }""",
+        w=W44, z=np.zeros((2, 4)), token=np.zeros(4), s=np.float32(0), n=np.int64([1, 4]),
+    )  # fmt: skip
+    trained = {name for name, found in find_parameters(model).items() if found.trainable}
+    assert trained == {"w", "token"}
+
+
+@pytest.mark.parametrize(
+    ("producer", "name", "value", "doubt"),
+    [
+        ("tf2onnx", "norm/gamma:0", np.ones(4), "stores equal tensors once"),
+        ("tf2onnx", "norm/gamma:0", np.float32([1, 2, 3, 4]), ""),
+        ("tf2onnx", "net/bn/batchnorm/mul:0", np.float32([1, 2, 3, 4]), "BatchNormalization"),
+        ("pytorch", "ConvBnFusion_W_fc.weight", np.float32([1, 2, 3, 4]), "BatchNormalization"),
+        ("other", "norm/gamma:0", np.ones(4), ""),
+    ],
+)
+def test_what_others_merged_or_folded_is_doubtful(producer, name, value, doubt):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] g) => (y) {{
+          a = MatMul(x, w) b = Mul(a, g) c = Relu(b) y = Mul(c, g) }}""",
+        w=W44,
+        g=value.astype(np.float32),
+    )
+    tensor = model.graph.initializers.pop("g")
+    tensor.name = name
+    model.graph.register_initializer(tensor)
+    found = find_parameters(model)[name]
+    assert found.trainable
+    assert doubt in found.doubt
+    assert bool(found.doubt) is bool(doubt)

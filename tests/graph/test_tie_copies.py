@@ -6,6 +6,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.graph.origins import Origin, stamp_origin
+from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from tests.support import run, text_model, weights
 
@@ -153,3 +154,19 @@ def test_a_copy_of_a_copy_is_tied_through_it():
     assert tie_copies(found).changed == {"t": "computed from 'w'", "d": "computed from 't'"}
     read = [value for node in found.graph for value in node.inputs]
     assert all(value.producer() or value.graph is found.graph for value in read)
+
+
+def test_what_the_body_of_a_loop_captured_is_a_copy():
+    """jax2onnx stores a weight again in the body of a loop that reads it from outside."""
+    found = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,2] x, float[2,2] w) => (float[N,2] y)
+        <int64 turns = {2}, bool go = {1}> {
+          h = MatMul(x, w)
+          y = Loop <body = turn (int64 i, bool c, float[N,2] s) => (bool d, float[N,2] t)
+              <float[2,2] v = {1, 2, 3, 4}> { d = Identity(c) t = MatMul(s, v) }>
+            (turns, go, h) }""",
+        w=np.float32([[1, 2], [3, 4]]),
+    )
+    store_weights(found)
+    assert tie_copies(found).changed == {"v": "computed from 'w'"}

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx_ir.passes import common
 
 from ortboost.graph.normalize import normalize
 from ortboost.graph.shape_inference import infer_shapes
@@ -68,7 +69,7 @@ def test_a_part_without_its_axis():
     [
         ("SplitToSequence<axis = 1>(x, k)", 5, [2, 4], "float[N,6,5] x"),  # out of range
         ("SplitToSequence<axis = 0>(x, k)", -1, 2, "float[N,6,5] x"),  # an unknown number
-        ("SequenceConstruct(x, x)", 0, 2, "float[N,6,5] x"),
+        ("SequenceConstruct(x, x)", 2, 2, "float[N,6,5] x"),
     ],
 )
 def test_other_forms_are_left_alone(split, place, sizes, inputs):
@@ -120,3 +121,37 @@ def test_parts_of_the_size_of_the_batch(kind):
     for name in ("y", "z"):
         np.testing.assert_array_equal(after[name], before[name])
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+LISTS = [
+    "s = SequenceConstruct(a, b) y = ConcatFromSequence<axis = 1>(s)",
+    "s = SequenceConstruct(a, b) y = SequenceAt(s, last)",
+    """e = SequenceEmpty() s = SequenceInsert(e, a) t = SequenceInsert(s, b)
+       u = SequenceInsert(t, b, first) y = ConcatFromSequence<axis = -1, new_axis = 1>(u)""",
+]
+
+
+@pytest.mark.parametrize("body", LISTS)
+def test_a_list_that_is_built_one_by_one(body):
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,4] x, int64 last, int64 first) => (y) {{ a = Relu(x) b = Neg(x) {body} }}""",
+        last=np.array(-1),
+        first=np.array(0),
+    )
+    before = run(model, {"x": weights(2, 4)})["y"]
+    assert unpack_sequences(model).modified
+    common.RemoveUnusedNodesPass()(model)
+    assert not any("Sequence" in node.op_type for node in model.graph)
+    np.testing.assert_array_equal(run(model, {"x": weights(2, 4)})["y"], before)
+    assert not unpack_sequences(model).modified
+
+
+def test_a_list_of_unknown_length_is_left_alone():
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,4] x, int64 place) => (y) {
+          s = SequenceConstruct(x) t = SequenceInsert(s, x, place)
+          y = ConcatFromSequence<axis = 1>(t) }"""
+    )
+    assert not unpack_sequences(model).modified

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.padding import transposed_pads
 from ortboost.autodiff.sizes import computed, joined, length
 from ortboost.graph.query import static_shape
 from ortboost.graph.rewriting import Refusal, Site
@@ -82,12 +83,10 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
     if shape is None:
         raise Refusal("the shape of its weight is unknown")
     inputs, outputs, *kernel = shape
-    if site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or site.integers("output_shape"):
-        raise Refusal("auto_pad and output_shape have no gradient here; export with explicit pads")
     groups = site.integer("group", 1)
     strides = site.integers("strides") or (1,) * spatial
     dilations = site.integers("dilations") or (1,) * spatial
-    pads = site.integers("pads") or (0,) * (2 * spatial)
+    pads = transposed_pads(site)
     extra = site.integers("output_padding") or (0,) * spatial
     begins, ends = [], []
     for axis in range(spatial):
