@@ -7,7 +7,9 @@ that led there, and with the graph the tensors that ``forward`` changes in place
 - a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
   the vectors of a spectral norm, which names tell, too. Those of BatchNormalization do change;
-- ``nn.Embedding(scale_grad_by_freq=True)``.
+- ``nn.Embedding(scale_grad_by_freq=True)``;
+- blocks such as ``torch.no_grad()``, whose code ``torch.export`` generates, where a gradient flows
+  through to parameters that are read outside, too (:mod:`ortboost.graph.parameters` doubts others).
 
 torch's TorchScript exporter writes ``index_add`` as zeros, a scatter that does not add, and a sum.
 
@@ -26,9 +28,9 @@ import onnx_ir as ir
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.origins import scopes_of
+from ortboost.graph.origins import in_block, scopes_of, tensor_origins
 from ortboost.graph.query import is_standard, label, producer_of
-from ortboost.graph.reach import STOP_MARK, dropped_detaches, stops_gradient
+from ortboost.graph.reach import STOP_MARK, dropped_detaches, reach, stops_gradient
 
 __all__ = ["find_training_traces"]
 
@@ -80,6 +82,12 @@ def find_training_traces(model: ir.Model) -> Report:
             "this: gradients flow through; export again with optimize=False to stop them as torch "
             "does"
         )
+    if passed := _passed_by_blocks(model):
+        report.notes.append(
+            f"{_listed(passed, 'value')} of a block such as torch.no_grad() or torch.autocast(): "
+            "the file does not say which, and gradients flow through; if it is the former, detach "
+            "what it computes in the torch module and export again with optimize=False"
+        )
     if functions:
         report.notes.append(
             f"the torch module calls {_listed(functions, 'torch.autograd.Function')}, whose "
@@ -113,6 +121,18 @@ def _replaces(node: ir.Node) -> bool:
     adds = node.attributes.get_string("reduction", "none") != "none"
     zeros = producer_of(node.inputs[0], "ConstantOfShape")
     return not adds and zeros is not None and readers == ["Add"]
+
+
+def _passed_by_blocks(model: ir.Model) -> set[str]:
+    """Values of blocks that pass on a gradient to parameters which are read outside, too."""
+    inside = {node for node in model.graph if in_block(node)}
+    if not inside:
+        return set()
+    origins = tensor_origins(model).of
+    shared = [n for n, found in origins.items() if found.kind == "parameter" and not found.in_block]
+    found = reach(model, shared, [value.name or "" for value in model.graph.outputs])
+    read = (v for node in found.nodes if node not in inside for v in node.inputs if v is not None)
+    return {v.name or "" for v in read if v.producer() in inside and v.name in found.active}
 
 
 def _shortens(node: ir.Node) -> bool:
