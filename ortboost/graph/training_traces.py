@@ -12,6 +12,7 @@ that led there, and with the graph the tensors that ``forward`` changes in place
   through to parameters that are read outside, too (:mod:`ortboost.graph.parameters` doubts others).
 
 torch's TorchScript exporter writes ``index_add`` as zeros, a scatter that does not add, and a sum.
+It drops ``detach``, but ``x + (q - x)`` is a straight-through estimator: else it would be ``q``.
 
 ``nn.Embedding(max_norm=...)`` detaches its table to shorten rows in place, and then trains it: the
 detach is removed, so that the gradient is that of the shortened rows.
@@ -29,6 +30,7 @@ import onnx_ir as ir
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.origins import in_block, scopes_of, tensor_origins
+from ortboost.graph.patterns import Op, match
 from ortboost.graph.query import is_standard, label, producer_of
 from ortboost.graph.reach import STOP_MARK, dropped_detaches, reach, stops_gradient
 
@@ -42,6 +44,7 @@ _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
 _APPLY = re.compile(r"\b(\w+)\.apply\(")
 _STOPPED = re.compile(r"stop_out(_\d+)?$")
+_STRAIGHT_THROUGH = Op("Add", "x", Op("Sub", "q", "x"))
 _SHORTENED = "aten.embedding_renorm"
 # embedding(weight, ids, padding_idx, scale_grad_by_freq)
 _BY_FREQUENCY = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, -?\d+, True")
@@ -58,6 +61,7 @@ def find_training_traces(model: ir.Model) -> Report:
     functions: set[str] = set()
     scaled: set[str] = set()
     replaced: set[str] = set()
+    straight: set[str] = set()
     of_jax = model.producer_name == "jax2onnx"
     for node in list(model.graph.all_nodes()):
         if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
@@ -73,6 +77,8 @@ def find_training_traces(model: ir.Model) -> Report:
             functions.add(function)
         if model.producer_name == "pytorch" and _replaces(node):
             replaced.add(label(node))
+        if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
+            straight.add(label(node))
         if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
             scaled.add(node.inputs[0].name or "")
     detached = dropped_detaches(model.graph)
@@ -81,6 +87,12 @@ def find_training_traces(model: ir.Model) -> Report:
             f"the torch module detaches {_listed(detached, 'value')}, but the exporter dropped "
             "this: gradients flow through; export again with optimize=False to stop them as torch "
             "does"
+        )
+    elif straight:
+        report.notes.append(
+            f"{_listed(straight, 'Add')} of x + (q - x), a straight-through estimator whose "
+            "detach() TorchScript drops: the gradient goes to q instead of x; export again with "
+            "dynamo=True and optimize=False"
         )
     if passed := _passed_by_blocks(model):
         report.notes.append(

@@ -148,3 +148,19 @@ def test_a_block_through_which_a_gradient_flows_is_told(block, told):
         node.metadata_props[STACK] = f'File "{"<eval_with_key>.3" if generated else "net.py"}"'
     found = find_training_traces(model).notes
     assert ["torch.no_grad()" in note for note in found] == [True] * told
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(
+    "estimator", ["d = Sub(q, x) y = Add(x, {0})", "d = Sub(q, x) y = Add({0}, x)"]
+)
+def test_a_straight_through_estimator_of_torchscript_is_told(estimator, detached):
+    """``x + (q - x).detach()`` of a VQ-VAE; the dynamo exporter keeps an Identity."""
+    identity = "i = Identity(d) " if detached else ""
+    text = estimator.format("i" if detached else "d").replace(" y =", f" {identity}y =")
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,3] x, float[3] q) => (float[N,3] y) {{ {text} }}"""
+    )
+    notes = find_training_traces(model).notes
+    assert ["straight-through" in note for note in notes] == [True] * (not detached)
