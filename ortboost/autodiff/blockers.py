@@ -16,9 +16,32 @@ __all__ = ["Blocker", "quantizers_between", "standing_blockers"]
 _ORT = "com.microsoft"
 _QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
 _QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
-# cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing)
-_SMOOTHED = re.compile(
-    r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,()]+, ){5}([\d.e-]+)\)"
+_LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+# Operators of a call in torch, an argument that they have none for, its name, and what to do.
+_DROPPED = (
+    # cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing)
+    (
+        _LOSSES,
+        re.compile(
+            r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,()]+, ){5}(?!0\.0\))([\d.e-]+)\)"
+        ),
+        "label_smoothing of",
+        "Write it out in the model, with log_softmax.",
+    ),
+    # avg_pool2d(data, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    (
+        ("AveragePool",),
+        re.compile(r"aten\.avg_pool[23]d\.default\]\(args = \(.*, (\d+)\)"),
+        "divisor_override of",
+        "Leave it out in the model, and multiply the averages.",
+    ),
+    # scatter_reduce(data, dim, index, source, reduce)
+    (
+        ("ScatterElements",),
+        re.compile(r"aten\.scatter_reduce\.two\]\(args = \(.*, (mean)\)"),
+        "reduction, the",
+        "Write it out in the model: scatter_add of the values, divided by scatter_add of ones.",
+    ),
 )
 _SHORT = (
     ir.DataType.INT8,
@@ -63,7 +86,7 @@ def standing_blockers(
         *_about_functions(model),
         *_about_quantization(model, frozen=selected),
         *quantizers_between(model, wrt, targets),
-        *_about_losses(model),
+        *_wrong_exports(model),
     ]
 
 
@@ -162,19 +185,20 @@ def quantizers_between(
             yield Blocker(label(node), node.op_type, "no gradient passes quantized values", fix)
 
 
-def _about_losses(model: ir.Model) -> Iterator[Blocker]:
-    """Cross entropies that torch's exporters (2.13) write without what ONNX does not have."""
+def _wrong_exports(model: ir.Model) -> Iterator[Blocker]:
+    """Nodes that torch's exporters (2.14) write without what ONNX does not have."""
+    told: set[str] = set()  # one call may become several nodes
     for node in model.graph:
-        if not is_standard(node, "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
-            continue
-        labels = input_at(node, 1)
-        smoothed = _SMOOTHED.search(node.metadata_props.get("pkg.torch.onnx.fx_node", ""))
+        labels = input_at(node, 1) if is_standard(node, *_LOSSES) else None
         if labels is not None and labels.dtype in FLOAT_TYPES:
             reason = "its labels are probabilities; in ONNX they are class indices"
             fix = "Write it out in the model: -(labels * log_softmax(scores, 1)).sum(1).mean()."
-        elif smoothed is not None and float(smoothed[1]):
-            reason = f"the exporter dropped its label_smoothing of {smoothed[1]}"
-            fix = "Write it out in the model, with log_softmax."
-        else:
+            yield Blocker(label(node), node.op_type, reason, fix)
             continue
-        yield Blocker(label(node), node.op_type, reason, fix)
+        call = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+        for operators, argument, name, fix in _DROPPED if call not in told else ():
+            found = argument.search(call) if is_standard(node, *operators) else None
+            if found is not None:
+                told.add(call)
+                reason = f"the exporter dropped its {name} {found[1]}"
+                yield Blocker(label(node), node.op_type, reason, fix)

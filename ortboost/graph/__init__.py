@@ -9,6 +9,6 @@
   ``store_weights``, ``tie_copies``, ``separate_equals``.
 - Subgraphs: ``bodies``, ``branches``, ``branch_names``, ``inline_branches``.
 - Errors of onnxruntime: ``guard_draws``, ``guard_dropouts``, ``guard_pads``, ``ceil_pools``,
-  ``identity_transposes``.
+  ``identity_transposes``, ``log_sigmoid``.
 - Cost: ``cost``, ``layers``.
 """

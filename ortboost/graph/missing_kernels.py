@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import input_at, is_standard, producer_of, scalar, source_before
+from ortboost.graph.rewriting import Site, rewrites
 
-__all__ = ["drop_flat_biases", "replace_missing_kernels"]
+__all__ = ["drop_flat_biases", "replace_missing_kernels", "sort_for_argmax"]
 
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
@@ -43,6 +44,20 @@ def replace_missing_kernels(model: ir.Model) -> None:
         # In the node's own graph, which may be that of a branch.
         if builder.nodes and node.graph is not None:
             node.graph.insert_before(node, builder.take())
+
+
+@rewrites("ArgMax", "ArgMin", what="the index of a TopK")
+def sort_for_argmax(site: Site) -> list[ir.Value | None] | None:
+    """Find extrema of int64 by TopK, in place; onnxruntime 1.19 has no other kernel.
+
+    CLIP looks for the end of a text so, as the largest token id.
+    """
+    if site.dtype != ir.DataType.INT64 or site.integer("select_last_index", 0):
+        return None
+    axis, keep = site.integer("axis", 0), site.integer("keepdims", 1)
+    largest = int(site.node.op_type == "ArgMax")
+    _, index = site.ops("TopK", site.input(0), site.ints(1), count=2, axis=axis, largest=largest)
+    return [index if keep else site.op("Squeeze", index, site.ints(axis))]
 
 
 def _eye_of_floats(builder: Builder, node: ir.Node) -> None:

@@ -32,6 +32,7 @@ from ortboost.graph.query import is_standard, source_before
 __all__ = [
     "Origin",
     "Origins",
+    "in_block",
     "made_by_torch",
     "missing_parameters",
     "names_a_parameter",
@@ -197,6 +198,16 @@ def _rotary_tables(model: ir.Model) -> set[str]:
     return tables
 
 
+def in_block(node: ir.Node) -> bool:
+    """Whether a node stands in a module that ``torch.export`` generated; see ``Origin.in_block``.
+
+    Example:
+        >>> in_block(ir.node("Neg", []))
+        False
+    """
+    return _GENERATED.match(node.metadata_props.get(_STACK, "")) is not None
+
+
 def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
     """Tensors that only nodes of generated modules read; none if that holds for all tensors."""
     read, blocked = set[str](), set[str]()
@@ -204,7 +215,7 @@ def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
         nodes = [usage.node for usage in value.uses()]
         if nodes:
             read.add(value.name or "")
-            if all(_GENERATED.match(node.metadata_props.get(_STACK, "")) for node in nodes):
+            if all(map(in_block, nodes)):
                 blocked.add(value.name or "")
     return blocked if blocked < read else set()  # else the module itself was generated
 

@@ -379,7 +379,7 @@ def _formula(
     reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
     if reason is not None:
         return reason
-    if any(use.waves for use in uses) and not sure:
+    if all(use.waves for use in uses) and not sure:
         return "it is multiplied by integers inside a sine or cosine"
     if sure or use.kind < UseKind.PLAIN or tensor is None:
         return None

@@ -128,21 +128,20 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [value for value in (*node.inputs, *uses_inside(node)) if value is not None]
 
 
-def ancestors(values: Iterable[ir.Value | None], *, within: ir.Graph | None = None) -> set[ir.Node]:
+def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
     """The nodes that values depend on: their producers, and those of everything that these read.
 
     A node with subgraphs reads what the nodes in them read, and these count, too.
 
     Args:
         values: The values.
-        within: Ignore the nodes of other graphs, and what they read.
     """
     found: set[ir.Node] = set()
     pending = list(values)
     while pending:
         value = pending.pop()
         node = None if value is None else value.producer()
-        if node is None or node in found or within not in (None, node.graph):
+        if node is None or node in found:
             continue
         found.add(node)
         pending += values_read(node)

@@ -7,9 +7,12 @@ that led there, and with the graph the tensors that ``forward`` changes in place
 - a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
   the vectors of a spectral norm, which names tell, too. Those of BatchNormalization do change;
-- ``nn.Embedding(scale_grad_by_freq=True)``.
+- ``nn.Embedding(scale_grad_by_freq=True)``;
+- blocks such as ``torch.no_grad()``, whose code ``torch.export`` generates, where a gradient flows
+  through to parameters that are read outside, too (:mod:`ortboost.graph.parameters` doubts others).
 
 torch's TorchScript exporter writes ``index_add`` as zeros, a scatter that does not add, and a sum.
+It drops ``detach``, but ``x + (q - x)`` is a straight-through estimator: else it would be ``q``.
 
 ``nn.Embedding(max_norm=...)`` detaches its table to shorten rows in place, and then trains it: the
 detach is removed, so that the gradient is that of the shortened rows.
@@ -26,9 +29,10 @@ import onnx_ir as ir
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.origins import scopes_of
+from ortboost.graph.origins import in_block, scopes_of, tensor_origins
+from ortboost.graph.patterns import Op, match
 from ortboost.graph.query import is_standard, label, producer_of
-from ortboost.graph.reach import STOP_MARK, dropped_detaches, stops_gradient
+from ortboost.graph.reach import STOP_MARK, dropped_detaches, reach, stops_gradient
 
 __all__ = ["find_training_traces"]
 
@@ -40,6 +44,7 @@ _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
 _APPLY = re.compile(r"\b(\w+)\.apply\(")
 _STOPPED = re.compile(r"stop_out(_\d+)?$")
+_STRAIGHT_THROUGH = Op("Add", "x", Op("Sub", "q", "x"))
 _SHORTENED = "aten.embedding_renorm"
 # embedding(weight, ids, padding_idx, scale_grad_by_freq)
 _BY_FREQUENCY = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, -?\d+, True")
@@ -56,6 +61,7 @@ def find_training_traces(model: ir.Model) -> Report:
     functions: set[str] = set()
     scaled: set[str] = set()
     replaced: set[str] = set()
+    straight: set[str] = set()
     of_jax = model.producer_name == "jax2onnx"
     for node in list(model.graph.all_nodes()):
         if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
@@ -71,6 +77,8 @@ def find_training_traces(model: ir.Model) -> Report:
             functions.add(function)
         if model.producer_name == "pytorch" and _replaces(node):
             replaced.add(label(node))
+        if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
+            straight.add(label(node))
         if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
             scaled.add(node.inputs[0].name or "")
     detached = dropped_detaches(model.graph)
@@ -79,6 +87,18 @@ def find_training_traces(model: ir.Model) -> Report:
             f"the torch module detaches {_listed(detached, 'value')}, but the exporter dropped "
             "this: gradients flow through; export again with optimize=False to stop them as torch "
             "does"
+        )
+    elif straight:
+        report.notes.append(
+            f"{_listed(straight, 'Add')} of x + (q - x), a straight-through estimator whose "
+            "detach() TorchScript drops: the gradient goes to q instead of x; export again with "
+            "dynamo=True and optimize=False"
+        )
+    if passed := _passed_by_blocks(model):
+        report.notes.append(
+            f"{_listed(passed, 'value')} of a block such as torch.no_grad() or torch.autocast(): "
+            "the file does not say which, and gradients flow through; if it is the former, detach "
+            "what it computes in the torch module and export again with optimize=False"
         )
     if functions:
         report.notes.append(
@@ -113,6 +133,18 @@ def _replaces(node: ir.Node) -> bool:
     adds = node.attributes.get_string("reduction", "none") != "none"
     zeros = producer_of(node.inputs[0], "ConstantOfShape")
     return not adds and zeros is not None and readers == ["Add"]
+
+
+def _passed_by_blocks(model: ir.Model) -> set[str]:
+    """Values of blocks that pass on a gradient to parameters which are read outside, too."""
+    inside = {node for node in model.graph if in_block(node)}
+    if not inside:
+        return set()
+    origins = tensor_origins(model).of
+    shared = [n for n, found in origins.items() if found.kind == "parameter" and not found.in_block]
+    found = reach(model, shared, [value.name or "" for value in model.graph.outputs])
+    read = (v for node in found.nodes if node not in inside for v in node.inputs if v is not None)
+    return {v.name or "" for v in read if v.producer() in inside and v.name in found.active}
 
 
 def _shortens(node: ir.Node) -> bool:

@@ -5,7 +5,8 @@ runtime's memory planner does not know about this: a node that still has to read
 the one that writes `next(S)`, and training is silently wrong. It is safe if
 
 1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside
-   `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts; and
+   `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts (not by a Shape
+   alone, which a runtime computes in advance); and
 2. within each branch of `G`, every reader of `S` is the node that computes the branch's output for
    `S`, or an ancestor of it, and that node is elementwise, so that it never reads an element after
    writing it, or a ScatterND into `S`, which in place only writes.
@@ -24,7 +25,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.query import is_standard, subgraphs
-from ortboost.graph.reach import ancestors, values_read
+from ortboost.graph.reach import values_read
 from ortboost.program.catalogue import Catalogue
 
 __all__ = ["in_place_states"]
@@ -75,7 +76,17 @@ def _scatters(node: ir.Node, source: ir.Value) -> bool:
 
 def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
     """The nodes of ``graph`` that must run before a node starts."""
-    return ancestors(values_read(node), within=graph)
+    found: set[ir.Node] = set()
+    pending = values_read(node)
+    while pending:
+        producer = pending.pop().producer()
+        if producer is None or producer in found or producer.graph is not graph:
+            continue
+        found.add(producer)
+        # A runtime folds a length that it knows: what has this length may run at any time.
+        if not is_standard(producer, "Shape", "Size"):
+            pending += values_read(producer)
+    return found
 
 
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:

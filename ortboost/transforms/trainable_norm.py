@@ -28,6 +28,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.origins import origin_of
 from ortboost.graph.query import (
     is_read,
     is_standard,
@@ -322,14 +323,19 @@ def _unbiased(
 
 def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: Report) -> None:
     """Give nodes that share statistics, but are not the same module, separate tensors."""
-    owner: dict[str, tuple[str, ...]] = {}
+    owner: dict[str, tuple[str | None, ...]] = {}
     for node in nodes:
         statistics = running_statistics(node)
         if statistics is None:
             continue
         given = [node.inputs[3], node.inputs[4]]
-        # Nodes with the same scale, bias and statistics are one module that is applied twice.
-        module = tuple(value.name or "" for value in node.inputs[1:5] if value is not None)
+        # Nodes with the same scale, bias and statistics are one module that is applied twice; one
+        # without scale and bias (affine=False) gets ones and zeros for each application.
+        module = tuple(
+            "" if value.producer() or origin_of(value).kind == "literal" else value.name
+            for value in node.inputs[1:5]
+            if value is not None
+        )
         for index, value, direct in zip((3, 4), statistics, given, strict=True):
             key = value.name or ""
             # Its own, or that of another application of the same module.

@@ -177,6 +177,10 @@ def test_quantizers_between_parameters_and_loss_are_named(here, rest, blocked):
     )
 
 
+POOL = "y = AveragePool<kernel_shape = [2, 2]>(h)"
+SCATTER = "z = ScatterElements(x, i, h) y = ScatterElements(z, i, h)"
+
+
 @pytest.mark.parametrize(
     ("labels", "arguments", "reason"),
     [
@@ -193,6 +197,28 @@ def test_cross_entropies_that_torch_exports_wrongly(labels, arguments, reason):
     target = "target=torch.ops.aten.cross_entropy_loss.default"
     call = f"%c : [num_users=1] = call_function[{target}](args = ({arguments}), kwargs = {{}})"
     model.graph[-1].metadata_props["pkg.torch.onnx.fx_node"] = call
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
+    assert [reason in b.reason for b in report.blockers] == ([True] if reason else [])
+
+
+@pytest.mark.parametrize(
+    ("node", "call", "reason"),
+    [
+        (POOL, "avg_pool2d.default](args = (%x, [2, 2], [2, 2], [0, 0], False, True, 3))", "of 3"),
+        (POOL, "avg_pool2d.default](args = (%x, [2, 2], [2, 2], [0, 0], False, True))", None),
+        (POOL, "avg_pool2d.default](args = (%x, [2, 2]), kwargs = {})", None),
+        (SCATTER, "scatter_reduce.two](args = (%x, 0, %i, %h, mean), kwargs = {})", "the mean"),
+        (SCATTER, "scatter_reduce.two](args = (%x, 0, %i, %h, sum), kwargs = {})", None),
+    ],
+)
+def test_arguments_that_torch_drops_when_it_exports(node, call, reason):
+    """One call may have become several nodes, which are told once."""
+    model = graph(f"""g (float[N,1,2,2] x, float[2] w, int64[N,1,2,2] i) => (float loss) {{
+        h = Mul(x, w) {node} loss = ReduceSum<keepdims = 0>(y) }}""")
+    for written in model.graph:
+        written.metadata_props["pkg.torch.onnx.fx_node"] = (
+            f"call_function[target=torch.ops.aten.{call}"
+        )
     report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
     assert [reason in b.reason for b in report.blockers] == ([True] if reason else [])
 

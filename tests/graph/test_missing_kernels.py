@@ -4,6 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.graph.missing_kernels import sort_for_argmax
 from ortboost.graph.normalize import normalize
 from tests.support import run, text_model, weights
 
@@ -64,3 +65,18 @@ def test_an_identity_matrix_of_booleans_runs(kind):
     before = len(model.graph)
     normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
     assert len(model.graph) == before
+
+
+@pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize(("axis", "keep"), [(1, 0), (-1, 1), (0, 0)])
+def test_extrema_of_int64_are_found_by_sorting(operator, axis, keep):
+    """CLIP: ``text.argmax(dim=-1)``; of equal numbers, the first one counts."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N,5] x) => (int64 y) {{ y = {operator}<axis = {axis}, keepdims = {keep}>(x) }}"""
+    )
+    model.graph.outputs[0].shape = None
+    assert sort_for_argmax(model).modified
+    x = np.random.default_rng(0).integers(0, 3, (4, 5)) + 2**60
+    wanted = (np.argmax if operator == "ArgMax" else np.argmin)(x, axis=axis, keepdims=bool(keep))
+    assert np.array_equal(run(model, {"x": x})["y"], wanted)

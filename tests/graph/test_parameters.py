@@ -490,18 +490,22 @@ def test_sines_of_positions_are_no_weights(table, trained):
     assert told(torch_model(body, w=W44, p=table), "p")[0] is trained
 
 
-def test_frequencies_that_meet_positions_are_no_weights():
-    """Rotary embeddings: integers times frequencies, then sines; the name is unknown."""
+@pytest.mark.parametrize(("last", "trained"), [("Identity(h)", False), ("Div(h, f)", True)])
+def test_frequencies_that_meet_positions_are_no_weights(last, trained):
+    """Rotary embeddings: integers times frequencies, then sines; the name is unknown.
+
+    The step size of a state space model (S4D) is a factor of frequencies and of decays.
+    """
     model = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[batch,4] x, int64[batch,1] at, float[1,4] f, float[4,4] w) => (y) {
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, int64[batch,1] at, float[1,4] f, float[4,4] w) => (y) {{
           p = Cast<to = 1>(at) angles = MatMul(p, f) waves = Sin(angles) h = MatMul(x, w)
-          y = Mul(h, waves)
-        }""",
+          g = {last} y = Mul(g, waves)
+        }}""",
         f=weights(1, 4),
         w=W44,
     )
-    assert told(model, "f") == (False, True)
+    assert told(model, "f") == (trained, not trained)
     assert told(model, "w") == (True, False)
 
 

@@ -119,3 +119,48 @@ def test_an_index_add_of_torchscript_is_told(producer, attribute, told):
     )
     notes = find_training_traces(model).notes
     assert ["index repeats" in note for note in notes] == [True] * told
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        (("a", "b"), True),
+        (("a",), True),
+        (("a", "b", "c", "y"), False),  # the whole module was generated
+        (("b",), True),
+        (("c",), False),  # w is read only there: it is doubtful itself
+        ((), False),
+    ],
+)
+def test_a_block_through_which_a_gradient_flows_is_told(block, told):
+    """``with torch.no_grad(): target = net(k)``, beside ``net(q)``."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] q, float[N,3] k, float[3,3] v, float[3,3] w) => (float[N,3] y) {
+          a = MatMul(k, v) b = Relu(a) h = MatMul(q, v) c = MatMul(q, w) y = Sum(b, h, c) }""",
+        v=weights(3, 3),
+        w=weights(3, 3),
+    )
+    for value in model.graph.initializers.values():
+        value.metadata_props["pkg.torch.export.graph_signature.InputSpec.kind"] = "PARAMETER"
+    for node in model.graph:
+        generated = node.outputs[0].name in block or len(block) == 4
+        node.metadata_props[STACK] = f'File "{"<eval_with_key>.3" if generated else "net.py"}"'
+    found = find_training_traces(model).notes
+    assert ["torch.no_grad()" in note for note in found] == [True] * told
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(
+    "estimator", ["d = Sub(q, x) y = Add(x, {0})", "d = Sub(q, x) y = Add({0}, x)"]
+)
+def test_a_straight_through_estimator_of_torchscript_is_told(estimator, detached):
+    """``x + (q - x).detach()`` of a VQ-VAE; the dynamo exporter keeps an Identity."""
+    identity = "i = Identity(d) " if detached else ""
+    text = estimator.format("i" if detached else "d").replace(" y =", f" {identity}y =")
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,3] x, float[3] q) => (float[N,3] y) {{ {text} }}"""
+    )
+    notes = find_training_traces(model).notes
+    assert ["straight-through" in note for note in notes] == [True] * (not detached)

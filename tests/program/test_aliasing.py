@@ -12,7 +12,9 @@ from ortboost.program.aliasing import in_place_states
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue, StateEntry
 from ortboost.program.config import ClipConfig, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
+    ENGINES,
     NAMES,
     assert_same_bits,
     batch_for,
@@ -125,6 +127,32 @@ def planted(
 
 def test_the_planted_frame_itself_is_safe():
     assert in_place_states(*planted()) == {"w", "v"}
+
+
+@pytest.mark.parametrize("length", ["Shape", "Size"])
+def test_a_reader_of_which_only_a_length_is_needed_may_run_late(length):
+    """`u` is 2 x 2, which a runtime knows without computing it."""
+    outside = f"u = Add(w, w) k = {length}(u)"
+    needed = "c = Cast<to = 1>(k) e = ReduceSum(c) d = Mul(g, e) n = Sub(w, d)"
+    assert in_place_states(*planted(outside, needed)) == {"v"}
+    assert in_place_states(*planted("u = Add(w, w) k = Identity(u)", needed)) == {"w", "v"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_that_adds_a_parameter_reads_it_before_the_update(engine):
+    """The weights of several losses, learned: ``(exp(-v) * losses + v).sum()``."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,2] x, float[2] v) => (float loss) <int64[1] rows = {0}> {
+          m = ReduceMean<keepdims = 0>(x, rows) n = Neg(v) e = Exp(n) p = Mul(m, e)
+          s = Add(p, v) loss = ReduceSum<keepdims = 0>(s) }""",
+        v=np.zeros(2, np.float32),
+    )
+    config = ProgramConfig(loss=LossConfig("output", output="loss"), engine=engine)
+    result = stepper(build_program(model, config)).step(
+        {"x": np.full((3, 2), 5, np.float32)}, {"learning_rate": 0.5}
+    )
+    assert result.loss == 10.0
 
 
 @pytest.mark.parametrize(

@@ -176,11 +176,15 @@ def test_node_exported_in_training_mode_gets_its_state():
     assert state.next_of == {"m": next_name("m"), "v": next_name("v")}
 
 
-def test_a_module_applied_twice_continues_its_statistics():
-    model = model_of("""net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v)
-        => (float[N,3] y) {
-        [one] h = BatchNormalization<momentum=0.6>(x, s, b, m, v)
-        [two] y = BatchNormalization<momentum=0.6>(h, s, b, m, v) }""")
+@pytest.mark.parametrize("own", ["", "CastLike({}, x)"])
+def test_a_module_applied_twice_continues_its_statistics(own):
+    """With ``affine=False``, torch's exporters write ones and zeros for each application."""
+    made = "".join(f"{v}{i} = {own.format(v)} " for v in "sb" for i in "12" if own)
+    one, two = ("s1, b1", "s2, b2") if own else ("s, b", "s, b")
+    model = model_of(f"""net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v)
+        => (float[N,3] y) {{ {made}
+        [one] h = BatchNormalization<momentum=0.6>(x, {one}, m, v)
+        [two] y = BatchNormalization<momentum=0.6>(h, {two}, m, v) }}""")
     state = to_training(model)
     assert "continues" in state.report.changed["two"]
     assert state.next_of == {"m": "ortboost/next/m", "v": "ortboost/next/v"}

@@ -110,8 +110,8 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
         active: Names of all values that a gradient flows through.
 
     Returns:
-        Names of the copied values. Constants among them must be lifted to inputs: the optimizer
-        would fold their copies and merge the equal constants.
+        Names of all these inputs. Constants among them must be lifted to inputs: the optimizer
+        would merge equal ones, and fold copies.
     """
     builder = Builder(model.graph, COPY_PREFIX)
     # Value to its last copy; the first reader keeps the value itself.
@@ -131,7 +131,7 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
                 node.replace_input_with(index, latest[value])
             else:
                 latest[value] = value
-    return {value.name or "" for value, copy in latest.items() if copy is not value}
+    return {value.name or "" for value in latest}
 
 
 def drop_empty_inputs(model: ir.Model) -> None:

@@ -85,6 +85,10 @@ LN = "LayerNormalization"
         (f"t = Identity(s) a = {LN}(h, t, b) c = {LN}(a, s, b) y = {LN}(c, t, b)", ""),
         (f"t = Exp(s) a = {LN}(h, t, b) c = {LN}(a, t, b) y = {LN}(c, t, s)", ""),
         (f"a = {LN}(h, q, q) c = {LN}(a, q, q) y = {LN}(c, q, q)", "<float[3] q = {1, 2, 3}>"),
+        (
+            f"a = {LN}(h, q, s) y = {LN}(a, r, b)",
+            "<float[3] q = {1, 2, 3}, float[3] r = {1, 2, 3}>",
+        ),
         ("a = Concat<axis=1>(h, x, x) y = Concat<axis=1>(x, a)", ""),
         ("a = Concat<axis=0>(h, q, q) y = Concat<axis=0>(q, a)", "<float[1,3] q = {0, 0, 0}>"),
     ],

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.graph.log_sigmoid import write_out_log_sigmoids
+from ortboost.graph.query import count_operators
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.runtime.stepper import Stepper
+from ortboost.transforms.attach_loss import LossConfig
+from tests.support import ENGINES, text_model
+
+TEXT = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N,1] x, float[1,1] w) => (float loss, float[N,1] s) {
+      h = MatMul(x, w) s = Sigmoid(h) l = Log(s) m = ReduceMean<keepdims = 0>(l) loss = Neg(m) }"""
+
+
+def test_other_readers_keep_the_sigmoid():
+    model = text_model(TEXT, w=np.ones((1, 1), np.float32))
+    assert list(write_out_log_sigmoids(model).changed.values()) == [
+        "Log: -softplus(-x) of a sigmoid"
+    ]
+    assert {"Log", "Sigmoid", "Softplus"} & set(count_operators(model)) == {"Sigmoid", "Softplus"}
+    assert not write_out_log_sigmoids(model).modified
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_large_arguments_have_a_finite_loss_and_a_gradient(engine):
+    """``logsigmoid`` of SigLIP; onnxruntime's Sigmoid is 0 at -18 already."""
+    model = text_model(TEXT, w=np.ones((1, 1), np.float32))
+    loss = LossConfig("output", output="loss")
+    program = build_program(model, ProgramConfig(loss=loss, engine=engine, learning_rate="1"))
+    stepper = Stepper(program)
+    x = np.float32([[-40], [-16], [3]])
+    result = stepper.step({"x": x}, {"learning_rate": 1.0})
+    assert result.loss == pytest.approx(np.log1p(np.exp(-np.float64(x))).mean(), rel=1e-6)
+    gradient = -(x / (1 + np.exp(np.float64(x)))).mean()
+    assert stepper.get("w").item() == pytest.approx(1 - gradient, rel=1e-6)
