@@ -116,7 +116,7 @@ def evaluate(
             )
         evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
-        labels = program.labels or labels
+        labels = program.counted_labels or labels
         output = output or (program.prediction if program.labels else None)
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()

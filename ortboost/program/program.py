@@ -169,6 +169,12 @@ class Program(Shown):
         return None if self.config.loss.name == "output" else self.config.loss.labels
 
     @property
+    def counted_labels(self) -> str | None:
+        """The input whose labels a mean loss counts, also if the model computes the loss."""
+        indices = [spec.name for spec in self.catalogue.batch if spec.classes is not None]
+        return self.labels or (indices[0] if len(indices) == 1 else None)
+
+    @property
     def evaluation_inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs of the evaluation graph that are data."""
         known = {spec.name: spec for spec in self.catalogue.batch}
