@@ -44,6 +44,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "engine": "ProgramConfig.engine",
     "exchange-dtype": "exchange_dtype",
     "for": "target",
+    "force-low": "MixedPrecision.force_low",
     "freeze": "ProgramConfig.freeze",
     "frozen-bn": "ProgramConfig.frozen_norm",
     "graph": "graph",
