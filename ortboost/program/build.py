@@ -98,7 +98,8 @@ def evaluation_graph(forward: Forward) -> ir.Model:
     """The forward graph in inference mode, with weights as inputs."""
     model = forward.model.clone()
     to_inference(model)
-    lower_losses(model)  # the mean over no labels is 0, as in training, not 0 / 0
+    # The mean over no labels is 0, as in training, not 0 / 0.
+    lower_losses(model, only=lambda node: "ignore_index" in node.attributes)
     lift_state(model, forward)
     stamp(model, "eval")
     return model
