@@ -62,6 +62,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "metric": "metrics",
     "min-sqnr": "min_sqnr",
     "new-head": "ProgramConfig.new_head",
+    "no-cuda-graph": "cuda_graph=False",
     "no-optimize": "optimize=False",
     "opset": "opset",
     "out": "out",
