@@ -17,7 +17,8 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import ModelSource, is_folder, load_model, name_of, runnable
+from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
+from ortboost.graph.missing_kernels import runnable
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -116,7 +117,7 @@ def evaluate(
             )
         evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
-        labels = program.labels or labels
+        labels = program.counted_labels or labels
         output = output or (program.prediction if program.labels else None)
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()

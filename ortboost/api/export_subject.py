@@ -31,7 +31,8 @@ from ortboost.deploy.synthetic_inputs import (
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import ModelSource, load_model, runnable
+from ortboost.graph.io import ModelSource, load_model
+from ortboost.graph.missing_kernels import runnable
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator

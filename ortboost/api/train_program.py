@@ -296,7 +296,7 @@ def _settled(
     return dataclasses.replace(
         base,
         learning_rate=schedules(program.config, learning_rate, total),
-        labels=program.labels or base.labels,
+        labels=program.counted_labels or base.labels,
         output=program.prediction if program.labels else None,
         metrics=base.metrics if loss.name == "softmax-cross-entropy" else asked,
         loss_scale=program.config.loss_scale,

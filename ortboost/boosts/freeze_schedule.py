@@ -43,7 +43,7 @@ CONTINUOUS: Final = 0
 INTERVAL: Final = 1
 COST: Final = 2
 _TYPES = (CONTINUOUS, INTERVAL, COST)
-_LONGEST = 10**7  # updates; the whole schedule is drawn at once
+LONGEST = 10**7  # updates; the whole schedule is drawn at once
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class FreezeConfig:
         True
     """
 
-    param_groups: Annotated[int, Range(1, below=_LONGEST)] = 10
+    param_groups: Annotated[int, Range(1, below=LONGEST)] = 10
     freeze_type: int = INTERVAL
     freeze_p: Annotated[float, Range(0, 1)] = 0.7
-    total_steps: Annotated[int, Range(1, below=_LONGEST)] = 65536
+    total_steps: Annotated[int, Range(1, below=LONGEST)] = 65536
     seed: Annotated[int, Range(0, below=2**32)] = 0  # the range of numpy's legacy generator
     separate_state: bool = True
     groups: tuple[tuple[str, ...], ...] | None = None
@@ -146,7 +146,7 @@ def generate_freeze_index_sequence(
     if freeze_strategy == CONTINUOUS:
         # n - 1 frozen updates in each block, so that the others are the share p of it.
         zeros = int(freeze_p * (parameter_groups_number - 1) // (1 - freeze_p))
-        if zeros >= max(length, _LONGEST):  # the block alone is longer than any run
+        if zeros >= max(length, LONGEST):  # the block alone is longer than any run
             return np.zeros(length, np.int64)
         block = np.concatenate([np.zeros(zeros, np.int64), np.arange(1, parameter_groups_number)])
         return np.tile(block, -(-length // len(block)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,12 @@ from ortboost.boosts.freeze_schedule import (
     CONTINUOUS,
     COST,
     INTERVAL,
+    LONGEST,
     FreezeConfig,
     freeze_schedule,
 )
 from ortboost.boosts.roles import UpdateSplitter
+from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 
 __all__ = ["GradFreeze"]
@@ -59,11 +61,11 @@ class GradFreeze(UpdateSplitter):
         2
     """
 
-    p: float = 0.7
+    p: Annotated[float, Range(0, 1)] = 0.7
     by: Literal["interval", "continuous", "cost"] = "interval"
-    groups: int | tuple[tuple[str, ...], ...] = 10
-    steps: int = 65536
-    seed: int = 0
+    groups: Annotated[int, Range(1, below=LONGEST)] | tuple[tuple[str, ...], ...] = 10
+    steps: Annotated[int, Range(1, below=LONGEST)] = 65536
+    seed: Annotated[int, Range(0, below=2**32)] = 0
     separate_state: bool = True
     sequence: tuple[int, ...] | None = None
 
@@ -72,7 +74,7 @@ class GradFreeze(UpdateSplitter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.config  # checks ranges
+        _ = self.config  # checks groups and sequence
 
     @property
     def config(self) -> FreezeConfig:

@@ -36,10 +36,12 @@ def inspect(
         Path | None, typer.Argument(help="A second model: show the differences, before and after.")
     ] = None,
     params: bool = option(
-        "The role of each weight, and how it was determined.", "--params", default=False
+        "Show the role of each weight, and how it was determined.", "--params", default=False
     ),
     parameters: Path | None = option(
-        "For a model: a list of its parameters, as for convert.", metavar="FILE"
+        "Count the tensors listed in a file as the parameters of a model, as --parameters of "
+        "convert; --params shows them.",
+        metavar="FILE",
     ),
     layers: bool = option(
         "The nodes with shapes; for a program, the cost of its boosts per layer.",

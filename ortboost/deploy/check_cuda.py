@@ -7,7 +7,7 @@ CUDA003 warn    a node that runs on the CPU, and why
 CUDA004 warn    a copy of more than a few elements; one to the host also synchronizes
 CUDA005 info    a copy of a few elements
 CUDA006 info    shape computations left on the host, integer ones on the device
-CUDA007 info    whether it can be captured as a CUDA graph, and what prevents it
+CUDA007 info    whether training captures it as a CUDA graph, or what prevents it
 ======= ======= =============================================================
 """
 
@@ -35,10 +35,13 @@ from ortboost.runtime.cuda.capture import capturable, draws
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import Kernels, load_kernels
 from ortboost.runtime.cuda.placement import Copy, Placed, place
+from ortboost.runtime.cuda.replay import form_to_capture, why_not_replayed
 
 __all__ = ["check_cuda", "graph_findings"]
 
 _SMALL: Final = 16  # elements; a scalar or a shape has fewer
+_LENGTH: Final = 8  # of a batch, for a step that is captured once this is known
+_GRAPH: Final = ("graph", "model")
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _ARITHMETIC: Final = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Range", "Abs", "Neg"})
 
@@ -64,15 +67,20 @@ def check_cuda(
         )
     kernels = load_kernels(target)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
-        steps = Program.load(source).graphs
-        graphs = {name: for_cuda(graph, kernels) for name, graph in steps.items()}
+        program = Program.load(source)
+        groups = {
+            name: graph_findings(
+                for_cuda(graph, kernels), kernels, _replay(program, graph, kernels)
+            )
+            for name, graph in program.graphs.items()
+        }
     else:
-        graphs = {"": open_lazily(source)[0]}
-    prefix = "{}: " if len(graphs) > 1 else ""
+        groups = {"": graph_findings(open_lazily(source)[0], kernels)}
+    prefix = "{}: " if len(groups) > 1 else ""
     found = [
         dataclasses.replace(finding, node=prefix.format(name) + finding.node)
-        for name, graph in graphs.items()
-        for finding in graph_findings(graph, kernels)
+        for name, findings in groups.items()
+        for finding in findings
     ]
     return TargetReport(
         f"onnxruntime {kernels.release} on CUDA",
@@ -81,8 +89,16 @@ def check_cuda(
     )
 
 
-def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
-    """Check one graph, which is not modified."""
+def graph_findings(
+    graph: ir.Model, kernels: Kernels, replay: Finding | None = None
+) -> Iterator[Finding]:
+    """Check one graph, which is not modified.
+
+    Args:
+        graph: The graph.
+        kernels: The kernels of a release.
+        replay: Of a step: whether training captures it.
+    """
     opset = graph.opset_imports.get("", 18)
     if opset > kernels.newest_opset:
         yield error(
@@ -101,7 +117,7 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
     placed, copies = place(model, kernels)
     yield from _nodes(placed)
     yield from _copies(copies)
-    yield _capture(model, kernels, copies)
+    yield replay or _capture(model, kernels, copies)
 
 
 def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
@@ -138,6 +154,31 @@ def _copies(copies: Sequence[Copy]) -> Iterator[Finding]:
             yield warn(about, text, fix, rule="CUDA004")
 
 
+def _replay(program: Program, graph: ir.Model, kernels: Kernels) -> Finding:
+    """Whether training captures a step, which it does once it knows the lengths of a batch."""
+    why = why_not_replayed(program)
+    if why is None:
+        open_lengths = any(not isinstance(d, int) for s in program.catalogue.batch for d in s.shape)
+        shapes = {
+            spec.name: [d if isinstance(d, int) else _LENGTH for d in spec.shape]
+            for spec in program.catalogue.batch
+        }
+        form = form_to_capture(graph, shapes, "cuda", kernels)
+        why = form if isinstance(form, str) else None
+    if why is None:
+        fix = "Nothing; --no-cuda-graph turns it off. docs/cuda.md has more."
+        tried = f" (tried with a length of {_LENGTH} where it is open)" if open_lengths else ""
+        return info(_GRAPH, f"Training captures it as a CUDA graph{tried}.", fix, rule="CUDA007")
+    fix = "Nothing: docs/cuda.md has more."
+    if any((n.name or "").startswith("ortboost/recompute/") for n in graph.graph.all_nodes()):
+        fix = (
+            "A recompute checkpoint waits on the host for its gradient: convert without recompute."
+        )
+    return info(
+        _GRAPH, f"Training does not capture it as a CUDA graph: {why}.", fix, rule="CUDA007"
+    )
+
+
 def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Finding:
     """Whether ``enable_cuda_graph`` accepts the graph, or its form without branches.
 
@@ -162,13 +203,11 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
         reasons.append(f"random numbers, which each replay would repeat ({label(drawn)})")
     form_of = " in the form without branches" if branches else ""
     return info(
-        ("graph", "model"),
+        _GRAPH,
         f"No CUDA graph{form_of and ', nor' + form_of}: {', '.join(reasons)}."
         if reasons
         else f"It can be captured as a CUDA graph{form_of}.",
-        "A recompute checkpoint waits on the host for its gradient: convert without recompute."
-        if any((copy.value.name or "").startswith("ortboost/recompute/") for copy in copies)
-        else "Training fixes the lengths of a batch by itself; elsewhere, --dim batch=N does."
+        "Fix the lengths of a batch: --dim batch=N."
         if copies
         else "Nothing: docs/cuda.md has more.",
         rule="CUDA007",

@@ -219,7 +219,8 @@ def _fit_ir_version(model: ir.Model, target: Target) -> None:
 
 def reference_path(source: ModelSource, exported: Exported, folder: Path) -> str:
     """The reference file of an export: the model itself, or its inference form in ``folder``."""
-    changed = any(r.rewrite == "to_inference" and r.changed for r in exported.reports)
+    rewrites = ("to_inference", "convert_opset")  # of an opset that the runtime does not run
+    changed = any(r.rewrite in rewrites and r.changed for r in exported.reports)
     if isinstance(source, (str, os.PathLike)) and not changed:
         return os.fspath(source)
     base = exported.base if exported.base is not None else load_model(source)

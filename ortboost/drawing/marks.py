@@ -18,6 +18,9 @@ __all__ = ["BOOKKEEPING", "marks_against", "marks_of_reports"]
 BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
 """Rewrites whose reports name weights, without a change of the nodes that use them."""
 
+_ADDING = ("lora",)
+"""Rewrites whose reports name weights beside which they add nodes, and which stay as they are."""
+
 _FOLDED = frozenset(("BatchNormalization", "Mul", "Add", "Sub", "Div", "Pad", "Relu", "Clip"))
 
 
@@ -27,7 +30,7 @@ def marks_of_reports(
     """Descriptions of the changes of a graph's nodes, from reports.
 
     A report names nodes or tensors. A tensor stands for its producer, or, if it is a weight, for
-    the nodes that use it.
+    the nodes that use it. Nodes that are called after a rewrite are new.
 
     Args:
         model: The graph.
@@ -52,8 +55,13 @@ def marks_of_reports(
     marks: dict[str, str] = {}
     missing: dict[str, int] = {}
     for report in reports:
+        made = [name for name in map(label, model.graph) if f"/{report.rewrite}/" in f"/{name}"]
+        for name in made if report.changed else ():
+            marks.setdefault(name, f"{report.rewrite}: new")
         for name, what in report.changed.items():
             if report.rewrite in BOOKKEEPING and name not in known:  # it would mark all readers
+                continue
+            if report.rewrite in _ADDING and name in used:
                 continue
             text = f"{report.rewrite}: {what}"
             for node_name in known.get(name) or used.get(name, set()):
@@ -142,7 +150,7 @@ def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | N
     if names and not found:  # another operator has other attributes anyway
         found.append("attributes: " + ", ".join(sorted(names)))
     # A node that only reads from another one is not different: values are not compared by name.
-    other = len(old.inputs) != len(new.inputs) or _weights(old) != _weights(new)
+    other = len(old.inputs) != len(new.inputs) or _reweighted(old, new)
     folded = _folded(old, lost) if other or found else []
     if folded:
         found.append(", ".join(f"{n.op_type} '{label(n)}'" for n in folded) + " folded in")
@@ -151,6 +159,22 @@ def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | N
     elif other and _op(old) == _op(new):
         found.append("different weights")
     return "; ".join(found) or None
+
+
+def _reweighted(old: ir.Node, new: ir.Node) -> bool:
+    """Whether two nodes with as many inputs have different weights."""
+    for first, second in zip(old.inputs, new.inputs, strict=True):
+        before, after = _constant_digest(first), _constant_digest(second)
+        if before == after:
+            continue
+        if before is not None and after is not None:
+            return True
+        # The weights of a program are inputs, without values.
+        lone = second if after is None else first
+        names = {value.name for value in (first, second) if value is not None}
+        if lone is None or not lone.is_graph_input() or len(names) > 1:
+            return True
+    return False
 
 
 def _folded(node: ir.Node, lost: Collection[ir.Node]) -> list[ir.Node]:
@@ -191,12 +215,13 @@ def _hashable(value: Any) -> Hashable:
 
 def _weights(node: ir.Node) -> tuple[tuple[int, str], ...]:
     """Indices of constant inputs, with a digest of the constant."""
-    found = []
-    for index, value in enumerate(node.inputs):
-        tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        if tensor is not None:
-            found.append((index, _digest(tensor)))
-    return tuple(found)
+    digests = enumerate(map(_constant_digest, node.inputs))
+    return tuple((index, digest) for index, digest in digests if digest is not None)
+
+
+def _constant_digest(value: ir.Value | None) -> str | None:
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else _digest(tensor)
 
 
 def _digest(tensor: ir.TensorProtocol) -> str:

@@ -38,7 +38,6 @@ __all__ = [
     "is_map",
     "load_model",
     "name_of",
-    "runnable",
     "save_model",
 ]
 
@@ -128,11 +127,6 @@ def name_of(source: ModelSource) -> str:
 def is_folder(source: ModelSource) -> TypeGuard[str | os.PathLike[str]]:
     """Whether a source is the path of a folder, such as a program's."""
     return isinstance(source, str | os.PathLike) and Path(source).is_dir()
-
-
-def runnable(source: ModelSource, loaded: ir.Model) -> str | os.PathLike[str] | ir.Model:
-    """What a runtime opens: a file as it is, or the loaded form of a model in memory."""
-    return source if isinstance(source, str | os.PathLike) else loaded
 
 
 def check_model_file(path: Path) -> None:

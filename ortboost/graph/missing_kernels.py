@@ -1,17 +1,55 @@
-"""Nodes that torch's exporters write and onnxruntime does not run."""
+"""Nodes that onnxruntime does not run as they are, for example as torch's exporters write them."""
 
 from __future__ import annotations
+
+import os
+from typing import Final
 
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
+from ortboost.graph.convert_opset import convert_opset
+from ortboost.graph.io import ModelSource
 from ortboost.graph.query import input_at, is_standard, producer_of, scalar, source_before
 from ortboost.graph.rewriting import Site, rewrites
 
-__all__ = ["drop_flat_biases", "replace_missing_kernels", "sort_for_argmax"]
+__all__ = [
+    "drop_flat_biases",
+    "newest_opset",
+    "replace_missing_kernels",
+    "runnable",
+    "sort_for_argmax",
+]
 
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
+_NEWEST: Final = {
+    # Only by the definition of opset 24, which newer CastLike and others in it break.
+    "Swish": 24,
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), 21),
+    **dict.fromkeys(("Bernoulli", "Multinomial", "GlobalLpPool", "MaxRoiPool", "RoiAlign"), 21),
+}
+"""Operator to the newest opset of which onnxruntime (1.31.1) runs it."""
+
+
+def newest_opset(model: ir.Model) -> int | None:
+    """The newest opset at which onnxruntime runs all operators of a model; None for any."""
+    used = (node.op_type for node in model.graph.all_nodes() if is_standard(node, *_NEWEST))
+    return min((_NEWEST[op_type] for op_type in used), default=None)
+
+
+def runnable(source: ModelSource, loaded: ir.Model) -> str | os.PathLike[str] | ir.Model:
+    """What a runtime opens: a file as it is, or a model in memory.
+
+    A file of an opset that onnxruntime does not run, see :func:`newest_opset`, is converted.
+    """
+    newest, opset = newest_opset(loaded), loaded.opset_imports.get("", 1)
+    if newest is not None and opset > newest:
+        loaded = loaded.clone()
+        convert_opset(loaded, range(newest, newest + 1))
+    elif isinstance(source, str | os.PathLike):
+        return source
+    return loaded
 
 
 def drop_flat_biases(model: ir.Model) -> None:

@@ -20,7 +20,11 @@ from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.loop_shapes import infer_loops
-from ortboost.graph.missing_kernels import drop_flat_biases, replace_missing_kernels
+from ortboost.graph.missing_kernels import (
+    drop_flat_biases,
+    newest_opset,
+    replace_missing_kernels,
+)
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import (
@@ -41,7 +45,6 @@ from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
-from ortboost.graph.write_out_swish import write_out_swish
 
 __all__ = ["free_weights", "inline_functions", "name_nodes", "normalize"]
 
@@ -55,7 +58,8 @@ def normalize(
 
     Args:
         model: The model as loaded.
-        opsets: Allowed opset versions of the standard domain.
+        opsets: Allowed opset versions of the standard domain; an operator that onnxruntime only
+            runs at an older one decides, see :mod:`ortboost.graph.missing_kernels`.
         ir_version: Newest allowed IR version.
         keep_fused: Whether operators of onnxruntime's optimizers stay, which it runs faster; see
             :mod:`ortboost.graph.runtime_operators`.
@@ -82,6 +86,9 @@ def normalize(
         restore_runtime_domain(model)
         if has_runtime_operators(model):
             opsets = range(max(opsets[0], oldest_opset(model)), opsets.stop)
+    newest = newest_opset(model)
+    if newest is not None:
+        opsets = range(min(opsets[0], newest), min(opsets[-1], newest) + 1)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)
@@ -107,7 +114,9 @@ def normalize(
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)
-    reports += [r for r in (empty_reductions(model), write_out_swish(model)) if r.modified]
+    report = empty_reductions(model)
+    if report.modified:
+        reports.append(report)
     _state_channels(model)
 
     infer_shapes(model)

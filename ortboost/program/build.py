@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from ortboost.autodiff.portable.lower import lower_losses
 from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.graph.guard_draws import guard_draws
@@ -97,6 +98,8 @@ def evaluation_graph(forward: Forward) -> ir.Model:
     """The forward graph in inference mode, with weights as inputs."""
     model = forward.model.clone()
     to_inference(model)
+    # The mean over no labels is 0, as in training, not 0 / 0.
+    lower_losses(model, only=lambda node: "ignore_index" in node.attributes)
     lift_state(model, forward)
     stamp(model, "eval")
     return model

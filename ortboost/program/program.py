@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,21 @@ _GRAPH = re.compile(r"(step|flush)(\.\d+)?|trial|accept")
 _GRAPHS, _EVAL = "graphs", "eval"  # of the state of a pickle
 _NO_GRAPHS = {"step": None, "evaluation": None, "variants": None}
 _OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
+
+
+@dataclass(frozen=True)
+class _Digests:
+    """Digests of the graphs of a program.
+
+    Args:
+        fingerprint: Of all steps and the catalogue.
+        evaluation: Of the evaluation graph.
+        around: Graph to that of its opsets, functions and metadata.
+    """
+
+    fingerprint: str
+    evaluation: str
+    around: Mapping[str, str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,28 +160,52 @@ class Program(Shown):
 
         It covers the catalogue and the nodes, not the initial values.
         """
-        return self._fingerprint({name: ir.to_proto(model) for name, model in self.graphs.items()})
+        return self._digests(steps_only=True).fingerprint
 
     def initial_digest(self, names: Iterable[str] | None = None) -> str:
         """Identifies the initial values of some states, or of all; it reads them."""
         return _state_digest(self.initial if names is None else Selection(self.initial, names))
 
-    def _fingerprint(self, protos: Mapping[str, onnx.ModelProto]) -> str:
-        digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
-        for name in sorted(self.graphs):
-            digest.update(_serialized(protos[name]))
-        return digest.hexdigest()[:32]
+    def _digests(
+        self,
+        each: Callable[[str, ir.Model, onnx.ModelProto], None] = lambda *_: None,
+        *,
+        steps_only: bool = False,
+    ) -> _Digests:
+        """Serialize the graphs, ``eval`` among them, and digest them.
 
-    def _protos(self) -> dict[str, onnx.ModelProto]:
-        """All graphs serialized, ``eval`` among them; that is most of the work of saving them."""
-        models = {**self.graphs, "eval": self.evaluation}
-        return {name: ir.to_proto(model) for name, model in models.items()}
+        One after the other: weights that are no state, such as quantized ones, are in each.
+
+        Args:
+            each: Called for each graph with its name, model and serialized form.
+            steps_only: Leave ``eval`` out.
+        """
+        catalogue = json.dumps(self.catalogue.to_dict(), sort_keys=True).encode()
+        steps, evaluation = hashlib.sha256(catalogue), ""
+        around: dict[str, str] = {}
+        for name in (*sorted(self.graphs), *(() if steps_only else (_EVAL,))):
+            model = self.evaluation if name == _EVAL else self.graphs[name]
+            proto = ir.to_proto(model)
+            around[name] = _around(proto)
+            digest = hashlib.sha256() if name == _EVAL else steps
+            for piece in _serialized(proto.graph):
+                digest.update(piece)
+            if name == _EVAL:
+                evaluation = digest.hexdigest()[:32]
+            each(name, model, proto)
+        return _Digests(steps.hexdigest()[:32], evaluation, around)
 
     @property
     def labels(self) -> str | None:
         """Name of the label input; ``None`` if the model computes its own loss."""
         # A model with its own loss may have an input of this name, which is ordinary data.
         return None if self.config.loss.name == "output" else self.config.loss.labels
+
+    @property
+    def counted_labels(self) -> str | None:
+        """The input whose labels a mean loss counts, also if the model computes the loss."""
+        indices = [spec.name for spec in self.catalogue.batch if spec.classes is not None]
+        return self.labels or (indices[0] if len(indices) == 1 else None)
 
     @property
     def evaluation_inputs(self) -> tuple[TensorSpec, ...]:
@@ -207,10 +246,10 @@ class Program(Shown):
             ) from error
         # A writer that died may have left its replacement half done.
         finish_replacement(target)
-        protos = self._protos()
         with temporary_folder(target) as made:
-            for name, model in {**self.graphs, "eval": self.evaluation}.items():
-                save_model(model, made / _file(name), proto=protos[name])
+            digests = self._digests(
+                lambda name, model, proto: save_model(model, made / _file(name), proto=proto)
+            )
             try:
                 write_tensors(made / STATE, self.initial)
             except (OSError, ValueError) as error:
@@ -219,7 +258,7 @@ class Program(Shown):
                     where=f"{target / STATE}: {error}",
                     fix="Check the free space and permissions.",
                 ) from error
-            write_json(made / MANIFEST, self._manifest(protos))
+            write_json(made / MANIFEST, self._manifest(digests))
             # A program of more graphs may have been here: none of its files may stay.
             former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
             replace_files(made, target, {*former, *dropping})
@@ -227,19 +266,19 @@ class Program(Shown):
 
     def manifest(self) -> dict[str, Any]:
         """The contents of ``program.json``."""
-        return self._manifest(self._protos())
+        return self._manifest(self._digests())
 
-    def _manifest(self, protos: Mapping[str, onnx.ModelProto]) -> dict[str, Any]:
+    def _manifest(self, digests: _Digests) -> dict[str, Any]:
         return {
             "format": _FORMAT,
             "ortboost": __version__,
             "onnx": onnx.__version__,
             "source": self.source,
             "engine": self.engine,
-            "fingerprint": self._fingerprint(protos),
-            "evaluation": _digest(protos["eval"]),
+            "fingerprint": digests.fingerprint,
+            "evaluation": digests.evaluation,
             "initial": self.initial_digest(),
-            "models": _model_digests(protos),
+            "models": digests.around,
             "prediction": self.prediction,
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
             "state": STATE,
@@ -319,8 +358,8 @@ class Program(Shown):
         Raises:
             FileError: One is not.
         """
-        again, protos = "Convert the model again.", self._protos()
-        if self._fingerprint(protos) != manifest.get("fingerprint"):
+        again, digests = "Convert the model again.", self._digests()
+        if digests.fingerprint != manifest.get("fingerprint"):
             raise FileError(
                 "The step graph does not match the manifest.",
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
@@ -333,13 +372,13 @@ class Program(Shown):
                 where=f"{source / MANIFEST}: config",
                 fix="Convert the model again; only learning rates may be changed afterwards.",
             )
-        if _digest(protos["eval"]) != manifest.get("evaluation"):
+        if digests.evaluation != manifest.get("evaluation"):
             raise FileError(
                 "The evaluation graph does not match the manifest.",
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
-        models = _model_digests(protos)
+        models = digests.around
         recorded = manifest.get("models", models)
         if recorded != models:
             known = recorded if isinstance(recorded, dict) else {}
@@ -376,9 +415,31 @@ def _file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def _serialized(proto: onnx.ModelProto) -> bytes:
-    data: bytes = proto.graph.SerializeToString(deterministic=True)
-    return data
+def _serialized(graph: onnx.GraphProto) -> Iterator[bytes]:
+    """The serialized graph in pieces, weight by weight.
+
+    Serialized as a whole, it takes three times its size in addition.
+    """
+    before, after = onnx.GraphProto(), onnx.GraphProto()
+    place = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+    for known, value in graph.ListFields():
+        part = before if known.number < place else after
+        if known.number == place:
+            continue
+        if isinstance(value, str):
+            setattr(part, known.name, value)
+        else:
+            getattr(part, known.name).extend(value)
+    yield before.SerializeToString(deterministic=True)
+    for tensor in graph.initializer:
+        data = tensor.SerializeToString(deterministic=True)
+        length, varint = len(data), bytearray([place << 3 | 2])  # the tag of a message
+        while length > 0x7F:
+            varint.append(length & 0x7F | 0x80)
+            length >>= 7
+        yield bytes([*varint, length])
+        yield data
+    yield after.SerializeToString(deterministic=True)
 
 
 def _load_part(path: Path) -> ir.Model:
@@ -391,21 +452,14 @@ def _load_part(path: Path) -> ir.Model:
         raise FileError(error.what, where=error.where, fix="Convert the model again.") from error
 
 
-def _digest(proto: onnx.ModelProto) -> str:
-    return hashlib.sha256(_serialized(proto)).hexdigest()[:32]
-
-
-def _model_digests(protos: Mapping[str, onnx.ModelProto]) -> dict[str, str]:
-    """Digests of each graph's opsets, functions, and metadata including the catalogue."""
-    found = {}
-    for name, proto in protos.items():
-        around = {
-            "opsets": sorted((entry.domain, entry.version) for entry in proto.opset_import),
-            "metadata": sorted((entry.key, entry.value) for entry in proto.metadata_props),
-            "functions": [f.SerializeToString(deterministic=True).hex() for f in proto.functions],
-        }
-        found[name] = hashlib.sha256(json.dumps(around).encode()).hexdigest()[:32]
-    return found
+def _around(proto: onnx.ModelProto) -> str:
+    """Digest of a graph's opsets, functions, and metadata including the catalogue."""
+    around = {
+        "opsets": sorted((entry.domain, entry.version) for entry in proto.opset_import),
+        "metadata": sorted((entry.key, entry.value) for entry in proto.metadata_props),
+        "functions": [f.SerializeToString(deterministic=True).hex() for f in proto.functions],
+    }
+    return hashlib.sha256(json.dumps(around).encode()).hexdigest()[:32]
 
 
 def _settings_digest(config: Any) -> str:

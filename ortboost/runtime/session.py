@@ -142,6 +142,12 @@ def runtime() -> Any:
     return onnxruntime
 
 
+@functools.cache
+def _preloaded() -> str:
+    """Load the CUDA libraries, once in a process; what did not load, and why."""
+    return preload(runtime())
+
+
 def available_devices() -> dict[str, str | None]:
     """Map each device to ``None`` if the installed runtime supports it, else to the reason."""
     offered = runtime().get_available_providers()
@@ -206,7 +212,7 @@ def open_session(
         )
     ort = runtime()
     version, provider = str(ort.__version__), _PROVIDERS[device]
-    unloaded = preload(ort) if device != "cpu" else ""
+    unloaded = _preloaded() if device != "cpu" else ""
     options = ort.SessionOptions()
     options.log_severity_level = _SILENT  # errors are raised, warnings are not for users
     if not fuse_quantized:

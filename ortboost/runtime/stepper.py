@@ -22,7 +22,7 @@ from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
-from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay
+from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
@@ -140,7 +140,10 @@ class Stepper(Shown):
     def _graph(self, name: str) -> CompiledGraph | ReplayedGraph:
         """A graph of the program, opened on first use."""
         if name not in self._compiled:
-            graph = self.program.graphs[name], self._catalogues[name], self._state
+            model, catalogue = self.program.graphs[name], self._catalogues[name]
+            if self._replay:
+                model, catalogue = passing_on(model, catalogue, self.catalogue)
+            graph = model, catalogue, self._state
             # It does not refer to this object: its memory need not wait for a garbage collection.
             compiled = partial(CompiledGraph, *graph, device=self.device, threads=self._threads)
             self._compiled[name] = ReplayedGraph(compiled, *graph) if self._replay else compiled()

@@ -208,6 +208,30 @@ def test_validation_batches_without_any_label_that_counts(tmp_path):
     assert summary.metrics["val_accuracy"] == counted["accuracy"]
 
 
+@pytest.mark.parametrize("size", [3, 8])
+def test_labels_that_a_models_own_loss_ignores(tmp_path, size):
+    """The labels had to be called 'labels', or such a batch made the mean nan."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,4] x, int64[n] kind, float[4,3] w) => (float[n,3] y, float loss) {
+        y = MatMul(x, w) loss = SoftmaxCrossEntropyLoss<ignore_index = -1>(y, kind) }""",
+        w=weights(4, 3),
+    )
+    config = ProgramConfig(loss=LossConfig("output", output="loss"), learning_rate=0.0)
+    program = api.convert(model, tmp_path / "run", config)
+    data = {"x": weights(16, 4), "kind": np.array([-1] * 9 + [0, 1, -1, 2, 1, 1, 0])}
+    rows = data["kind"] >= 0
+    batch = {name: values[rows] for name, values in data.items()}
+    expected = run(program.evaluation, {"w": weights(4, 3), **batch})["loss"]
+    summary = api.train(tmp_path / "run", data, data, epochs=1, batch_size=size, **CPU)
+    assert summary.metrics["val_loss"] == pytest.approx(expected, rel=1e-5)
+    assert summary.metrics["train_loss"] == pytest.approx(expected, rel=1e-5)
+    none = {"x": data["x"][:4], "kind": data["kind"][:4]}
+    assert run(program.evaluation, {"w": weights(4, 3), **none})["loss"] == 0
+    error = caught(UsageError, api.evaluate, tmp_path / "run", none, **CPU)
+    assert "No label of the data counts: all of 'kind' are -1" in str(error)
+
+
 @pytest.mark.parametrize("size", [1, 4, 40])
 def test_the_training_loss_is_the_mean_over_the_labels_that_count(tmp_path, size):
     """Batches counted by their samples: one without any such label as a loss of 0."""

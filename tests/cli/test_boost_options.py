@@ -178,6 +178,7 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
         (["--boost", "grad-freeze:q=1"], "choices: p, by"),
         (["--boost", "grad-freeze:p"], "KEY=VALUE"),
         (["--boost", "grad-freeze:p=x"], "a number"),
+        (["--boost", "grad-freeze:groups=0"], "'groups' is 0"),
         (["--boost", "grad-accumulation"], "steps"),
         (["--boost-config", "missing.json"], "missing.json"),
         (["--boost-config", MLP], "not valid JSON"),

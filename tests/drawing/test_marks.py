@@ -7,12 +7,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.boosts import Lora, LossScale
 from ortboost.cli import main
 from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
 from ortboost.drawing import draw
 from ortboost.drawing.marks import marks_against, marks_of_reports
+from ortboost.graph.query import label
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
 from tests.support import model_path, small_convnet, small_mlp
 
 
@@ -104,6 +108,17 @@ def test_reading_from_elsewhere_is_no_difference():
     fc2.replace_input_with(0, fc1.outputs[0])
     after.graph.remove(act)
     assert marks_against(before, after) == ({}, {"act": "Relu"})
+
+
+def test_adapters_are_new_and_the_layer_beside_them_is_as_it_was():
+    program = build_program(small_mlp(), ProgramConfig(boosts=(Lora(rank=1), LossScale())))
+    by_reports = marks_of_reports(program.evaluation, program.reports)[0]
+    by_comparison = marks_against(small_mlp(), program.evaluation)[0]
+    for marks, word in ((by_reports, "lora: new"), (by_comparison, "new")):
+        assert not marks.keys() & {"fc1", "act", "fc2"}
+        adapters = [marks[label(n)] for n in program.evaluation.graph if "/lora/" in label(n)]
+        assert len(adapters) > 3
+        assert {text.partition(";")[0] for text in adapters} == {word}
 
 
 # ---- the verb -----------------------------------------------------------------------------------

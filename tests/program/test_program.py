@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -28,7 +29,7 @@ from ortboost.program.catalogue import (
     read_catalogue,
 )
 from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.program.program import Program, check_state, read_tensors
+from ortboost.program.program import Program, _serialized, check_state, read_tensors
 from ortboost.transforms.loss_config import LossConfig
 from tests.support import (
     NAMES,
@@ -456,3 +457,13 @@ def test_a_catalogue_with_values_of_wrong_types_is_refused(part, key, value):
     with pytest.raises(FileError, match="catalogue is damaged") as caught:
         Catalogue.from_dict(data)
     assert_three_lines(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_graphs_are_digested_as_they_are_serialized(size):
+    """Weight by weight, which takes less memory: the digests of older versions stay valid."""
+    proto = ir.to_proto(shipped_program("mlp").step)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(size, np.int8), "w"))
+    proto.graph.doc_string = "what it does"
+    whole = proto.graph.SerializeToString(deterministic=True)
+    assert b"".join(_serialized(proto.graph)) == whole

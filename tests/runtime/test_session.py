@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import types
 from pathlib import Path
@@ -195,7 +196,9 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
 
     fake.InferenceSession = session
     monkeypatch.setattr(module, "runtime", lambda: fake)
-    monkeypatch.setattr(module, "preload", lambda runtime: "")
+    loaded = []
+    monkeypatch.setattr(module, "preload", lambda ort: loaded.append(ort) or "")
+    monkeypatch.setattr(module, "_preloaded", functools.cache(module._preloaded.__wrapped__))
     fake.given = ["TensorrtExecutionProvider", CUDA, CPU]
     open_session(small_mlp(), device="tensorrt")
     assert fake.asked == [["TensorrtExecutionProvider", CUDA, CPU]]
@@ -210,6 +213,7 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
     with pytest.raises(DependencyError, match="did not load") as info:
         open_session(small_mlp(), device="tensorrt")
     assert info.value.where == "Please install TensorRT libraries, as mentioned"
+    assert loaded == [fake]  # once in a process
 
 
 def test_tensorrt_runs_no_training_step():

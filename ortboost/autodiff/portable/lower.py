@@ -6,6 +6,8 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rules.losses import LOWERINGS
@@ -15,10 +17,15 @@ from ortboost.graph.rewriting import rewrite_nodes
 __all__ = ["lower_losses"]
 
 
-def lower_losses(model: ir.Model) -> Report:
+def lower_losses(model: ir.Model, only: Callable[[ir.Node], bool] = lambda _: True) -> Report:
     """Replace losses by operators that every runtime has kernels for, in place.
 
     onnxruntime expands losses itself, but into twice the nodes, and to NaN if all labels are
     ignored; here the loss is 0 in that case, as in onnxruntime-training.
+
+    Args:
+        model: The model.
+        only: Which losses; all by default.
     """
-    return rewrite_nodes(model, "lower_losses", LOWERINGS, "written out for stock runtimes")
+    what = "written out for stock runtimes"
+    return rewrite_nodes(model, "lower_losses", LOWERINGS, what, only=only)

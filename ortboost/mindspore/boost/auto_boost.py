@@ -181,7 +181,7 @@ class AutoBoost:
     def _optimizer_for(
         self, network: Network, before: Collection[str], optimizer: Optimizer
     ) -> Optimizer:
-        """Make the optimizer of a converted network: of the parameters trained before, and new ones.
+        """Make an optimizer of the parameters that were trained before the conversion, and of new ones.
 
         Args:
             network: The network.

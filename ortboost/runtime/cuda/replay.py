@@ -24,13 +24,15 @@ On an H200 (float32, batch 32, milliseconds; normally, replayed, and PyTorch eag
 
 While capturing, onnxruntime runs a graph more than once. This is harmless only if a step does not
 change what it reads, so **every state has two buffers**, and each of the two directions between
-them is captured by itself (``gpu_graph_id``).
+them is captured by itself (``gpu_graph_id``). There are only two, whatever graphs run in whatever
+order, because each graph also passes on the states that only others write (grad-freeze, THOR).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -44,18 +46,18 @@ from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda.capture import capturable, draws
-from ortboost.runtime.cuda.kernels import kernels_of
+from ortboost.runtime.cuda.forms import for_cuda
+from ortboost.runtime.cuda.kernels import Kernels, kernels_of
 from ortboost.runtime.cuda.placement import place
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.state import DeviceState
 
-__all__ = ["ReplayedGraph", "can_replay"]
+__all__ = ["ReplayedGraph", "can_replay", "form_to_capture", "passing_on", "why_not_replayed"]
 
 _STATE: Final = 2**30  # bytes of a state that is not held twice
 _LARGE: Final = 2**24  # bytes of a state from which on memory matters more than opening a session
 _SHAPES: Final = 2  # that are captured; each has a session with its own memory
-_PHASES: Final = 4  # combinations of buffers that are captured for each shape
 # GatherND copies from memory of the host that is gone when the copy is replayed (read in the source
 # of onnxruntime 1.31, not tried).
 _NOT_CAPTURED: Final = ("Loop", "Scan", "GatherND")
@@ -67,23 +69,90 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 def can_replay(program: Program, device: str) -> bool:
     """Whether the steps of a program may be captured, as far as this can be told without a batch.
 
-    They may not if they draw random numbers, which a replay would repeat; contain loops or
-    GatherND; run the update in some steps only (accumulation, line search), since a captured graph
-    has no branches; or if the state is larger than 1 GiB, because it is held twice.
-
     Args:
         program: The program.
         device: ``cpu`` or ``cuda``.
     """
-    state = program.catalogue.state
-    size = sum(int(np.prod(entry.shape)) * entry.dtype.itemsize for entry in state)
-    config = program.config
-    if device != "cuda" or size > _STATE or config.accumulator or config.line_search:
-        return False
-    return not any(
-        draws(model) or any(node.op_type in _NOT_CAPTURED for node in model.graph.all_nodes())
-        for model in program.graphs.values()
-    )
+    return device == "cuda" and why_not_replayed(program) is None
+
+
+def why_not_replayed(program: Program) -> str | None:
+    """Why no step of a program is captured, whatever the batch; None if they may be."""
+    config, state = program.config, program.catalogue.state
+    if sum(int(np.prod(entry.shape)) * entry.dtype.itemsize for entry in state) > _STATE:
+        return "its state is larger than 1 GiB, and would be held twice"
+    if config.accumulator or config.line_search:
+        return "the update runs in some steps only, and a captured graph has no branches"
+    for model in program.graphs.values():
+        if drawn := draws(model):
+            return f"random numbers, which each replay would repeat ({label(drawn)})"
+        for node in model.graph.all_nodes():
+            if node.op_type in _NOT_CAPTURED:
+                return f"a {node.op_type} ({label(node)})"
+    return None
+
+
+def passing_on(model: ir.Model, own: Catalogue, whole: Catalogue) -> tuple[ir.Model, Catalogue]:
+    """A graph that also writes the states that only other graphs of its program change.
+
+    Args:
+        model: The graph; it is not modified.
+        own: Its own catalogue.
+        whole: That of the program.
+    """
+    written = {entry.name for entry in own.state if entry.next is not None}
+    passed = [e for e in whole.state if e.next is not None and e.name not in written]
+    if not passed:
+        return model, own
+    model = model.clone()
+    inputs = {value.name: value for value in model.graph.inputs}
+    for entry in passed:
+        value = inputs.get(entry.name)
+        if value is None:
+            kind = ir.TensorType(ir.DataType.from_numpy(entry.dtype))
+            value = ir.Value(name=entry.name, type=kind, shape=ir.Shape(entry.shape))
+            model.graph.inputs.append(value)
+        copy = ir.node("Identity", [value], name=f"{entry.next}/node")
+        copy.outputs[0].name, copy.outputs[0].type = entry.next, value.type
+        copy.outputs[0].shape = value.shape
+        model.graph.append(copy)
+        model.graph.outputs.append(copy.outputs[0])
+    names = {entry.name for entry in passed}
+    kept = [entry for entry in own.state if entry.name not in names]
+    return model, dataclasses.replace(own, state=(*kept, *passed))
+
+
+def form_to_capture(
+    model: ir.Model, shapes: Mapping[str, Sequence[int]], device: str, kernels: Kernels
+) -> ir.Model | str:
+    """The form of a step that is captured for a batch, or why it is not captured.
+
+    Args:
+        model: The step; it is not modified.
+        shapes: Input to its shape.
+        device: ``cuda``; ``cpu`` for tests.
+        kernels: Those of the runtime.
+    """
+    fixed = model.clone()
+    for value in fixed.graph.inputs:
+        if value.name is not None and value.name in shapes:
+            value.shape = ir.Shape(shapes[value.name])
+    infer_shapes(fixed)
+    form = capturable(fixed)
+    form = for_cuda(form, kernels) if device == "cuda" else for_device(form, device)
+    infer_shapes(form)
+    for value in form.graph.outputs:
+        if static_shape(value) is None:
+            return f"the shape of '{value.name}' is known at run time only"
+    branch = next(filter(has_subgraph, form.graph), None)
+    if branch is not None:
+        return f"{label(branch)} has branches"
+    if device == "cuda":
+        placed, copies = place(form, kernels)
+        host = [row.node.op_type for row in placed if row.side != "cuda"]
+        if host or copies:
+            return f"{', '.join(sorted(set(host))) or 'copies of scalars'} on the host"
+    return form
 
 
 class ReplayedGraph:
@@ -93,7 +162,8 @@ class ReplayedGraph:
         graph: Opens the graph that runs all other steps.
         model: The graph, as in the file.
         catalogue: Its own catalogue.
-        state: The state of the program; every state that the graph writes has two buffers.
+        state: The state of the program; every state that the graph writes has two buffers. All
+            graphs write the same states, see :func:`passing_on`.
         device: ``cuda``; ``cpu`` runs the same form without capturing it, for tests.
     """
 
@@ -128,7 +198,7 @@ class ReplayedGraph:
                 self._normal = None
             self._captured[shapes] = self._capture(feeds)
         found = self._captured[shapes]
-        if found is None or not found.has_room():
+        if found is None:
             return self._run_normally(feeds)
         try:
             return found.run(feeds)
@@ -146,38 +216,16 @@ class ReplayedGraph:
 
     def _capture(self, feeds: Mapping[str, NDArray[Any]]) -> _Captured | None:
         try:
-            form = self._form(feeds)
-            if form is None:
+            shapes = {name: array.shape for name, array in feeds.items()}
+            kernels = kernels_of(runtime().__version__)
+            form = form_to_capture(self._model, shapes, self._device, kernels)
+            if isinstance(form, str):
+                _log.info("steps are not captured as CUDA graphs: %s", form)
                 return None
             return _Captured(form, self._catalogue, self._state, feeds, self._device)
         except Exception as error:  # whatever it is, the step runs without capture
             _log.warning("steps are not captured as CUDA graphs: %s", first_line(error))
             return None
-
-    def _form(self, feeds: Mapping[str, NDArray[Any]]) -> ir.Model | None:
-        """The form for a batch shape; ``None`` if something in it would run on the host."""
-        fixed = self._model.clone()
-        for value in fixed.graph.inputs:
-            array = feeds.get(value.name or "")
-            if array is not None:
-                value.shape = ir.Shape(array.shape)
-        infer_shapes(fixed)
-        form = for_device(capturable(fixed), self._device)
-        infer_shapes(form)
-        if any(static_shape(value) is None for value in form.graph.outputs):
-            return None
-        branch = next(filter(has_subgraph, form.graph), None)
-        if branch is not None:
-            _log.info("steps are not captured as CUDA graphs: %s has branches", label(branch))
-            return None
-        if self._device == "cuda":
-            placed, copies = place(form, kernels_of(runtime().__version__))
-            host = [row.node.op_type for row in placed if row.side != "cuda"]
-            if host or copies:
-                what = ", ".join(sorted(set(host))) or "copies of scalars"
-                _log.info("steps are not captured as CUDA graphs: %s on the host", what)
-                return None
-        return form
 
 
 class _Captured:
@@ -219,13 +267,6 @@ class _Captured:
         self._read = [entry.name for entry in catalogue.state if entry.name in inputs]
         self._bindings: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
-    def has_room(self) -> bool:
-        """Whether the current combination of buffers is captured, or may still be."""
-        return self._phase() in self._bindings or len(self._bindings) < _PHASES
-
-    def _phase(self) -> tuple[int, ...]:
-        return self._state.phase(entry.name for entry in self._catalogue.state)
-
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         for name, value in self._given.items():
             value.update_inplace(np.ascontiguousarray(feeds[name]))
@@ -235,7 +276,7 @@ class _Captured:
         return results
 
     def _binding(self) -> tuple[Any, Any]:
-        phase = self._phase()
+        phase = self._state.phase(entry.name for entry in self._catalogue.state)
         if phase not in self._bindings:
             binding, options = self._session.io_binding(), runtime().RunOptions()
             options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))

@@ -84,7 +84,7 @@ class PrecisionPlan:
         opsets = dict(self.model.opset_imports)
         labels = {id(node): _labels(node) for node in self.graph}
         kept = self._matching(labels, self.config.keep_fp32, "--keep-fp32")
-        forced = self._matching(labels, self.config.force_low, "force_low")
+        forced = self._matching(labels, self.config.force_low, "--force-low")
         for node in self.graph:
             form = form_of(node, self.low, opsets)
             if not (form.reads or form.writes or form.fixed) and form.reason is None:
@@ -104,8 +104,8 @@ class PrecisionPlan:
             if id(node) in forced and obstacle is not None:
                 raise UsageError(
                     f"'{node.name}' cannot compute in {self.config.compute}: {obstacle}.",
-                    where=f"force_low, {node.op_type} '{node.name}'",
-                    fix="Remove it from force_low.",
+                    where=f"--force-low, {node.op_type} '{node.name}'",
+                    fix="Leave it out of --force-low.",
                 )
             # Looked at last, since it reads constants. A request takes such a loss.
             if obstacle is None and id(node) not in forced and choice != "fp32":

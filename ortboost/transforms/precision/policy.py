@@ -124,12 +124,13 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         check_kinds(self, "precision")
-        unused = [k for k in ("keep_fp32", "force_low", "emulate") if getattr(self, k)]
+        given = {"keep-fp32": self.keep_fp32, "force-low": self.force_low, "emulate": self.emulate}
+        unused = [f"--{option}" for option, value in given.items() if value]
         if self.compute == "fp32" and unused:
             raise ConfigError(
-                f"'{unused[0]}' has no effect in fp32.",
-                where=f"precision, {unused[0]}",
-                fix="Choose fp16 or bf16, or omit it.",
+                f"{unused[0]} has no effect in fp32.",
+                where="precision",
+                fix="Choose --precision fp16 or bf16, or omit it.",
             )
 
     @property

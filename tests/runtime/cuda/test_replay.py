@@ -2,16 +2,18 @@
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.boosts import GradFreeze, LossScale, Thor
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda import replay
-from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay
+from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
 from ortboost.runtime.state import DeviceState
 from ortboost.runtime.stepper import Stepper
 from tests.support import batch_for, model_path
@@ -60,6 +62,37 @@ def test_steps_are_those_of_the_graph(name):
         off = np.linalg.norm(own.read(entry) - state.read(entry))
         assert off < 0.05 * np.linalg.norm(moved) + 1e-5, entry
     assert own.read("ortboost/step") == state.read("ortboost/step") == 9
+
+
+@pytest.mark.parametrize(
+    "boost", [GradFreeze(p=0.5, groups=3), Thor(frequency=2)], ids=lambda b: b.name
+)
+def test_several_graphs_on_one_state_swap_all_buffers_together(boost):
+    """Each wrote states of its own, so up to 2^graphs combinations of buffers arose."""
+    program = portable("lenet5", boosts=(boost, LossScale()))
+    assert len(program.graphs) > 1
+    whole = program.catalogue
+    states = [DeviceState(whole, program.initial, "cpu", ()) for _ in range(2)]
+    plain, replayed = {}, {}
+    for name, model in program.graphs.items():
+        own = program.catalogue_of(name)
+        plain[name] = CompiledGraph(model, own, states[0], device="cpu", threads=1)
+        swapping = *passing_on(model, own, whole), states[1]
+        normal = partial(CompiledGraph, *swapping, device="cpu", threads=1)
+        replayed[name] = ReplayedGraph(normal, *swapping, device="cpu")
+    names = [name for name in program.graphs if name.startswith("step")]
+    rng = np.random.default_rng(1)
+    for feeds in batches(program, [4] * 12 + [3, 2, 4, 2, 4, 3]):
+        name, feeds["learning_rate"] = names[rng.integers(len(names))], np.array(1e-4, "f4")
+        before, after = plain[name].run(feeds), replayed[name].run(feeds)
+        np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-3)
+    for graph in replayed.values():
+        for found in graph._captured.values():
+            assert len(found._bindings) <= 2
+    for entry in whole.state:
+        expected, found = (state.read(entry.name) for state in states)
+        off = np.linalg.norm(found - expected)
+        assert off <= 0.05 * np.linalg.norm(expected) + 1e-3, entry.name
 
 
 def test_a_skipped_step_is_skipped():

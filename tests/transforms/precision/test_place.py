@@ -205,6 +205,7 @@ def test_patterns_that_match_nothing(field):
     with pytest.raises(UsageError, match=r"head\.\*") as raised:
         place_precision(residual(), PrecisionConfig("fp16", **{field: ("head.*",)}))
     assert_three_lines(raised.value)
+    assert raised.value.where.startswith(f"--{field.replace('_', '-')}, ")  # the option's name
     with pytest.raises(ConfigError, match="regular expression") as second:
         place_precision(residual(), PrecisionConfig("fp16", **{field: ("re:(",)}))
     assert_three_lines(second.value)

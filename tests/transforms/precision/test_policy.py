@@ -112,6 +112,8 @@ def test_refused_configurations(fields):
     with pytest.raises(ConfigError) as raised:
         PrecisionConfig(**fields)
     assert_three_lines(raised.value)
+    if "compute" not in fields:  # the option's name, which differs from that of the field
+        assert raised.value.what.startswith(f"--{next(iter(fields)).replace('_', '-')} has no")
 
 
 def test_a_level_that_there_is_not():
