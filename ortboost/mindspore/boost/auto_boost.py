@@ -181,7 +181,7 @@ class AutoBoost:
     def _optimizer_for(
         self, network: Network, before: Collection[str], optimizer: Optimizer
     ) -> Optimizer:
-        """Make an optimizer of the parameters that were trained before the conversion, and of new ones.
+        """Make an optimizer of the parameters that the given one trains, and of new ones.
 
         Args:
             network: The network.
