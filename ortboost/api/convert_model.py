@@ -11,7 +11,7 @@ from typing import Any
 
 from ortboost.api.former_run import trained_network
 from ortboost.api.learning_rates import ANY_STEPS, schedules
-from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, refuse_checkpoint
+from ortboost.api.run_folder import CHECKPOINTS, LOCK, LOG, PLOT, alone_in, refuse_checkpoint
 from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.core.errors import UsageError
@@ -82,25 +82,42 @@ def convert(
             where=f"{folder} is a file",
             fix="Give the name of a new folder.",
         )
-    occupied = folder.is_dir() and foreign_files(folder)
-    if occupied and not (folder / MANIFEST).is_file():
+    occupied = _is_occupied(folder, overwrite)
+    # Nobody trains in a new folder.
+    with alone_in(folder) if occupied and not dry_run else contextlib.nullcontext():
+        program = _built(model, folder, config, boost, boost_config, checkpoint)
+        if occupied and not dry_run:
+            program.save(folder, dropping=_CONSUMED)
+    if not occupied and not dry_run:
+        with contextlib.suppress(OSError):  # `save` says why
+            folder.mkdir(parents=True, exist_ok=True)
+        with alone_in(folder) if folder.is_dir() else contextlib.nullcontext():
+            _is_occupied(folder, overwrite)  # by a conversion that was faster
+            program.save(folder, dropping=_CONSUMED)
+    return program
+
+
+def _is_occupied(folder: Path, overwrite: bool) -> bool:
+    """Whether there is a program to replace.
+
+    Raises:
+        UsageError: There are other files, or a program that must not be replaced.
+    """
+    if not folder.is_dir() or not foreign_files(folder, LOCK):
+        return False
+    if not (folder / MANIFEST).is_file():
         raise UsageError(
             "The output folder is not empty, and is not an ortboost program.",
             where=str(folder),
             fix="Give the name of a new folder.",
         )
-    if occupied and not overwrite:
+    if not overwrite:
         raise UsageError(
             "The output folder already contains a program.",
             where=str(folder),
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
-    # Nobody trains in a new folder.
-    with alone_in(folder) if occupied and not dry_run else contextlib.nullcontext():
-        program = _built(model, folder, config, boost, boost_config, checkpoint)
-        if not dry_run:
-            program.save(folder, dropping=_CONSUMED)
-    return program
+    return True
 
 
 def _built(

@@ -253,9 +253,10 @@ def _is_plain(name: object) -> bool:
     return isinstance(name, str) and "/" not in name and name not in ("", ".", "..")
 
 
-def foreign_files(folder: Path) -> bool:
-    """Whether a folder holds anything but ortboost's temporary files."""
-    return any(_TEMPORARY.fullmatch(path.name) is None for path in folder.iterdir())
+def foreign_files(folder: Path, *known: str) -> bool:
+    """Whether a folder holds anything but ortboost's temporary files, and files of known names."""
+    names = (path.name for path in folder.iterdir())
+    return any(name not in known and _TEMPORARY.fullmatch(name) is None for name in names)
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:

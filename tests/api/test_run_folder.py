@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ortboost as ob
-from ortboost.api import train_program
+from ortboost.api import convert_model, train_program
 from ortboost.api.check_target import fix_for
 from ortboost.api.run_folder import LOCK, alone_in
 from ortboost.core.errors import FileError
@@ -49,6 +49,24 @@ def test_a_program_that_is_trained_is_not_replaced(run):
         assert content(run) == before
     ob.convert(small_mlp(seed=1), run, PORTABLE, overwrite=True)
     assert not (run / LOCK).exists()
+
+
+def test_of_two_conversions_into_a_new_folder_one_is_refused(tmp_path, monkeypatch):
+    """The slower one finds the program of the faster, which may be trained by then."""
+    built, folder = convert_model._built, tmp_path / "run"
+
+    def slow(*arguments):
+        monkeypatch.undo()
+        ob.convert(small_mlp(seed=1), folder, PORTABLE)
+        return built(*arguments)
+
+    monkeypatch.setattr(convert_model, "_built", slow)
+    with pytest.raises(ob.UsageError, match="already contains a program") as caught:
+        ob.convert(small_mlp(), folder, PORTABLE)
+    assert_three_lines(caught.value)
+    found = ob.Program.load(folder).fingerprint
+    assert found == ob.build_program(small_mlp(seed=1), PORTABLE).fingerprint
+    assert not (folder / LOCK).exists()
 
 
 def test_the_lock_of_a_dead_process_keeps_nobody_out(run):
