@@ -75,6 +75,16 @@ def test_what_is_shown(name, is_mean, value, expected):
     assert found == pytest.approx(expected)
 
 
+def test_class_weights_weigh_the_loss_and_not_the_metrics():
+    own, whole = Counts(2, 2, 1.0), Counts(4, 4, 4.0)
+    part = PartWeights(own, True, whole, 2, 4.0, is_mean=True, exchanges=False)
+    assert part.gradients == 0.25
+    assert part.means == 0.5
+    for name, expected in (("loss", 0.25), ("accuracy", 0.5)):
+        spec = TensorSpec(name, np.dtype("float32"), ())
+        assert part.shown(spec, np.float32(1)) == expected
+
+
 X = TensorSpec("x", np.dtype("float32"), ("N", 2))
 LABELS = TensorSpec("labels", np.dtype("int64"), ("N", "S"))
 IGNORING = replace(LABELS, classes=3, ignored=0)
