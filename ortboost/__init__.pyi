@@ -27,6 +27,7 @@ from ortboost.api.inspect_model import ProgramDescription as ProgramDescription
 from ortboost.api.inspect_pair import PairDescription as PairDescription
 from ortboost.api.inspect_pair import inspect_pair as inspect_pair
 from ortboost.autodiff.check import TrainabilityReport as TrainabilityReport
+from ortboost.autodiff.portable.registry import register_gradient as register_gradient
 from ortboost.boosts import AdaSum as AdaSum
 from ortboost.boosts import Boost as Boost
 from ortboost.boosts import Clip as Clip

@@ -123,6 +123,7 @@ NAMES = [
     "nn",
     "pca",
     "plot",
+    "register_gradient",
     "runs",
     "save_checkpoint",
     "set_auto_parallel_context",

@@ -1,4 +1,4 @@
-"""Obstacles to training that no rewrite removes: types, functions, quantization, wrong exports."""
+"""Obstacles to training that no rewrite removes: types, rules, quantization, wrong exports."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.autodiff.engine import Engine
+from ortboost.autodiff.portable.registry import has_own_rule
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
-from ortboost.graph.reach import ancestors, uses_inside, values_by_name
+from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
 
-__all__ = ["Blocker", "quantizers_between", "standing_blockers"]
+__all__ = ["Blocker", "ignored_rules", "quantizers_between", "standing_blockers"]
 
 _ORT = "com.microsoft"
 _QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
@@ -58,8 +60,8 @@ class Blocker:
     """One obstacle to training.
 
     Args:
-        node: Name of the node, tensor or function.
-        op: Operator, or ``tensor``, ``input``, ``function``, ``model``.
+        node: Name of the node or tensor.
+        op: Operator, or ``tensor``, ``input``, ``model``.
         reason: Why it prevents training.
         fix: What the user can do about it.
     """
@@ -83,7 +85,6 @@ def standing_blockers(
     """
     return [
         *_about_tensors(model, wrt),
-        *_about_functions(model),
         *_about_quantization(model, frozen=selected),
         *quantizers_between(model, wrt, targets),
         *_wrong_exports(model),
@@ -128,16 +129,6 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
             )
 
 
-def _about_functions(model: ir.Model) -> Iterator[Blocker]:
-    for domain, name, _ in model.functions:
-        yield Blocker(
-            f"{domain}::{name}",
-            "function",
-            "functions have no gradient",
-            "Normalize the model first (ortboost.graph.normalize inlines them).",
-        )
-
-
 def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:
     """Layers with weights stored as integers, which have no gradient.
 
@@ -159,6 +150,14 @@ def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:
                 "is, and train adapters (--boost lora) or select parameters with --trainable.",
             )
             break  # one blocker for each node
+
+
+def ignored_rules(reached: Reach, engine: Engine) -> list[Blocker]:
+    """Operators for which the user registered a rule that only the portable engine uses."""
+    own = [n for n in reached.nodes if has_own_rule(n.domain, n.op_type)]
+    reason = f"the {engine.name} engine ignores the gradient rule registered for it"
+    fix = "Use --engine portable."
+    return [Blocker(label(n), n.op_type, reason, fix) for n in own if engine.name != "portable"]
 
 
 def quantizers_between(

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ortboost.autodiff.blockers import Blocker, standing_blockers
+from ortboost.autodiff.blockers import Blocker, ignored_rules, standing_blockers
 from ortboost.autodiff.conditions import unfit_shapes
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
@@ -115,6 +115,7 @@ def check_trainable(
     targets = targets or [value.name or "" for value in model.graph.outputs]
     # On the model as it is: rewriting may remove the traces of what is wrong.
     blockers = standing_blockers(model, wrt, targets, selected=selected)
+    blockers += ignored_rules(reach(model, wrt, targets), engine)
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
@@ -163,6 +164,7 @@ def find_blockers(
     reached = reach(model, wrt, loss)
     able = all(engine.gradient_support(node) is None for node in reached.nodes)
     standing = standing_blockers(model, wrt, [loss], selected=selected)
+    standing += ignored_rules(reached, engine)
     if able and len(reached.unreachable) < len(wrt) and not standing:
         return ()
     report = check_trainable(model, wrt=wrt, engine=engine, loss=loss, selected=selected)

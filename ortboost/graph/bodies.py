@@ -143,7 +143,9 @@ def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
         else:
             body.inputs.append(inner)
     body.opset_imports.update(outer.opset_imports)
-    return StandaloneBody(ir.Model(body, ir_version=outer.ir_version), captured)
+    functions = list(outer.functions.values())
+    model = ir.Model(body, ir_version=outer.ir_version, functions=functions)
+    return StandaloneBody(model, captured)
 
 
 def _uses_in(value: ir.Value, graphs: set[int]) -> Iterator[tuple[ir.Node, int]]:

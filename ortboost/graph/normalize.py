@@ -7,6 +7,8 @@ inferred with symbolic dimensions kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -52,7 +54,12 @@ _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 
 def normalize(
-    model: ir.Model, *, opsets: range, ir_version: int, keep_fused: bool = False
+    model: ir.Model,
+    *,
+    opsets: range,
+    ir_version: int,
+    keep_fused: bool = False,
+    kept: Callable[[ir.Function], bool] = lambda _: False,
 ) -> list[Report]:
     """Normalize a model in place.
 
@@ -63,6 +70,7 @@ def normalize(
         ir_version: Newest allowed IR version.
         keep_fused: Whether operators of onnxruntime's optimizers stay, which it runs faster; see
             :mod:`ortboost.graph.runtime_operators`.
+        kept: Which functions are not inlined; they must have the model's opset, one of ``opsets``.
 
     Returns:
         One report for each step that changed something.
@@ -70,7 +78,7 @@ def normalize(
     Raises:
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
-    reports = [r for r in (inline_functions(model), free_weights(model)) if r.modified]
+    reports = [r for r in (inline_functions(model, kept), free_weights(model)) if r.modified]
 
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
@@ -158,12 +166,15 @@ def normalize(
     return reports
 
 
-def inline_functions(model: ir.Model) -> Report:
-    """Inline the model's functions, in place."""
+def inline_functions(
+    model: ir.Model, kept: Callable[[ir.Function], bool] = lambda _: False
+) -> Report:
+    """Inline the model's functions, in place, other than those to be kept."""
     report = Report("inline_functions")
-    report.changed = {"::".join(p for p in key if p): "inlined" for key in model.functions}
+    inlined = [key for key, function in model.functions.items() if not kept(function)]
+    report.changed = {"::".join(p for p in key if p): "inlined" for key in inlined}
     if report.modified:
-        common.InlinePass()(model)
+        common.InlinePass(lambda function: not kept(function))(model)
     return report
 
 

@@ -208,25 +208,32 @@ def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) ->
 
 
 def node_fault(node: ir.Node, opset: int) -> str | None:
-    """Return why ONNX rejects a standard node with inputs of these types and shapes, if it does.
+    """Infer a single standard node; return why ONNX rejects it with these inputs, if it does.
 
     Inference of a whole model skips such nodes, because many of them run all the same.
     """
     proto, schema = serde.serialize_node(node), find_schema(node.op_type, opset)
     if schema is None:
         return f"opset {opset} has no {node.op_type}"
-    types = {}
+    types, data = {}, {}
     for value in node.inputs:
         if value is not None and value.type is not None:
             info = onnx.ValueInfoProto()
             _describe(info, value)
             types[info.name] = info.type
+            if (tensor := value.const_value) is not None and tensor.nbytes <= _SMALL:
+                data[info.name] = serde.serialize_tensor(tensor)
     try:
-        onnx.shape_inference.infer_node_outputs(
-            schema, proto, types, opset_imports=[onnx.helper.make_opsetid("", opset)]
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
         )
     except (onnx.shape_inference.InferenceError, ValueError) as error:
         return first_line(error)
+    for value in node.outputs:
+        if value.name in found:
+            shape = value.shape
+            _take_type(value, found[value.name])
+            value.shape = value.shape if shape is None else shape  # its names say more
     return None
 
 
@@ -406,15 +413,21 @@ def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
             _take_over(inner, described)
     for value in values:
         info = infos.get(value.name or "")
-        if info is None or not info.type.HasField("tensor_type"):
-            continue
-        tensor = info.type.tensor_type
-        if tensor.elem_type and tensor.elem_type != value.dtype:
-            value.type = ir.TensorType(ir.DataType(tensor.elem_type))  # clones share the old one
-        if tensor.HasField("shape"):
-            dims = tuple(_dim(dim) for dim in tensor.shape.dim)
-            if dims != known_shape(value):
-                value.shape = ir.Shape(dims)
+        if info is not None:
+            _take_type(value, info.type)
+
+
+def _take_type(value: ir.Value, found: onnx.TypeProto) -> None:
+    """Copy the inferred shape and type of a tensor."""
+    if not found.HasField("tensor_type"):
+        return
+    tensor = found.tensor_type
+    if tensor.elem_type and tensor.elem_type != value.dtype:
+        value.type = ir.TensorType(ir.DataType(tensor.elem_type))  # clones share the old one
+    if tensor.HasField("shape"):
+        dims = tuple(_dim(dim) for dim in tensor.shape.dim)
+        if dims != known_shape(value):
+            value.shape = ir.Shape(dims)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

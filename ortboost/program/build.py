@@ -28,6 +28,7 @@ from ortboost.graph.guard_draws import guard_draws
 from ortboost.graph.guard_dropouts import guard_dropouts
 from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.io import ModelSource
+from ortboost.graph.normalize import inline_functions
 from ortboost.graph.source import source_name
 from ortboost.program.catalogue import merged, stamp
 from ortboost.program.choose_engine import choose_engine, refuse_blockers
@@ -97,6 +98,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
 def evaluation_graph(forward: Forward) -> ir.Model:
     """The forward graph in inference mode, with weights as inputs."""
     model = forward.model.clone()
+    inline_functions(model)
     to_inference(model)
     # The mean over no labels is 0, as in training, not 0 / 0.
     lower_losses(model, only=lambda node: "ignore_index" in node.attributes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
+from ortboost.autodiff.portable.registry import has_own_rule, own_operators, unused_rules
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
@@ -74,10 +75,13 @@ def read_network(
     for boost in config.enabled_boosts:
         opsets = boost.opsets(opsets)
     log = RewriteLog(model)
+    operators = own_operators(model)
+    _check_kept_functions(model, opsets, widened)
     log.add(find_training_traces(model))
     log.add(to_float32(model, widened))
     log.add(fix_inputs(model, config.inputs))  # early: known lengths fold into constants
-    log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version))
+    log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version, kept=_has_own_rule))
+    log.add(unused_rules(operators, model))
     require_network(model)
     log.add(cut_maps(model))
     log.add(separate_equals(model))
@@ -106,6 +110,26 @@ def read_network(
         log.add(boost.rewrite_network(graph), by=f"{boost.name}, rewrite_network")
     added = frozenset(set(model.graph.initializers) - of_file)
     return Network(model, frozen, added, tuple(log.reports))
+
+
+def _has_own_rule(function: ir.Function) -> bool:
+    """Whether a function is differentiated as a whole, and so not inlined before."""
+    return has_own_rule(function.domain, function.name)
+
+
+def _check_kept_functions(model: ir.Model, opsets: range, widened: Collection[ir.DataType]) -> None:
+    """Refuse a function with a rule that has to be rewritten: only inlined ones are."""
+    version = model.opset_imports.get("")
+    for function in filter(_has_own_rule, model.functions.values()):
+        own = function.opset_imports.get("", version)
+        if widened or version not in opsets or own != version:
+            raise ModelError(
+                f"The function {function.name} with a gradient rule would have to be converted.",
+                where=f"{source_name(model)}: opset {version}, the function {own}"
+                + "".join(f", {dtype.numpy().name}" for dtype in widened),
+                fix=f"Export the model and its functions in one opset from {opsets[0]} to "
+                f"{opsets[-1]}, in float32.",
+            )
 
 
 def _leave_prefix(model: ir.Model) -> None:

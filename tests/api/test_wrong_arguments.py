@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def calls(place) -> dict[str, tuple[Any, dict[str, Any]]]:
         "inspect": (ob.inspect, {"path": model}),
         "inspect_pair": (ob.inspect_pair, {"before": model, "after": model}),
         "plot": (ob.plot, {"source": model}),
+        "register_gradient": (partial(ob.register_gradient, "Round"), {}),
         "runs": (ob.runs, {"sources": [place / "run"]}),
         "load": (ob.load, {"source": model, **_CPU}),
         "load_checkpoint": (ob.load_checkpoint, {"ckpt_file_name": place / "net.safetensors"}),
@@ -114,6 +116,7 @@ NAMES = [
     "load_run",
     "pca",
     "plot",
+    "register_gradient",
     "runs",
     "save_checkpoint",
     "set_auto_parallel_context",

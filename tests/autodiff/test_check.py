@@ -128,14 +128,6 @@ def test_quantized_weights():
     assert "quantize after training" in blocker.fix
 
 
-def test_functions():
-    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my" : 1]>
-        g (float[3] x, float[3] w) => (float[3] y) { h = Mul(x, w) y = my.twice(h) }
-        <domain: "my", opset_import: ["" : 18]> twice (a) => (b) { b = Add(a, a) }""")
-    found = check(model, ["w"])
-    assert ("my::twice", "function") in {(b.node, b.op) for b in found.blockers}
-
-
 def test_nothing_trainable_is_a_blocker():
     model = graph("g (float[3] x, float[3] w) => (int64[1] y) { h = Mul(x, w) y = ArgMax(h) }")
     (blocker,) = check(model, ["w"]).blockers

@@ -38,7 +38,7 @@ from ortboost.autodiff.native.rewrites.broadcasting import hide_uncertain_shapes
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError
 from ortboost.core.report import Report
-from ortboost.graph.normalize import name_nodes
+from ortboost.graph.normalize import inline_functions, name_nodes
 from ortboost.graph.query import input_at, source_before
 from ortboost.graph.reach import reach
 
@@ -88,6 +88,7 @@ class NativeEngine:
         check_opset(model, self.name, self.opsets)
         check_request(model, loss, wrt)
         work = model.clone()
+        inline_functions(work)
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
         if not prepared:
             self.prepare(work)

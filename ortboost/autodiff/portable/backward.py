@@ -20,7 +20,7 @@ from ortboost.graph.symbolic_shapes import is_cut
 
 __all__ = ["Backward", "GradientRule", "Gradients"]
 
-Gradients: TypeAlias = "Sequence[ir.Value | None]"
+Gradients: TypeAlias = Sequence[ir.Value | None]
 
 
 class Backward(Site):

@@ -24,11 +24,13 @@ from onnx_ir.passes import common
 from ortboost.autodiff.engine import check_opset, check_request, gradient_name, refuse_nodes
 from ortboost.autodiff.portable import prepare as preparation
 from ortboost.autodiff.portable.lower import lower_losses
+from ortboost.autodiff.portable.registry import own_operators
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
 from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.normalize import inline_functions
 from ortboost.graph.reach import Reach, find_value, reach, values_by_name
 
 __all__ = ["PortableEngine"]
@@ -36,7 +38,7 @@ __all__ = ["PortableEngine"]
 _OLDEST, _NEWEST = 18, 26  # opsets at which all rules are tested
 _FIX = (
     "Decompose them (ortboost.autodiff.decompose), register a rule "
-    "(ortboost.autodiff.portable.registry), or freeze the parameters before them."
+    "(ortboost.register_gradient), or freeze the parameters before them."
 )
 
 
@@ -108,6 +110,7 @@ class PortableEngine:
         builder.flush()  # behind the forward nodes, which they read
         lower_losses(work)  # only now: the rules see a loss as one operator
         scatter_in_float32(work)
+        inline_functions(work)  # only now: a rule sees a function as one operator
         _name_results(work, wrt, gradients)
         common.RemoveUnusedNodesPass()(work)
         return work
@@ -123,10 +126,13 @@ def _gradients(
     totals = reverse_pass(reached, seeds, wrt, builder, model.opset_imports[""])
     missing = [name for name, total in totals.items() if total is None]
     if missing:
+        own = ", ".join(sorted(own_operators(model)))
         raise ModelError(
             "Some of the tensors have no gradient.",
             where=", ".join(missing),
-            fix="Freeze them: the loss does not depend on them.",
+            fix=f"Freeze them, or return gradients in the rule registered for {own}."
+            if own
+            else "Freeze them: the loss does not depend on them.",
         )
     return {name: total for name, total in totals.items() if total is not None}
 

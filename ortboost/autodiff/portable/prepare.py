@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine, run_rewrites
 from ortboost.autodiff.padding import explicit_padding
+from ortboost.autodiff.portable.registry import own_operators, unused_rules
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
 from ortboost.autodiff.portable.rewrites.bodies import capture_unchanged_states, prepare_bodies
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
@@ -44,10 +45,12 @@ def prepare(model: ir.Model) -> list[Report]:
     Returns:
         The reports of the rewrites that changed or refused a node.
     """
+    operators = own_operators(model)
     reports = run_rewrites(model, REWRITES)
     bodies = prepare_bodies(model, _decompose_and_prepare)
     name_lengths(model)  # last: it reads the shapes of what was written
-    return [*reports, bodies] if bodies.modified else reports
+    last = (bodies, unused_rules(operators, model))
+    return [*reports, *(report for report in last if report.changed or report.notes)]
 
 
 def _decompose_and_prepare(body: ir.Model) -> bool:

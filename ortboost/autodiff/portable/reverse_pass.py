@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
-from ortboost.autodiff.portable.registry import conditions, find_rule
+from ortboost.autodiff.portable.own_rule import call_own_rule
+from ortboost.autodiff.portable.registry import conditions, find_rule, has_own_rule
 from ortboost.autodiff.refused import REFUSED
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder
@@ -87,7 +88,8 @@ def _apply(
     wanted = frozenset(i for i, v in enumerate(node.inputs) if v is not None and v.name in active)
     site = Backward(node, builder, opset, gradients, wanted, active)
     try:
-        gradients_of_inputs = rule(site)
+        own = has_own_rule(node.domain, node.op_type)
+        gradients_of_inputs = call_own_rule(rule, site) if own else rule(site)
     except Refusal as refusal:
         raise ModelError(
             f"This form of {node.op_type} has no gradient: {refusal}.",

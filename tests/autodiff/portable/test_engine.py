@@ -12,7 +12,7 @@ import pytest
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine
 from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.autodiff.portable import registry
-from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError
 from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
@@ -20,16 +20,6 @@ from tests.support import ENGINES, run, session
 
 NET = """g (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] h, float loss) {
     m = MatMul(x, w) h = Add(m, b) t = Tanh(h) s = Mul(t, t) loss = ReduceMean<keepdims=0>(s) }"""
-
-
-@pytest.fixture
-def rules():
-    """Remove rules that a test registers."""
-    registry.rules()
-    before = dict(registry._RULES)
-    yield
-    registry._RULES.clear()
-    registry._RULES.update(before)
 
 
 def test_is_an_engine_that_can_always_run():
@@ -202,61 +192,6 @@ def test_a_node_that_does_not_fit_its_inputs_is_named(body, reason):
     with pytest.raises(ModelError, match=r"does not fit its inputs|portable") as error:
         differentiate(model, "loss", ["x"], engine="portable")
     assert reason in str(error.value)
-
-
-def test_custom_operators_are_refused_until_a_rule_is_registered(rules):
-    """A model-local function: differentiated as one node, run by its body."""
-    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my.domain" : 1]>
-        g (float[N,3] x, float[3] w) => (float loss) {
-            y = my.domain.SquareTimes(x, w) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }
-        <domain: "my.domain", opset_import: ["" : 18]>
-        SquareTimes (x, w) => (y) { q = Mul(x, x) y = Mul(q, w) }""")
-    model.graph.node(0).outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    engine = get_engine("portable")
-    reason = engine.gradient_support(next(iter(model.graph)))
-    assert reason == (
-        "my.domain::SquareTimes has no gradient rule; register one, or export without it"
-    )
-
-    @registry.register("SquareTimes", domain="my.domain")
-    def square_times(b):
-        x, w, g = b.input(0), b.input(1), b.gradient()
-        gx = (
-            b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0)))
-            if b.needs_gradient(0)
-            else None
-        )
-        gw = b.sum_to_shape(b.op("Mul", g, b.op("Mul", x, x)), w) if b.needs_gradient(1) else None
-        return [gx, gw]
-
-    assert engine.gradient_support(next(iter(model.graph))) is None
-    result = engine.differentiate(model, "loss", ["x", "w"])
-    rng = np.random.default_rng(0)
-    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 3), (3,)))
-    found = run(result, {"x": x, "w": w})
-    np.testing.assert_allclose(found["x_grad"], 4 * x**3 * w**2, rtol=1e-4)
-    np.testing.assert_allclose(found["w_grad"], (2 * x**4 * w).sum(axis=0), rtol=1e-4)
-
-
-def test_a_rule_for_a_step_and_one_in_the_place_of_another(rules):
-    model = graph("""g (float[2] w) => (float loss) {
-        y = Round(w) loss = ReduceSum<keepdims=0>(y) }""")
-
-    @registry.register("Round")
-    def straight_through(b):
-        return [b.gradient()]
-
-    feeds = {"w": np.float32([0.4, 1.6])}
-    found = run(differentiate(model, "loss", ["w"], "portable"), feeds)
-    np.testing.assert_array_equal(found["w_grad"], [1, 1])
-    with pytest.raises(UsageError, match="already") as error:
-        registry.register("Round")(straight_through)
-    assert "replace=True" in error.value.fix
-    registry.register("ai.onnx", "Round", domain="ai.onnx", replace=True)(
-        lambda b: [b.op("Neg", b.gradient())]
-    )
-    found = run(differentiate(model, "loss", ["w"], "portable"), feeds)
-    np.testing.assert_array_equal(found["w_grad"], [-1, -1])
 
 
 def test_every_rule_has_its_algebra():
