@@ -14,8 +14,8 @@ from tests.support import ROOT
 STANDARD = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
 # onnx has no schemas of onnxruntime's own operators.
 OF_ONNXRUNTIME = frozenset(
-    "BatchNormInternal BiasGelu BroadcastGradientArgs FastGelu FusedConv FusedGemm FusedMatMul "
-    "GroupNorm MatMulNBits MaxPoolGrad MultiHeadAttention QuickGelu ReluGrad "
+    "BatchNormInternal BiasGelu BroadcastGradientArgs EmbedLayerNormalization FastGelu FusedConv "
+    "FusedGemm FusedMatMul GroupNorm MatMulNBits MaxPoolGrad MultiHeadAttention QuickGelu ReluGrad "
     "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 KNOWN = STANDARD | OF_ONNXRUNTIME

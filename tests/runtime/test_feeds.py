@@ -18,7 +18,7 @@ INPUTS = (X, LABELS)
 
 def test_lists_are_counted():
     feeds = {"x": [[0, 1], [2, 3]], "labels": [[0, -1, 2], [1, 1, -1]], "other": ["a"]}
-    assert count_samples(INPUTS, arrays_of(feeds, INPUTS)) == (2, 2)
+    assert count_samples(INPUTS, arrays_of(feeds, INPUTS)) == (2, 2, 2)
 
 
 @pytest.mark.parametrize("wrong", [{"x": 1.0}, {"labels": 1}, {"labels": [1, 2]}])
