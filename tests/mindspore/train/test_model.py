@@ -231,6 +231,7 @@ def test_loading_tells_what_does_not_fit(tmp_path):
     net = golden.network("mlp")
     path = save_checkpoint(net, tmp_path / "weights")
     assert path.name == "weights.safetensors"
+    assert load_checkpoint(tmp_path / "weights").keys() == load_checkpoint(path).keys()
     loaded = load_checkpoint(path, net=net)
     loaded["more"] = loaded.pop("fc1.bias")
     assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
