@@ -26,6 +26,7 @@ from ortboost.mindspore.train.callbacks import (
 from ortboost.mindspore.train.model import Model
 from ortboost.training.data.sources import ArraySource
 from tests.mindspore.nn import golden
+from tests.support import assert_three_lines
 
 DATA = list(golden.batches("mlp", 10))
 
@@ -208,6 +209,16 @@ def test_a_loss_that_is_not_finite_stops_unless_the_step_was_skipped():
     model, _ = make(manager=amp.DynamicLossScaleManager(64, 2, 10))
     model.train(1, bad, callbacks=LossMonitor(0))
     assert float(model.train_network.scale_sense.asnumpy()) == 32
+
+
+@pytest.mark.parametrize("change", [lambda y: y + 100, lambda y: y[:1]])
+def test_labels_that_do_not_fit_are_a_value_error_without_options(change):
+    x, y = DATA[0]
+    with pytest.raises(ValueError, match=r".") as caught:
+        make()[0].train(1, [(x, change(np.asarray(y)))])
+    assert_three_lines(caught.value)
+    assert "--" not in caught.value.in_options()
+    assert "Config" not in str(caught.value)
 
 
 def test_checkpoints_are_kept_named_and_loaded(tmp_path):
