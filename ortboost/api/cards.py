@@ -6,7 +6,7 @@ metadata between two lines ``---``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,15 +80,19 @@ def cards() -> dict[str, Card]:
     return {card.name: card for card in map(_read, sorted(folder.glob("*.md")))}
 
 
-def find_card(name: str) -> Card:
+def find_card(name: str, also: Collection[str] = ()) -> Card:
     """Look up the card of a boost.
+
+    Args:
+        name: Name of the card.
+        also: Further names that the user could have given, for the message.
 
     Raises:
         UsageError: The name is unknown; the message suggests the nearest.
     """
     known = cards()
     wanted = name.replace("_", "-").lower()
-    require_known(wanted, known, f"Unknown boost '{name}'.", "ortboost list")
+    require_known(wanted, sorted({*known, *also}), f"Unknown boost '{name}'.", "ortboost list")
     return known[wanted]
 
 

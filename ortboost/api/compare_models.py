@@ -87,7 +87,11 @@ class Comparison(Shown):
         if self.first is None:
             return "No intermediate tensor that both models have, by name, differs."
         found = self.first
-        return (
+        agree = (
+            "All outputs agree; inside, tensors may differ by intent, as where a rewrite merged "
+            "or replaced nodes. "
+        )
+        return (agree if self.parity.ok else "") + (
             f"First difference: '{found.difference.output}' of {found.op_type} '{found.node}', off "
             f"by {found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it "
             f"reads {', '.join(found.inputs)}; tensor {found.compared} of those in both models."
@@ -141,10 +145,10 @@ def compare(
 
     Args:
         one: The reference: an ONNX file or model, or a program folder.
-        other: The ONNX file or model to compare with it.
+        other: What to compare with it, in the same forms.
         data: Data to compare on; synthetic inputs if not given.
         bisect: Find the first intermediate tensor, among those in both by name, that differs.
-        checkpoint: See :func:`load_run`.
+        checkpoint: The one of each folder; see :func:`load_run`.
         mapping: Input name to the key of its array.
         split: The split of a data file that has several.
         batch_size: Samples per run.
@@ -168,7 +172,7 @@ def compare(
         True
     """
     pixels = as_images(images)
-    if not is_folder(one):
+    if not is_folder(one) and not is_folder(other):
         refuse_checkpoint(checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
@@ -176,12 +180,10 @@ def compare(
             if is_folder(one)
             else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=pixels)
         )
+        second = name_of(other)
         if is_folder(other):
-            raise UsageError(
-                "Only the first of two models may be a program folder.",
-                where=str(Path(other)),
-                fix="Give the folder first, or 'ortboost export' its model.",
-            )
+            run = trained_subject(other, checkpoint, device, images=pixels)
+            other = run.export(optimize=False).model
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")
         if precision == "fp32":
@@ -200,7 +202,7 @@ def compare(
         constants = subject.evaluator.constants
         feeds = map_batches(lambda batch: {**constants, **batch}, feeds)
         if feeds:
-            _check_inputs(challenger.inputs, feeds[0], name_of(one), name_of(other))
+            _check_inputs(challenger.inputs, feeds[0], name_of(one), second)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         outputs = [name for name in challenger.outputs if expected and name in expected[0]]
         if not outputs:

@@ -11,6 +11,7 @@ from ortboost.api.run_folder import CHECKPOINTS, load_run
 from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.deploy.fold_full_norm import fold_full_norm
+from ortboost.deploy.rewrites.merge_low_rank import merge_low_rank
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.source import named_source
 from ortboost.program.program import MANIFEST
@@ -22,6 +23,8 @@ def trained_network(
     source: object, checkpoint: str, out: str | os.PathLike[str] | None, *, new_head: bool = False
 ) -> tuple[ir.Model, Report] | None:
     """Load the network of a run with its trained weights, as written by ``export --no-optimize``.
+
+    Adapters of the boost LoRA are merged, as by any export.
 
     Args:
         source: A program folder, or a checkpoint file in one; anything else is not a run.
@@ -54,6 +57,13 @@ def trained_network(
     program, state, found = load_run(path, checkpoint)
     model, _ = inference_model(program, state)
     report = Report("trained_network")
+    if any(boost.name == "lora" for boost in program.config.enabled_boosts):
+        merged = merge_low_rank(model)
+        if merged.changed:
+            report.notes.append("its LoRA adapters were merged into the weights of their layers")
+        if merged.kept:
+            why = next(iter(merged.kept.values()))
+            report.notes.append(f"LoRA adapters of the run stay nodes of the network: {why}")
     if new_head and fold_full_norm(model).modified:
         report.notes.append(
             "the full-normalization head became a plain layer on normalized features, without "

@@ -195,8 +195,8 @@ def load_run(
 
     Args:
         run: The folder.
-        checkpoint: ``best`` (the newest if there is no best one), ``last``, ``initial``, or the
-            path of a checkpoint file.
+        checkpoint: ``best`` (the newest if there is no best one), ``last``, ``initial``, a step,
+            or the name or path of a checkpoint file.
 
     Raises:
         FileError: It is not a program folder, or the checkpoint does not exist or cannot be used.
@@ -213,14 +213,7 @@ def load_run(
     if checkpoint == "initial":
         return program, dict(program.initial), None
     found: Checkpoint | None = None
-    file = None if checkpoint in ("best", "last") else Path(checkpoint)
-    if file is not None and not (file.exists() or file.with_suffix(".json").exists()):
-        files = sorted(str(path) for path in (folder / CHECKPOINTS).glob("step-*.json"))
-        raise FileError(
-            f"There is no checkpoint '{checkpoint}'.",
-            where=str(folder / CHECKPOINTS),
-            fix=nearest(checkpoint, ["best", "last", "initial", *files]),
-        )
+    file = None if checkpoint in ("best", "last") else _checkpoint_file(folder, checkpoint)
     if file is not None:
         store = checkpoints_of(program, file.parent, writes=False)
         found = store.load(file, program=program.fingerprint)
@@ -240,6 +233,21 @@ def load_run(
             "or use --checkpoint initial for the initial weights.",
         )
     return program, dict(found.state), found
+
+
+def _checkpoint_file(folder: Path, checkpoint: str) -> Path:
+    """The file of a checkpoint, given by its path, its name, or its step."""
+    inside = folder / CHECKPOINTS
+    name = f"step-{checkpoint.zfill(8)}" if checkpoint.isdecimal() else checkpoint
+    for file in (Path(checkpoint), inside / name):
+        if file.is_file() or (file.name and file.with_suffix(".json").is_file()):
+            return file
+    names = sorted(path.stem for path in inside.glob("step-*.json"))
+    raise FileError(
+        f"There is no checkpoint '{checkpoint}'.",
+        where=str(inside),
+        fix=nearest(name, ["best", "last", "initial", *names]),
+    )
 
 
 def _warn_unvalidated(store: CheckpointStore, newest: int, best: int) -> None:

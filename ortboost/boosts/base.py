@@ -42,6 +42,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import check_kinds, read_config
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
@@ -214,7 +215,7 @@ class UpdateContext(StepContext):
     next_of: dict[str, ir.Value] = field(kw_only=True)
 
 
-class Boost:
+class Boost(Configuration):
     """Base class of all boosts; the module docstring tells when the methods are called.
 
     A subclass is a frozen dataclass with a ``name``. This class checks the types of its settings;

@@ -61,8 +61,8 @@ def freeze_groups(
             "layers to train"
         )
         advice = (
-            f"; use {most} or fewer (--boost grad-freeze:groups={most}, with a level "
-            f"--set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
+            f"; use {most} or fewer (param_groups={most} of the section grad_freeze or of "
+            f"FreezeConfig, --boost grad-freeze:groups={most})"
         )
         report.notes.append(f"grad-freeze: {few}{advice if most > 1 else ''}")
         return (tuple(names),), report

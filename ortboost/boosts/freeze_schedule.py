@@ -27,6 +27,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds, read_config
 
@@ -47,7 +48,7 @@ LONGEST = 10**7  # updates; the whole schedule is drawn at once
 
 
 @dataclass(frozen=True)
-class FreezeConfig:
+class FreezeConfig(Configuration):
     """Gradient freeze, with MindSpore's names and defaults.
 
     Args:

@@ -99,6 +99,8 @@ def _usage(error: Exception, words: Sequence[str]) -> str:
 
 
 def _interrupted(words: Sequence[str]) -> int:
+    if words[:1] == ["watch"]:  # its usual end, also while it starts
+        return _INTERRUPTED
     fix = "Run it again; files are written whole or not at all."
     return print_error("Interrupted.", words, fix, _INTERRUPTED)
 

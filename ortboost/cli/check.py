@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -13,6 +14,7 @@ from ortboost.cli.command import verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import InputOptions, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, TrainedOptions, merge_config
+from ortboost.core.errors import ModelError, OrtBoostError
 from ortboost.core.printable import count_of
 
 __all__ = ["check"]
@@ -59,7 +61,21 @@ def check(
     target.refuse_without_target()
     changes = {} if engine is None else {"engine": engine}
     settled = merge_config(None, inputs, loss.changes(), {}, trained.changes(), changes)
-    report = api.check(model, settled)
+    try:
+        report = api.check(model, settled)
+    except ModelError as error:
+        if loss.loss is not None:
+            raise
+        # Whether the default loss is all that does not fit.
+        try:
+            other = dataclasses.replace(settled.loss, name="mse")
+            settled = dataclasses.replace(settled, loss=other)
+            report = api.check(model, settled)
+        except OrtBoostError:
+            raise error from None
+        note = f"the default loss does not fit: {error.what} Choose another with --loss: mse for "
+        note += "numbers, bce-with-logits for two classes."
+        report = dataclasses.replace(report, notes=(note, *report.notes))
     printer.result(report.to_dict())
     if report.blockers:
         rows = [(b.node, b.op, b.reason, b.fix) for b in report.blockers]

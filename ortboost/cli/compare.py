@@ -31,6 +31,7 @@ __all__ = ["compare"]
     examples="""\b
 Examples:
   ortboost compare model.onnx model.opt.onnx --data val.npz
+  ortboost compare run1 run2 --data val.npz
   ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
   ortboost compare a.onnx b.onnx --bisect --json
 \b
@@ -38,7 +39,7 @@ Exit status 5 if an output exceeds the tolerance.""",
 )
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
-    other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
+    other: Annotated[Path, typer.Argument(help="What to compare with it.")],
     data: Path | None = option("Data to compare on; synthetic inputs if not given."),
     bisect: bool = option(
         "Find the first intermediate tensor of equal name that differs.", "--bisect", default=False

@@ -160,11 +160,14 @@ def export(
     _show(printer, result, trained=source.is_dir(), engine=file)
     for report in result.exported.reports if explain else ():
         printer.line(f"\n{report}")
+    # Without labels, or where the CPU has no kernels, there is nothing to evaluate.
+    runs = device not in ("auto", "cpu") or not _needs_gpu(result)
+    scored = result.classes and runs and (result.synthetic or bool(result.metrics))
     printer.line(
         f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
         + _labels(result)
         + given(map=reading.mapping)
-        if result.classes and not (device in ("auto", "cpu") and _needs_gpu(result))
+        if scored
         else f"\nnext: ortboost inspect {quote(str(out))}"
     )
 

@@ -39,7 +39,7 @@ def list_boosts(
             printer.result({"name": boost.name, "class": boost.__qualname__, "card": text})
             printer.line(text)
             return
-        card = find_card(name if boost is None or boost.card is None else boost.card)
+        card = find_card(name if boost is None or boost.card is None else boost.card, boosts)
         printer.result({**card.to_dict(), "card": card.text})
         printer.line(card.text)
         return

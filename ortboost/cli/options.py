@@ -65,9 +65,7 @@ UpdateBn = Annotated[
 Metric = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="accuracy, top5, ... (repeatable).")
 ]
-Checkpoint = Annotated[
-    str, typer.Option(help="best, last, initial, or the path of a checkpoint file.")
-]
+Checkpoint = Annotated[str, typer.Option(help="best, last, initial, a step, or a checkpoint file.")]
 Map = Annotated[
     list[str] | None,
     typer.Option(

@@ -355,7 +355,7 @@ def parse_clip(text: str) -> ClipConfig:
 def parse_group(text: str) -> ParameterGroup:
     """Parse a parameter group: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
 
-    The learning rate may be any schedule, with ``;`` in place of its commas.
+    The learning rate may be any schedule; ``;`` may replace its commas, as in earlier versions.
 
     Example:
         >>> parse_group("head:fc*:lr=0.01,weight_decay=0").patterns
@@ -369,14 +369,22 @@ def parse_group(text: str) -> ParameterGroup:
             where="--group",
             fix="Write NAME:PATTERN:lr=0.01,weight_decay=0, for example head:fc*:lr=0.01.",
         )
-    pairs = _split(settings.split(","), f"--group {text}", "KEY=VALUE", "head:fc*:lr=0.01")
     known = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    parts: list[str] = []
+    for part in settings.split(","):
+        # What follows a schedule with a kind, and is not a setting of the group, is the schedule's.
+        scheduled = bool(parts) and parts[-1].startswith("lr=") and ":" in parts[-1]
+        if scheduled and part.partition("=")[0] not in known:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    pairs = _split(parts, f"--group {text}", "KEY=VALUE", "head:fc*:lr=0.01")
     values: dict[str, Any] = {"name": name, "patterns": patterns.split("|")}
     for key, value in pairs.items():
         require_known(
             key, known, f"Unknown setting '{key}' of a parameter group.", f"--group {text}"
         )
-        # The rate stays text: it may be a schedule, whose commas would end this setting.
+        # The rate stays text: it may be a schedule.
         values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
     return read_config(ParameterGroup, values, f"--group {text}")
 

@@ -73,7 +73,7 @@ def _row(run: RunInfo) -> tuple[Any, ...]:
 
 
 def _settings(differs: Mapping[str, Any]) -> str:
-    return ", ".join(_setting(key, value) for key, value in differs.items())
+    return ", ".join(_setting(key, value) for key, value in differs.items() if value is not None)
 
 
 def _setting(key: str, value: Any) -> str:
@@ -89,5 +89,7 @@ def _setting(key: str, value: Any) -> str:
         ]
         return f"{name} ({', '.join(words)})"
     if isinstance(value, (list, tuple)):
+        if any(isinstance(item, Mapping) for item in value):  # parameter groups
+            return f"{name} ({'; '.join(_settings(item) for item in value)})"
         return f"{name} {','.join(map(str, value))}"
     return f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"

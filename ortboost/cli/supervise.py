@@ -87,9 +87,9 @@ def _exit_status(status: int, words: Sequence[str], *, interrupted: bool) -> int
         status = CRASHED
     else:
         what = f"The process was killed by {number.name}."
-        fix = (
-            "Run it again; files are written whole or not at all. Continue training with --resume."
-        )
+        fix = "Run it again; files are written whole or not at all."
+        if words[:1] == ["train"]:
+            fix += " Continue training with --resume."
         if number == signal.SIGINT:
             what = "Interrupted."
         if number == signal.SIGKILL:

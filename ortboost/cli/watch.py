@@ -65,7 +65,8 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
         shown = None
         for history, events in follow(run, seconds=seconds):
             if not (history.step or history.sessions) and shown is None:
-                lines.message(f"waiting for training to start in {run}")
+                there = "" if run.is_dir() else ", a folder that does not exist yet"
+                lines.message(f"waiting for training to start in {run}{there}")
             # A run that starts over has a new history.
             if shown is not history:
                 lines.start(history.total, history.step)

@@ -1,4 +1,4 @@
-"""A decorator that checks the arguments of a function against its annotations.
+"""Check the arguments of functions against their annotations, and the names that classes take.
 
 Public functions are called from notebooks, where nothing checks types: a dict where a configuration
 belongs would otherwise end in an AttributeError deep inside. The annotations give types, choices
@@ -11,13 +11,16 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, nearest
 from ortboost.core.field_types import check_value
 from ortboost.core.field_words import UnfitError, said, shown
 
-__all__ = ["check_argument", "checked"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Configuration", "check_argument", "checked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +64,42 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return wrapper
+
+
+class Configuration:
+    """Base of the configurations, which are dataclasses: reject unknown arguments by name.
+
+    Attributes:
+        elsewhere: Arguments that users expect here but that belong somewhere else, and the fix.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Window(Configuration):
+        ...     size: int = 1
+        >>> Window(sise=2)
+        Traceback (most recent call last):
+        ...
+        ortboost.core.errors.ArgumentTypeError: Unknown argument 'sise'.
+          where: Window
+          fix:   did you mean 'size'? (choices: size)
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def __new__(cls, *args: object, **given: object) -> Self:
+        """Check the names here: each dataclass has an ``__init__`` of its own."""
+        parameters = _parameters(cls.__init__)
+        unknown = [name for name in given if name not in parameters]
+        if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            known = list(parameters)[1:]  # without self
+            fix = nearest(unknown[0], known) if known else "It takes none."
+            raise ArgumentTypeError(
+                f"Unknown argument '{unknown[0]}'.",
+                where=cls.__name__,
+                fix=cls.elsewhere.get(unknown[0], fix),
+            )
+        return super().__new__(cls)
 
 
 def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
@@ -112,6 +151,11 @@ def _owner(function: Callable[..., Any], args: Sequence[Any]) -> str:
     """The name that the user called; for a constructor, the class, which may have inherited it."""
     name = function.__qualname__
     return type(args[0]).__name__ if name.endswith(".__init__") and args else name
+
+
+@functools.cache
+def _parameters(init: Callable[..., None]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(init).parameters
 
 
 @functools.cache

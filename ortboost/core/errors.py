@@ -200,10 +200,13 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     Example:
         >>> nearest("momentun", ["sgd", "momentum"])
         "did you mean 'momentum'? (choices: sgd, momentum)"
+        >>> nearest("val", ["data", "validation"])
+        "did you mean 'validation'? (choices: data, validation)"
     """
     known = list(choices)
     listed = f"choices: {', '.join(known)}"
     close = difflib.get_close_matches(name, known, n=1)
+    close = close or [choice for choice in known if name and choice.startswith(name)]
     return f"did you mean '{close[0]}'? ({listed})" if close else listed
 
 

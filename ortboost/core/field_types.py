@@ -23,6 +23,7 @@ from ortboost.core.errors import ConfigError, nearest, require_known
 from ortboost.core.field_words import (
     FAMILIES,
     UNIONS,
+    Family,
     OnlyFloat,
     Range,
     UnfitError,
@@ -163,7 +164,7 @@ def describe_family(
         require_known(name, kinds, f"Unknown {words.partition(' ')[2]} '{name}'.", tag, ConfigError)
         return _reader.structure(arguments, kinds[name])
 
-    FAMILIES[family] = words, {tag: default or next(iter(kinds))}
+    FAMILIES[family] = Family(words, {tag: default or next(iter(kinds))}, kinds)
 
     def write(config: Any) -> dict[str, Any]:
         name = next(name for name, kind in kinds.items() if type(config) is kind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import math
 import os
 import types
@@ -17,6 +19,7 @@ from ortboost.core.errors import ConfigError, nearest
 __all__ = [
     "FAMILIES",
     "UNIONS",
+    "Family",
     "OnlyFloat",
     "Range",
     "UnfitError",
@@ -87,8 +90,22 @@ class OnlyFloat:
     """A marker in an annotation: an int is not accepted as a float, as in MindSpore."""
 
 
-FAMILIES: Final[dict[Any, tuple[str, dict[str, str]]]] = {}
-"""Family (:func:`~ortboost.core.field_types.describe_family`) to description and sample data."""
+class Family(typing.NamedTuple):
+    """Configurations of which a field holds one.
+
+    Args:
+        words: A description: ``an optimizer``.
+        data: Sample data.
+        kinds: Name to class.
+    """
+
+    words: str
+    data: Mapping[str, str]
+    kinds: Mapping[str, type[Any]]
+
+
+FAMILIES: Final[dict[Any, Family]] = {}
+"""What :func:`~ortboost.core.field_types.describe_family` was told."""
 
 
 class UnfitError(Exception):
@@ -128,11 +145,26 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
                 fix=nearest(value, choices),
             )
     fix = f"Give {expected}."
-    for one in _members_of(hint):
-        if hint in FAMILIES or one in FAMILIES or dataclasses.is_dataclass(one):
-            example = FAMILIES.get(hint, FAMILIES.get(one, ("", "{...}")))[1]
-            fix = f"Give {expected}, or plain data to from_dict: {{'{name}': {example}}}."
+    for one in (hint, *_members_of(hint)):
+        if one in FAMILIES or dataclasses.is_dataclass(one):
+            data = f"{{'{name}': {FAMILIES[one].data if one in FAMILIES else '{...}'}}}"
+            fix = f"Write {name}={_call(one, value)}, or give plain data to from_dict: {data}."
+            break
     return ConfigError(f"'{name}' is {shown(value)}; {expected} is needed.", where=where, fix=fix)
+
+
+def _call(kind: Any, value: object) -> str:
+    """The expression that was meant, as far as it is known: ``Adam()``, ``LossConfig('mse')``."""
+    if kind in FAMILIES:
+        kinds = FAMILIES[kind].kinds
+        near = difflib.get_close_matches(str(value).lower(), kinds, n=1)
+        if near:
+            return f"{kinds[near[0]].__name__}()"
+        return f"{next(iter(kinds.values())).__name__}(...)"
+    with contextlib.suppress(ConfigError, TypeError):
+        if isinstance(value, str | int | float) and kind(value):
+            return f"{kind.__name__}({shown(value)})"
+    return f"{kind.__name__}(...)"
 
 
 def _members_of(hint: Any) -> tuple[Any, ...]:
@@ -163,7 +195,7 @@ def said(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     # Before unions, because a family may be one.
     if hint in FAMILIES:
-        return FAMILIES[hint][0]
+        return FAMILIES[hint].words
     if origin in UNIONS:
         members = list(dict.fromkeys(said(one) for one in inner))
         return (", or " if any(" or " in one for one in members) else " or ").join(members)

@@ -45,6 +45,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds, describe_family
 
@@ -69,7 +70,7 @@ _Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]
 
 
 @dataclass(frozen=True)
-class DynamicScaleConfig:
+class DynamicScaleConfig(Configuration):
     """A scale that adapts to the gradients.
 
     Args:
@@ -113,7 +114,7 @@ class DynamicScaleConfig:
 
 
 @dataclass(frozen=True)
-class FixedScaleConfig:
+class FixedScaleConfig(Configuration):
     """A scale that never changes; an overflow still skips the update.
 
     Raises:
@@ -131,7 +132,7 @@ class FixedScaleConfig:
 
 
 @dataclass(frozen=True)
-class NoScaleConfig:
+class NoScaleConfig(Configuration):
     """No scaling: the scale is 1.
 
     Example:
@@ -145,7 +146,7 @@ NO_SCALE: Final = NoScaleConfig()
 
 
 @dataclass(frozen=True)
-class GroupedScaleConfig:
+class GroupedScaleConfig(Configuration):
     """One scale for each group of layers.
 
     Args:

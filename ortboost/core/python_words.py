@@ -89,7 +89,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
 """Option to argument, with its class if it is a field, and its value if the option has none."""
 
 ONLY_OPTIONS: Final = frozenset(
-    {"boost", "explain", "fix", "max-restarts", "print-config", "processes", "set", "workspace"}
+    {"boost", "explain", "fix", "max-restarts", "print-config", "processes", "workspace"}
 )
 """Options without a corresponding argument; messages keep them."""
 

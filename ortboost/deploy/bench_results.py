@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.input_config import InputConfig
 
@@ -18,7 +19,7 @@ _Positive: TypeAlias = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Configuration):
     """What to measure, and for how long.
 
     Args:

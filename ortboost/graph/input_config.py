@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.graph.query import format_shape
@@ -23,7 +24,7 @@ _NO_NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class InputConfig:
+class InputConfig(Configuration):
     """Settings for a model's inputs.
 
     Args:

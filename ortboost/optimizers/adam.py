@@ -30,13 +30,13 @@ import onnx_ir as ir
 
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Decay, Update, UpdateInputs, regularized
+from ortboost.optimizers.base import Decay, Rule, Update, UpdateInputs, regularized
 
 __all__ = ["Adam", "AdamW"]
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Rule):
     """Adam; weight decay is added to the gradient.
 
     Args:

@@ -12,10 +12,11 @@ from typing import Annotated, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import onnx_ir as ir
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
 
-__all__ = ["Decay", "NotNegative", "Optimizer", "Update", "UpdateInputs", "regularized"]
+__all__ = ["Decay", "NotNegative", "Optimizer", "Rule", "Update", "UpdateInputs", "regularized"]
 
 Decay: TypeAlias = Annotated[float, Range(0, below=1)]
 """The decay factor of a running mean."""
@@ -60,6 +61,17 @@ class Update:
 
     weight: ir.Value
     slots: Mapping[str, ir.Value]
+
+
+class Rule(Configuration):
+    """Base of the update rules here; other objects need only follow the protocol."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("lr", "learning_rate"), "Give it to the program: ProgramConfig(learning_rate=1e-3)."
+        ),
+        "weight_decay": "Give it to the program: ProgramConfig(weight_decay=0.01).",
+    }
 
 
 @runtime_checkable

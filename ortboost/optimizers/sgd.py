@@ -23,13 +23,13 @@ import onnx_ir as ir
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import NotNegative, Update, UpdateInputs, regularized
+from ortboost.optimizers.base import NotNegative, Rule, Update, UpdateInputs, regularized
 
 __all__ = ["Momentum", "Sgd"]
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(Rule):
     """Stochastic gradient descent.
 
     Args:

@@ -100,15 +100,16 @@ def choose_trainable(
     kept_parameters = _reached(model, tuple(trained), loss, config, report)
     decided = config.parameters is not None or bool(freezing)
     doubts = [] if decided else _doubts(parameters, kept_parameters, config)
+    lost = _lost(model, parameters, config)
     report.notes[:0] = [
         _counted(parameters, kept_parameters, len(doubts)),
         *_small_share(parameters, kept_parameters, config),
         *_grouped(doubts),
         *_adapters(kept_parameters, config),
-        *_lost(model, parameters, config),
+        *lost,
     ]
     report.notes += _idle_groups(kept_parameters, config)
-    report.notes += _tied(model, kept_parameters)
+    report.notes += _tied(model, kept_parameters, advised=bool(lost))
     return kept_parameters, report
 
 
@@ -325,9 +326,8 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
         return []
     return [
         f"not in the file by name: {count_of(len(lost), 'tensor')} of the torch module, "
-        f"{_shown(lost)}; trained as one with that of another module (shared, or equal in fresh "
-        "copies of a layer as those of nn.TransformerEncoder), folded into another tensor (a "
-        "BatchNormalization into its convolution), or not needed by the outputs: export again with "
+        f"{_shown(lost)}; merged with an equal one and trained with it, folded into another (a "
+        "BatchNormalization into its convolution), or not needed: export again with "
         "optimize=False to train the same parameters as torch"
     ]
 
@@ -346,13 +346,13 @@ def _idle_groups(trained: Sequence[Parameter], config: ProgramConfig) -> list[st
     return idle
 
 
-def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
+def _tied(model: ir.Model, trained: Sequence[Parameter], *, advised: bool) -> list[str]:
     """Notes on layers of a fresh model tied by an exporter that stores equal tensors once.
 
     Only constant-valued tensors, the ones and zeros of a fresh layer, can be equal by chance; those
     of a copy of a whole layer are equal, too, but only TorchScript's folded ones lose their name. A
     tensor shared by two kinds of nodes, such as an embedding that is also the output layer, is tied
-    on purpose.
+    on purpose. ``advised`` says that another note advises how to export it.
     """
     tied, copies = [], []
     for parameter in trained:
@@ -376,8 +376,13 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     if tied:
         notes.append(
             f"{count_of(len(tied), 'tensor')} with the same value everywhere, {_shown(tied)}, are "
-            "shared by several nodes and trained as one; if they should be separate, export again "
-            "without merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
+            "shared by several nodes and trained as one"
+            + (
+                ""
+                if advised
+                else "; if they should be separate, export again without merging equal tensors "
+                "(torch.onnx.export(..., dynamo=True, optimize=False))"
+            )
         )
     return notes
 

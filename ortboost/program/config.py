@@ -12,6 +12,7 @@ from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.loss_scale import scale_from_dict
 from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_types import Range, check_kinds, read_config, write_config
 from ortboost.graph.input_config import InputConfig
@@ -47,7 +48,7 @@ _Decay: TypeAlias = Annotated[float, Range(0, below=_HUGE)]
 
 
 @dataclass(frozen=True)
-class ParameterGroup:
+class ParameterGroup(Configuration):
     """Parameters with a separate learning rate or weight decay.
 
     Args:

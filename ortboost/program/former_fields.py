@@ -50,15 +50,6 @@ class _Values:
     grad_freeze: FreezeConfig | None = None
 
     def __post_init__(self) -> None:
-        for name, former in FORMER.items():
-            value = getattr(self, name)
-            if former.parse is not None and isinstance(value, (str, int, float, Mapping)):
-                raise ConfigError(
-                    f"'{name}' is {value!r}, which is plain data.",
-                    where=name,
-                    fix="Give an object, or build the configuration from plain data: "
-                    f"ProgramConfig.from_dict({{'{name}': {{...}}}}).",
-                )
         check_kinds(self, "configuration")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ortboost.program.names import LEARNING_RATE
 
 __all__ = ["arrays_of", "check_batch", "check_lengths", "check_rates", "fed_array", "refused_batch"]
 
+_OUT_OF_RANGE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[(-?\d+),(-?\d+)\]")
 _LARGEST_RATE = 1e38  # float32 holds 3.4e38
 
 
@@ -169,11 +171,33 @@ def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, N
     return ready
 
 
-def refused_batch(error: Exception, batch: Mapping[str, NDArray[Any]]) -> UsageError:
-    """Convert a runtime error on a batch to an error for the user."""
+def refused_batch(
+    error: Exception, batch: Mapping[str, NDArray[Any]], what: str = "model"
+) -> UsageError:
+    """Convert a runtime error on a batch to an error for the user.
+
+    Args:
+        error: The error.
+        batch: Input name to array.
+        what: What did not run: the model or the step.
+    """
     shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in batch.items())
     return UsageError(
-        "onnxruntime could not run the step on this batch.",
+        f"onnxruntime could not run the {what} on this batch.",
         where=f"{shapes}: {first_line(error)}",
-        fix="Check that the shapes and the label values fit the model.",
+        fix=_advice(str(error), batch),
     )
+
+
+def _advice(error: str, batch: Mapping[str, NDArray[Any]]) -> str:
+    positions = "Shorter samples may fit: positions have a table of fixed length in some models."
+    found = _OUT_OF_RANGE.search(error)
+    if found is None:
+        check = "Check that the shapes and values of the inputs and labels fit the model."
+        return f"{check} {positions}" if "broadcast" in error else check
+    index, low, high = map(int, found.groups())
+    integers = (name for name, array in batch.items() if array.dtype.kind in "iu")
+    # The index may also be one that the model computes, and be among the values by chance.
+    holding = [f"'{name}'" for name in integers if (batch[name] == index).any()]
+    check = f"Check the values of {' and '.join(holding)}, if they are indices. " if holding else ""
+    return f"Indices from {low} to {high} are valid. {check}{positions}"

@@ -11,10 +11,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_dtype, matches
-from ortboost.core.errors import UsageError, first_line
+from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.feeds import refused_batch
 from ortboost.runtime.session import open_session
 
 __all__ = ["ModelEvaluator"]
@@ -88,11 +89,7 @@ class ModelEvaluator:
         try:
             answers = self.session.run(self.outputs, taken)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise UsageError(
-                "onnxruntime could not run the model on this batch.",
-                where=first_line(error),
-                fix="Check that the shapes of the data fit the model.",
-            ) from error
+            raise refused_batch(error, taken) from error
         return dict(zip(self.outputs, answers, strict=True))
 
 

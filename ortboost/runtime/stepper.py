@@ -219,7 +219,7 @@ class Stepper(Shown):
             raise
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
-            raise refused_batch(error, batch) from error
+            raise refused_batch(error, batch, "step") from error
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)  # as the graph has just done
         if self.shared is not None:

@@ -131,11 +131,14 @@ def write_checkpoint(
                 if tensors.exists():  # it belongs to the JSON that is still valid
                     tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
                 put_in_place(made, tensors)
-        except (ValueError, OSError) as error:  # a full disk, or an unsupported dtype
+        except (ValueError, OSError) as error:
+            full = isinstance(error, OSError)
             raise FileError(
                 "A checkpoint cannot be written.",
                 where=f"{tensors}: {error}",
-                fix="Free some disk space; state tensors must have numeric dtypes.",
+                fix="Free some disk space, or mend the folder."
+                if full
+                else "State tensors must have numeric dtypes.",
             ) from error
     content |= {
         "format": _FORMAT,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, require_known
 from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
@@ -22,7 +23,7 @@ _Positive: TypeAlias = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Configuration):
     """Settings of a :class:`~ortboost.training.trainer.Trainer`.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost.core.errors import FileError, UsageError
@@ -80,18 +80,22 @@ def verify_run(
         ("seed", progress["run"]["seed"], run["seed"]),
         ("training data", progress["data"], _as_old(data, progress["data"])),
     ):
-        difference = _difference(before, now, "")
-        if difference:
+        # Settings, such as those of images, say more than the checksums that depend on them.
+        differences = sorted(_differences(before, now, ""), key=lambda one: _is_checksum(one[0]))
+        if differences:
+            key, old, new = differences[0]
+            place = f"{what}{key}"
             raise UsageError(
                 f"The {what} changed since the checkpoint, so the run cannot be resumed exactly.",
-                where=f"{what}{difference}",
+                where=f"{place}: other contents"
+                if _is_checksum(key)
+                else f"{place}: {old} -> {new}",
                 fix="Use what the run was started with, or start over with --overwrite.",
             )
-    changed = _difference(progress["run"]["schedules"], run["schedules"], "")
-    if changed:
+    for key, old, new in _differences(progress["run"]["schedules"], run["schedules"], ""):
         return [
             "warning: the learning rate schedule changed since the checkpoint: "
-            f"{changed.lstrip('.')}"
+            f"{key.lstrip('.')}: {old} -> {new}"
         ]
     return []
 
@@ -124,12 +128,14 @@ def _as_old(now: Any, before: Any) -> Any:
     return now
 
 
-def _difference(before: Any, now: Any, path: str) -> str:
-    """The first difference of two JSON values, as ``.key: old -> new``; empty if they are equal."""
+def _is_checksum(key: str) -> bool:
+    return key.endswith((".content", ".crc", ".rows"))
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """The differences of two JSON values: ``.key``, old and new value."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
-            found = _difference(before.get(key), now.get(key), f"{path}.{key}")
-            if found:
-                return found
-        return ""
-    return "" if before == now else f"{path}: {before} -> {now}"
+            yield from _differences(before.get(key), now.get(key), f"{path}.{key}")
+    elif before != now:
+        yield path, before, now

@@ -75,6 +75,8 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
     require_known(kind, SCHEDULE_FORMS, f"Unknown schedule '{kind}'.", f"'{text}'", ConfigError)
     make, known = _KINDS[kind]
     rate, *pairs = [part.strip() for part in rest.split(",")]
+    if not rate or "=" in rate:
+        raise _bad(text, kind, "The rate is missing.")
     # Every kind has the options of a warm-up.
     options = _read(text, kind, [pair for pair in pairs if not pair.startswith("warmup")], known)
     warmup = _read(text, kind, [pair for pair in pairs if pair.startswith("warmup")], _WARMUP)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import (
     Range,
@@ -43,7 +44,7 @@ _WHERE: Final = "learning rate schedule"
 _Rate: TypeAlias = Annotated[float, Range(0)]
 
 
-class _Checked:
+class _Checked(Configuration):
     """Base of the schedules: checks types and ranges of the fields."""
 
     def __post_init__(self) -> None:

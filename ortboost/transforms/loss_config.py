@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_types import Range, check_kinds
 
@@ -30,7 +31,7 @@ _APPLIES_TO = {
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Configuration):
     """The loss, the output that it is computed from, and the form of the labels.
 
     Args:

@@ -52,6 +52,12 @@ def test_the_list_as_json(capsys):
     assert all(entry["tldr"] and entry["source"] for entry in data)
 
 
+def test_an_unknown_boost_names_those_without_a_card():
+    with pytest.raises(UsageError, match="clop") as caught:
+        run(["list", "clop"])
+    assert "did you mean 'clip'" in str(caught.value)
+
+
 def test_an_unknown_card_names_the_nearest():
     with pytest.raises(UsageError, match="grad-frezee") as caught:
         find_card("grad-frezee")

@@ -71,6 +71,20 @@ def test_the_command_says_what_it_starts_from_and_what_becomes_of_normalizations
     assert "still updates its statistics" not in capsys.readouterr().out
 
 
+def test_adapters_of_a_run_are_merged(trained, tmp_path):
+    run, data = trained
+    config = ob.ProgramConfig(boosts=(ob.Lora(rank=1),), learning_rate="0.05")
+    ob.convert(run, tmp_path / "adapted", config)
+    ob.train(tmp_path / "adapted", data, batch_size=8, epochs=1)
+    again = ob.convert(tmp_path / "adapted", tmp_path / "again", config)
+    names = network(ob.Program.load(tmp_path / "adapted"))
+    assert network(again).keys() == names.keys()  # no second pair
+    assert any("merged into the weights" in note for note in again.reports[0].notes)
+    before = ob.evaluate(tmp_path / "adapted", data)["loss"]
+    after = ob.evaluate(tmp_path / "again", data, checkpoint="initial")["loss"]
+    assert after == pytest.approx(before, rel=1e-5)
+
+
 def test_refusals(trained, tmp_path):
     run, _ = trained
     with pytest.raises(UsageError, match="replace the run") as caught:

@@ -62,7 +62,8 @@ def test_all_went_well(folder):
 def test_a_signal_to_all(folder, number, status):
     process = started("-m", "tests.parallel.run", folder, json.dumps({"epochs": 100_000}))
     log, limit = folder / "log.jsonl", time.monotonic() + SECONDS
-    while not (log.exists() and '"step"' in log.read_text()) and time.monotonic() < limit:
+    while not (log.exists() and '"step"' in log.read_text()):
+        assert time.monotonic() < limit, "no step was logged"
         time.sleep(0.2)
     process.send_signal(number)
     assert ended(process)[0] == status

@@ -33,6 +33,7 @@ from tests.support import (
 DIGITS = MODELS / "digits.npz"
 CONFIG = ProgramConfig(learning_rate="0.1", metrics=("accuracy",))
 CPU = {"device": "cpu", "threads": 1}
+DEVICE = {"device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,34 @@ def test_a_best_checkpoint_that_nothing_was_compared_with_is_told(tmp_path, capl
     caplog.clear()
     api.evaluate(folder, DIGITS, checkpoint="last", **CPU)
     assert not caplog.records
+
+
+def test_runs_are_compared_with_each_other(finished, tmp_path):
+    folder, _ = finished
+    again = tmp_path / "again"
+    api.convert(folder, again)
+    assert api.compare(folder, folder, data=DIGITS, **DEVICE).parity.ok
+    with pytest.raises(FileError, match="not been trained"):
+        api.compare(folder, again)
+    file = tmp_path / "file.onnx"
+    api.export(folder, file, **DEVICE)
+    same = api.compare(file, folder, data=DIGITS, bisect=True, **DEVICE)
+    assert same.parity.ok
+    assert set(same.metrics) == {"accuracy"}
+
+
+def test_outputs_that_agree_are_said_to_agree_before_what_differs_inside():
+    one, other = (
+        text_model(
+            f"""<ir_version: 10, opset_import: ["" : 18]> net (float[2] x) => (float[2] y)
+            <float c = {{{c}}}, float d = {{{1 / c}}}> {{ h = Mul(x, c) y = Mul(h, d) }}"""
+        )
+        for c in (2.0, 4.0)
+    )
+    found = api.compare(one, other, bisect=True)
+    assert found.parity.ok
+    assert found.first_text().startswith("All outputs agree; inside,")
+    assert "'h'" in found.first_text()
 
 
 def test_a_run_cannot_go_on_and_start_anew(finished):

@@ -45,11 +45,20 @@ def test_clip():
 
 
 def test_group():
-    group = parse_group("head:fc*|out.*:lr=cosine:0.1;warmup=5,weight_decay=0")
-    assert (group.name, group.patterns) == ("head", ("fc*", "out.*"))
-    assert group.learning_rate == "cosine:0.1,warmup=5"
-    assert group.weight_decay == 0
-    for text in ("head", "head:fc*", "head:fc*:rate=1", "head:fc*:weight_decay=x", "::lr=1"):
+    for comma in ";,":
+        text = f"head:fc*|out.*:lr=cosine:0.1{comma}warmup=5,weight_decay=0"
+        group = parse_group(text)
+        assert (group.name, group.patterns) == ("head", ("fc*", "out.*"))
+        assert group.learning_rate == "cosine:0.1,warmup=5"
+        assert group.weight_decay == 0
+    for text in (
+        "head",
+        "head:fc*",
+        "head:fc*:rate=1",
+        "head:fc*:lr=1,rate=1",
+        "head:fc*:weight_decay=x",
+        "::lr=1",
+    ):
         with pytest.raises((UsageError, ConfigError)):
             parse_group(text)
 

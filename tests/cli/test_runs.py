@@ -36,6 +36,14 @@ def test_settings_are_said_in_few_words(tmp_path, capsys):
     assert b == "b  loss-scale (window 10), weight-decay 0.1"
 
 
+def test_parameter_groups_are_said_in_words(tmp_path, capsys):
+    for rate in (0.1, 0.2):
+        group = {"name": "head", "patterns": ["fc2*"], "learning_rate": rate, "weight_decay": None}
+        make_run(tmp_path / str(rate), accuracy=[0.5], groups=[group])
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "groups (name head, patterns fc2*, learning-rate 0.1)" in capsys.readouterr().out
+
+
 def test_what_is_not_known_of_a_run_is_left_out(tmp_path, capsys):
     make_run(tmp_path / "new")
     assert main(["runs", str(tmp_path)]) == 0

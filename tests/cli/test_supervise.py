@@ -71,6 +71,12 @@ def test_a_killed_child_is_told():
     assert "--resume" in said
 
 
+def test_only_training_is_told_to_be_resumed(capsys):
+    for verb in ("export", "train"):
+        supervise._exit_status(signal.SIGTERM, [verb, "run"], interrupted=False)
+        assert ("--resume" in capsys.readouterr().err) == (verb == "train")
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_to_the_parent_reaches_the_child_once(name):
     body = (

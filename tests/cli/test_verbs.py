@@ -469,6 +469,14 @@ def test_export_proposes_what_works_with_the_loss(tmp_path, capsys):
     assert f"next: ortboost inspect {out}" in capsys.readouterr().out
 
 
+def test_export_proposes_an_evaluation_only_on_data_with_labels(trained, tmp_path, capsys):
+    out, data = tmp_path / "out.onnx", tmp_path / "unlabelled.npz"
+    np.savez(data, x=np.load(DIGITS)["x_test"][:8])
+    for words, verb in (["--verify", str(data)], "inspect"), (["--verify", DIGITS], "eval"):
+        assert main(["export", str(trained), "-o", str(out), *words]) == 0
+        assert f"next: ortboost {verb} {out}" in capsys.readouterr().out
+
+
 def test_what_the_file_system_refuses_is_no_bug(trained, tmp_path, capsys, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(tmp_path))
@@ -535,6 +543,18 @@ def test_the_list_of_verbs_is_not_cut_off(capsys):
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
 
 
+def test_check_names_a_loss_if_only_the_default_does_not_fit(tmp_path, capsys):
+    path = tmp_path / "regressor.onnx"
+    net = """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,1] w) => (float[N,1] y) { y = MatMul(x, w) }"""
+    save_model(text_model(net, w=np.ones((3, 1), np.float32)), path)
+    assert main(["check", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "note: the default loss does not fit: " in out
+    assert "--loss mse" in out.partition("next: ")[2]
+    assert main(["check", str(path), "--loss", "softmax-cross-entropy"]) == 4
+
+
 def test_check_proposes_a_convert_with_the_same_weights(capsys):
     assert main(["check", MLP, "--freeze", "fc1.*"]) == 0
     assert "--freeze 'fc1.*'" in capsys.readouterr().out
@@ -545,7 +565,6 @@ def test_check_proposes_a_convert_with_the_same_weights(capsys):
     [
         (["eval", "{run}/eval.onnx", "--data", DIGITS], "This is the eval graph of a program"),
         (["eval", "{run}/step.onnx", "--data", DIGITS], "This is the step graph of a program"),
-        (["compare", MLP, "{run}"], "Only the first of two models may be a program folder"),
         (["eval", MLP, "--data", DIGITS, "--device", "gpu"], "did you mean 'cuda'"),
     ],
 )

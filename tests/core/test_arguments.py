@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,10 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ortboost.boosts import LessBN
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError
 from ortboost.core.field_types import check_value
 from ortboost.core.field_words import OnlyFloat, Range, UnfitError, said
+from ortboost.optimizers import AdamW
+from ortboost.program.config import ParameterGroup
+from ortboost.transforms.loss_config import LossConfig
 from tests.support import assert_three_lines
 
 
@@ -184,6 +190,28 @@ def test_one_value_is_checked_as_an_argument_is():
     with pytest.raises(ArgumentValueError) as caught:
         check_argument("layer", "number", 4, Annotated[int, Range(0, 3)])
     assert caught.value.where == "layer, number"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: LossConfig(redaction="sum"), "did you mean 'reduction'"),
+        (lambda: LessBN(patterns=()), "It takes none."),
+        (lambda: ParameterGroup("a", lr=1), "choices: name, patterns, learning_rate"),
+        (lambda: AdamW(lr=1), "ProgramConfig(learning_rate="),
+        (lambda: AdamW(weight_decay=0.1), "ProgramConfig(weight_decay="),
+    ],
+)
+def test_a_configuration_names_an_unknown_argument(call, words):
+    with pytest.raises(ArgumentTypeError) as caught:
+        call()
+    assert_three_lines(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_configuration_is_copied_and_pickled():
+    group = ParameterGroup("head", ("fc*",))
+    assert copy.copy(group) == group == pickle.loads(pickle.dumps(group))
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def test_values_out_of_range(rule, arguments):
         ({"name": "adam", "beta1": "high"}, "number"),
         ({"name": "adam", "beta1": None}, "number"),
         ({"name": "lars", "inner": {"name": "adm"}}, "'adam'"),
-        ({"name": "lars", "inner": "momentum"}, "optimizer"),
-        ({"name": "lars", "inner": 3}, "optimizer"),
+        ({"name": "lars", "inner": "momentum"}, "inner=Momentum()"),
+        ({"name": "lars", "inner": 3}, "inner=Sgd(...)"),
         ({"name": "sgd", "momentum": Sgd()}, "number"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -113,14 +114,17 @@ def test_plain_data_with_a_text_for_an_object_is_not_told_to_use_from_dict():
     ("fields", "said"),
     [
         ({"less_bn": 1}, "less_bn"),
-        ({"clip": 1.0}, "plain data"),
+        ({"clip": 1.0}, "a Clip or None is needed"),
         ({"loss_scale": {"kind": "off"}}, "plain data"),
+        ({"precision": "fp16"}, r"Write precision=PrecisionConfig\('fp16'\)"),
+        ({"loss": "mse"}, r"Write loss=LossConfig\('mse'\)"),
+        ({"optimizer": "adam"}, r"Write optimizer=Adam\(\)"),
         ({"accumulate": 0}, "'steps' is 0"),
         ({"accumulat": 2}, "accumulat"),
     ],
 )
 def test_a_wrong_value_is_refused(fields, said):
-    with pytest.raises((ConfigError, TypeError), match=said) as caught:
+    with pytest.raises((ConfigError, TypeError)) as caught:
         ProgramConfig(**fields)
-    if isinstance(caught.value, ConfigError):
-        assert_three_lines(caught.value)
+    assert re.search(said, str(caught.value))
+    assert_three_lines(caught.value)

@@ -35,3 +35,13 @@ def test_an_error_without_a_message_is_named():
     error = refused_batch(MemoryError(), {})
     assert "MemoryError" in error.where
     assert_three_lines(error)
+
+
+@pytest.mark.parametrize(("index", "named"), [(7, True), (9, False)])
+def test_an_index_out_of_range_names_the_inputs_that_hold_it(index, named):
+    said = f"indices element out of data bounds, idx={index} must be within the inclusive range "
+    batch = {"x": np.full((2, 2), 7, np.float32), "ids": np.array([[1, 7]])}
+    error = refused_batch(RuntimeError(f"{said}[-6,5]"), batch)
+    assert_three_lines(error)
+    assert error.fix.startswith("Indices from -6 to 5 are valid.")
+    assert ("Check the values of 'ids'," in error.fix) == named

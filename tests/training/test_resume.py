@@ -18,6 +18,7 @@ from ortboost.training import Callback, checkpoint_file
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.history import RunHistory
 from ortboost.training.logs import read_log
+from ortboost.training.resume import verify_run
 from ortboost.training.schedules import Constant
 
 SCRIPT = Path(__file__).parent / "resumable.py"
@@ -320,3 +321,16 @@ def test_a_smaller_keep_makes_room_on_a_full_disk(tmp_path, monkeypatch):
     with pytest.raises(FileError, match="checkpoint cannot be written"):
         trained(3, resume=True)
     assert trained(1, resume=True).steps == STEPS
+
+
+def test_what_changed_in_the_data_is_said_in_words():
+    images, run = {"crc": 1, "resize": 32}, {"seed": 0, "schedules": {}}
+    before = {"arrays": {"labels": {"content": 1}}, "images": images}
+    progress = {"run": run, "data": before}
+    for data, where in (
+        ({**before, "arrays": {"labels": {"content": 2}}}, "arrays.labels.content: other contents"),
+        ({**before, "images": {"crc": 2, "resize": 36}}, "images.resize: 32 -> 36"),
+    ):
+        with pytest.raises(UsageError, match="training data changed") as caught:
+            verify_run(progress, run, data)
+        assert caught.value.where == f"training data.{where}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.deploy.targets import get_target
 
@@ -19,7 +20,7 @@ _HOSTS: Final[tuple[_Host, ...]] = get_args(_Host)
 
 
 @dataclass(frozen=True)
-class Int8Config:
+class Int8Config(Configuration):
     """How a model is quantized.
 
     Args:

@@ -41,9 +41,6 @@ class OptimizerProcess:
 
     @checked
     def __init__(self, opt: Optimizer) -> None:
-        self.is_lars = isinstance(opt, LARS)
-        self.single_opt: Optimizer = opt.optimizer if isinstance(opt, LARS) else opt
-        self.opt_class = type(self.single_opt)
         self.learning_rate = opt.learning_rate
         self.origin_params: Any = opt.init_params["params"]
         self._opt = opt

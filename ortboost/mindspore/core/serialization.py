@@ -52,13 +52,11 @@ def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Pa
             where="save_checkpoint",
             fix="Give a network, or a dict from name to Parameter.",
         )
-    path = Path(ckpt_file_name)
-    if not path.name:
+    if not Path(ckpt_file_name).name:
         raise ArgumentValueError(
             "The file has no name.", where="save_checkpoint", fix="Give one: net.safetensors."
         )
-    if path.suffix != ".safetensors":
-        path = path.with_name(f"{path.name}.safetensors")
+    path = _with_suffix(ckpt_file_name)
     with atomic_path(path) as temporary:
         save_file({str(name): p.asnumpy() for name, p in save_obj.items()}, temporary)
     return path
@@ -71,7 +69,7 @@ def load_checkpoint(
     """Read parameters from a safetensors file.
 
     Args:
-        ckpt_file_name: The file.
+        ckpt_file_name: The file, as it was given to :func:`save_checkpoint`, or its full name.
         net: If given, load the values into it.
 
     Raises:
@@ -83,7 +81,8 @@ def load_checkpoint(
         >>> ob.load_checkpoint(file)["fc2.bias"].shape
         (10,)
     """
-    tensors = read_tensors(ckpt_file_name)
+    saved = _with_suffix(ckpt_file_name)
+    tensors = read_tensors(saved if saved.exists() else ckpt_file_name)
     loaded = {name: Parameter(array, name=name) for name, array in tensors.items()}
     if net is not None:
         load_param_into_net(net, loaded)
@@ -127,3 +126,8 @@ def load_param_into_net(
     for name, value in found.items():
         own[name].set_data(value)
     return missing, [name for name in parameter_dict if name not in own]
+
+
+def _with_suffix(name: str | os.PathLike[str]) -> Path:
+    path = Path(name)
+    return path if path.suffix == ".safetensors" else Path(f"{path}.safetensors")

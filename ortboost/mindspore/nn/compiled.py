@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.arrays import matches
+from ortboost.core.errors import UsageError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
@@ -108,7 +109,14 @@ class CompiledSteps:
             feeds[stepper.program.config.loss.labels] = labels
         random = stepper.catalogue.randomness
         seed = step_seed(self.network.seed, self.calls) if random else 0
-        result = stepper.step(feeds, rates, seed=seed)
+        try:
+            result = stepper.step(feeds, rates, seed=seed)
+        except UsageError as error:
+            if isinstance(error, TypeError | ValueError):
+                raise
+            # A fix with options or configurations is none for a training cell.
+            fix = "Give data and labels that fit the network." if "--" in error.fix else error.fix
+            raise ArgumentValueError(error.what, where=error.where, fix=fix) from error
         self.calls += 1
         self._record(result.applied_steps)
         return result

@@ -166,7 +166,6 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
                 where=owner,
                 fix="Give an update cell such as nn.DynamicLossScaleUpdateCell(...), or a Tensor.",
             )
-        self.loss_scaling_manager = scale_sense if isinstance(scale_sense, Cell) else None
         self._compile(network, optimizer, policy, finite=True)
         self._scale_shape = np.shape(start)
         self._steps.scale_state.write(names.SCALE, np.asarray(start, np.float32))

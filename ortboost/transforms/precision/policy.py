@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 import onnx_ir as ir
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import check_kinds
 
@@ -89,7 +90,7 @@ _STAY = (*_GRIDS, *_QUANTIZERS)
 
 
 @dataclass(frozen=True)
-class PrecisionConfig:
+class PrecisionConfig(Configuration):
     """The numeric format of the network; parameters and their updates stay in float32.
 
     Args:

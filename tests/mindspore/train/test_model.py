@@ -26,6 +26,7 @@ from ortboost.mindspore.train.callbacks import (
 from ortboost.mindspore.train.model import Model
 from ortboost.training.data.sources import ArraySource
 from tests.mindspore.nn import golden
+from tests.support import assert_three_lines
 
 DATA = list(golden.batches("mlp", 10))
 
@@ -210,6 +211,16 @@ def test_a_loss_that_is_not_finite_stops_unless_the_step_was_skipped():
     assert float(model.train_network.scale_sense.asnumpy()) == 32
 
 
+@pytest.mark.parametrize("change", [lambda y: y + 100, lambda y: y[:1]])
+def test_labels_that_do_not_fit_are_a_value_error_without_options(change):
+    x, y = DATA[0]
+    with pytest.raises(ValueError, match=r".") as caught:
+        make()[0].train(1, [(x, change(np.asarray(y)))])
+    assert_three_lines(caught.value)
+    assert "--" not in caught.value.in_options()
+    assert "Config" not in str(caught.value)
+
+
 def test_checkpoints_are_kept_named_and_loaded(tmp_path):
     model, net = make()
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
@@ -231,6 +242,7 @@ def test_loading_tells_what_does_not_fit(tmp_path):
     net = golden.network("mlp")
     path = save_checkpoint(net, tmp_path / "weights")
     assert path.name == "weights.safetensors"
+    assert load_checkpoint(tmp_path / "weights").keys() == load_checkpoint(path).keys()
     loaded = load_checkpoint(path, net=net)
     loaded["more"] = loaded.pop("fc1.bias")
     assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])

@@ -128,7 +128,7 @@ def test_the_configuration_goes_through_json():
     assert ProgramConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     with pytest.raises(ConfigError, match="computes"):
         ProgramConfig.from_dict({"precision": {"computes": "fp16"}})
-    with pytest.raises(ConfigError, match="plain data"):
+    with pytest.raises(ConfigError, match=r"PrecisionConfig is needed"):
         ProgramConfig(precision="fp16")
     without = {key: value for key, value in config.to_dict().items() if key != "precision"}
     assert ProgramConfig.from_dict(without).precision == PrecisionConfig()

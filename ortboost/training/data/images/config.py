@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
+from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds
 
@@ -23,7 +24,7 @@ ImageNet's are those of torchvision's pretrained weights (``torchvision.models``
 
 
 @dataclass(frozen=True)
-class ImageConfig:
+class ImageConfig(Configuration):
     """Preprocessing of images; the same in training, evaluation, export and calibration.
 
     The steps are colour conversion, resizing, centre crop, and ``(pixel / 255 - mean) / std`` in
@@ -78,7 +79,7 @@ class ImageConfig:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
+class AugmentConfig(Configuration):
     """Random augmentation, in this order; each draw is a function of (seed, epoch, sample).
 
     Args:

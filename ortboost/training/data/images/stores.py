@@ -145,6 +145,12 @@ class FileImages(Store):
                 where=f"{path}: {error}",
                 fix="Remove it from the data, or make it smaller.",
             ) from error
+        except PermissionError as error:
+            raise FileError(
+                "An image cannot be read.",
+                where=f"{path}: {error.strerror}",
+                fix="Give this user the right to read it, or remove it from the data.",
+            ) from error
         except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
             raise FileError(
                 "An image cannot be read.",
