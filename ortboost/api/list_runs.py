@@ -236,7 +236,8 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
             name = str(folder.relative_to(source)) if folder != source else source.resolve().name
             found[str(folder) if name in found else name] = folder
         if not inside:
-            folders = [source, *(source.iterdir() if os.access(source, os.R_OK) else ())]
+            readable = source.is_dir() and os.access(source, os.R_OK)
+            folders = [source, *(source.iterdir() if readable else ())]
             closed = [f for f in folders if f.is_dir() and not os.access(f, os.R_OK | os.X_OK)]
             hidden = f"; '{closed[0]}' cannot be read by this user" if closed else ""
             raise FileError(
