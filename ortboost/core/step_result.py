@@ -31,7 +31,7 @@ class StepResult:
         group: The freeze group that was trained; 0 trains everything.
         loss_scales: With a grouped scale, the loss scale of each group after this step.
         labels: If a label is ignored and the loss is a mean: the number of labels it averages over.
-        weight: With class weights, and a mean loss: the sum of the weights of these labels.
+        label_weight: With class weights, and a mean loss: the sum of the weights of these labels.
     """
 
     loss: float
@@ -46,4 +46,4 @@ class StepResult:
     group: int = 0
     loss_scales: tuple[float, ...] = ()
     labels: int | None = None
-    weight: float | None = None
+    label_weight: float | None = None

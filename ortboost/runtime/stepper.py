@@ -254,7 +254,7 @@ class Stepper(Shown):
             group=group,
             loss_scales=tuple(float(scale) for scale in scales),
             labels=counts.labels if counts else None,
-            weight=counts.terms if counts and self._weighs else None,
+            label_weight=counts.terms if counts and self._weighs else None,
         )
 
     def flush(self, hyper: Mapping[str, float]) -> bool:

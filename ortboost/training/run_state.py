@@ -67,7 +67,7 @@ class RunState:
         self.loss_scale = float(result.loss_scale)
         self.skips.add(self.step, bool(result.overflow))
         for name, value in {"loss": result.loss, **result.metrics}.items():
-            weight = result.weight if name == "loss" else None
+            weight = result.label_weight if name == "loss" else None
             if np.isfinite(value):
                 mean = self.sums.setdefault(name, Mean())
                 mean.add(float(value), number if weight is None else weight)

@@ -106,8 +106,9 @@ class LossConfig(Configuration):
             if value is None or value is False:  # not `if not value`: 0 is a label and an axis
                 continue
             if not this.startswith(losses):
+                shown = "--class-weights" if key == "weight" else f"'{key}'"
                 raise ConfigError(
-                    f"'{key}' has no effect for {this}.",
+                    f"{shown} has no effect for {this}.",
                     where=f"loss, {key}",
                     fix=f"Omit it; it applies to {' and '.join(losses)}.",
                 )
@@ -120,13 +121,13 @@ class LossConfig(Configuration):
         if self.class_weights and self.label_smoothing:
             raise ConfigError(
                 "Class weights and label smoothing cannot be combined.",
-                where="loss, weight and label_smoothing",
+                where="--class-weights and --label-smoothing",
                 fix="Omit one of them, or give a loss of your own as an ONNX file.",
             )
         if self.class_weights and min(self.class_weights) <= 0:
             raise ConfigError(
                 f"A class has the weight {min(self.class_weights):g}.",
-                where="loss, weight",
+                where="--class-weights",
                 fix="Give a positive number for each class; labels of a class to leave out can be "
                 "ignored (--ignore-index).",
             )
@@ -144,7 +145,7 @@ class LossConfig(Configuration):
         if weights.ndim != 1 or not weights.size:
             raise ConfigError(
                 f"Class weights have the shape {list(weights.shape)}, not [classes].",
-                where="loss, weight",
+                where="--class-weights",
                 fix="Give a list with one number for each class.",
             )
         return tuple(weights.tolist())

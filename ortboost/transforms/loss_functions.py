@@ -97,7 +97,7 @@ def _class_weights(builder: Builder, x: ir.Value, weights: tuple[float, ...]) ->
     if len(shape) < 2 or shape[1] != len(weights):
         raise ConfigError(
             f"There are {len(weights)} class weights, which is not the number of classes.",
-            where=f"loss, weight; predictions {format_shape(shape)}, classes in axis 1",
+            where=f"--class-weights; predictions {format_shape(shape)}, classes in axis 1",
             fix="Give one number for each class, in their order.",
         )
     factor = builder.const(weights)

@@ -510,7 +510,7 @@ def test_class_weights_are_summed_over_the_batch(tmp_path):
     result = stepper(Program.load(tmp_path / "run")).step(
         FEEDS | {"labels": np.array([0, 1, 2, 2])}, RATE
     )
-    assert (result.labels, result.weight) == (3, 6.5)
+    assert (result.labels, result.label_weight) == (3, 6.5)
 
 
 @pytest.mark.parametrize("make", [small_mlp, small_convnet])

@@ -55,7 +55,8 @@ def test_class_weights_weigh_the_loss_and_not_the_metrics():
     state = RunState()
     for loss, right, labels, weight in ((2.0, 1.0, 3, 0.5), (4.0, 0.0, 1, 1.5)):
         metrics = {"accuracy": right}
-        state.add(StepResult(loss, False, 1.0, 1, 0, 0, metrics, labels=labels, weight=weight), 8)
+        counts = {"labels": labels, "label_weight": weight}
+        state.add(StepResult(loss, False, 1.0, 1, 0, 0, metrics, **counts), 8)
     assert state.end_epoch() == {"train_loss": 3.5, "train_accuracy": 0.75}
 
 
