@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -12,7 +12,11 @@ from ortboost.core.loss_terms import count_labels, sum_weights
 from ortboost.program import names
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["Counts", "PartWeights", "count_samples"]
+__all__ = ["Counts", "PartWeights", "Reduction", "count_samples"]
+
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+"""How a loss joins its samples."""
+_BASE: Final = 2**12  # two digits, of which float32 represents each up to 2**24
 
 
 class Counts(NamedTuple):
@@ -28,6 +32,36 @@ class Counts(NamedTuple):
     labels: int
     terms: float
 
+    def divisor(self, output: str, reduction: Reduction) -> float:
+        """What the loss or a metric is a mean over; 1 for a sum.
+
+        Args:
+            output: Name of the loss or the metric.
+            reduction: The reduction of the loss; of one value per sample the mean is shown.
+        """
+        if output != names.LOSS:
+            return self.labels
+        return {"mean": self.terms, "none": self.samples, "sum": 1}[reduction]
+
+    def digits(self) -> list[float]:
+        """The counts as six numbers that float32 represents, and that can be added up."""
+        return [digit for count in self for digit in divmod(count, _BASE)]
+
+    @classmethod
+    def of_digits(cls, digits: Sequence[float]) -> Counts:
+        """The inverse of :meth:`digits`, also of sums of them.
+
+        Example:
+            >>> a, b = Counts(2**25 + 1, 3, 1.5), Counts(2**25, 1, 2.0)
+            >>> Counts.of_digits([x + y for x, y in zip(a.digits(), b.digits())])
+            Counts(samples=67108865, labels=4, terms=3.5)
+        """
+        samples, labels, terms = (
+            float(high) * _BASE + float(low)
+            for high, low in zip(digits[::2], digits[1::2], strict=True)
+        )
+        return cls(int(samples), int(labels), terms)
+
 
 @dataclass(frozen=True)
 class PartWeights:
@@ -39,12 +73,12 @@ class PartWeights:
         whole: The counts of all parts.
         all_ran: Number of processes that run the graph.
         server_terms: Terms of the parts of this server.
-        is_mean: Whether the loss is a mean.
+        reduction: The reduction of the loss.
         exchanges: Whether the processes exchange sums within the graph.
 
     Example:
         >>> parts = Counts(2, 1, 1), Counts(8, 4, 4)
-        >>> weights = PartWeights(parts[0], True, parts[1], 2, 4, is_mean=True, exchanges=False)
+        >>> weights = PartWeights(parts[0], True, parts[1], 2, 4, "mean", exchanges=False)
         >>> weights.gradients, weights.statistics
         (0.25, 0.5)
     """
@@ -54,7 +88,7 @@ class PartWeights:
     whole: Counts
     all_ran: float
     server_terms: float
-    is_mean: bool
+    reduction: Reduction
     exchanges: bool
 
     @property
@@ -65,9 +99,10 @@ class PartWeights:
     @property
     def gradients(self) -> float:
         """Of gradients; with exchanges, a part without labels has those of other parts' losses."""
+        is_mean = self.reduction == "mean"
         if self.exchanges and self.ran:
-            return (self.own.terms or 1) / (self.whole.terms or 1) if self.is_mean else 1.0
-        return self.in_server if self.is_mean else float(self.own.terms > 0)
+            return (self.own.terms or 1) / (self.whole.terms or 1) if is_mean else 1.0
+        return self.in_server if is_mean else float(self.own.terms > 0)
 
     @property
     def means(self) -> float:
@@ -80,14 +115,9 @@ class PartWeights:
         """Of running statistics that are equal in all processes that ran."""
         return float(self.ran) / self.all_ran
 
-    def shown(self, spec: TensorSpec, value: NDArray[Any]) -> float:
+    def shown(self, output: str, value: NDArray[Any]) -> float:
         """What this part adds to the loss or a metric of the whole batch."""
-        own: float = self.own.labels
-        whole: float = self.whole.labels
-        if spec.name == names.LOSS and self.is_mean:
-            own, whole = self.own.terms, self.whole.terms
-        elif spec.name == names.LOSS:  # a sum, or one value per sample
-            own, whole = (self.own.samples, self.whole.samples) if value.ndim else (1, 1)
+        own, whole = (counts.divisor(output, self.reduction) for counts in (self.own, self.whole))
         return own / whole * float(value.mean()) if whole else 0.0
 
 

@@ -12,6 +12,9 @@ statistics of its gradients, 0 / 0, count as zero. Then every process runs ``upd
 `G`, so that parameters stay bit-identical in all processes without being sent. A process whose part
 is empty contributes nothing.
 
+If the gradients are small, the counts `n_r`, the loss and the metrics travel with them in one
+message; `n` is then known only afterwards, and `sum_r n_r G_r` is divided by it.
+
 Within a window of gradient accumulation only the finite check is exchanged; the accumulated sums
 are all-reduced at the end of the window. State that differs between processes (running statistics,
 sums of an incomplete window) is merged when the state is read: statistics are averaged, and rank 0
@@ -23,7 +26,8 @@ Weighting by samples keeps the mean over the batch exact if the parts have diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,9 +35,10 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.program import names
+from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program
 from ortboost.program.split import split_program
-from ortboost.runtime.part_weights import Counts, PartWeights, count_samples
+from ortboost.runtime.part_weights import Counts, PartWeights, Reduction, count_samples
 from ortboost.runtime.process_group import Handle, ProcessGroup, WireType
 from ortboost.runtime.session import drawing
 from ortboost.runtime.shared_state import SharedState, checksum
@@ -55,9 +60,10 @@ class SharedStep:
         group: The processes.
         wire: The type in which gradients are exchanged.
         segments: Number of segments of the backward pass; the gradients of one segment are
-            exchanged while the next runs. ``None`` to choose depending on whether the processes
-            are on one machine. With two processes the results do not depend on it; with more, only
-            the order of summation does.
+            exchanged while the next runs. With two processes the results do not depend on the
+            number; with more, only the order of summation does. ``None`` to choose depending on
+            whether the processes are on one machine, and to exchange all that a step needs in one
+            message if the gradients are small.
 
     Raises:
         UsageError: The processes have different programs or versions.
@@ -79,16 +85,18 @@ class SharedStep:
         self.state = SharedState(program, group, wire, synchronized=exchanges)
         self.requests = np.zeros(2)  # SIGINT, SIGTERM: received by this process
         self.agreed = np.zeros(2)  # the same, summed over all processes in the last step
-        self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
+        loss = program.config.loss
+        self._reduction: Reduction = "mean" if loss.name == "output" else loss.reduction
         self._opened: dict[str, SplitGraphs] = {}
         self._flushes: dict[str, UpdateGraph] = {}
         self._share = 0.0  # n_r / n of the last step, within the server
+        self._unit = 0.0  # a power of 2 near the `n` of a batch; its choice changes no sum
         self.whole = Counts(0, 0, 0)
         """The counts of the last batch, of all processes."""
-        if self.state.joins and not self._mean:
+        if self.state.joins and self._reduction != "mean":
             raise ConfigError(
                 "AdaSum needs a mean loss: a sum grows with the number of samples of a server.",
-                where=f"loss '{program.config.loss.name}', {program.config.loss.reduction}",
+                where=f"loss '{loss.name}', {loss.reduction}",
                 fix="Use the reduction 'mean'.",
             )
         group.agree(
@@ -130,6 +138,68 @@ class SharedStep:
         rates = {name: feeds[name] for name in graphs.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
         own = count_samples(self.program.catalogue.batch, feeds)
+        sum_parts = self._sum_at_once if graphs.in_one_message else self._sum_in_turn
+        shown = sum_parts(graphs, own, feeds, state, seed)
+        # From here on the processes of a server have the same values, and make the same update.
+        self.state.moved = True
+        numbers = {
+            s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
+        }
+        with self.state.joining(state, graph):
+            return {**numbers, **graphs.update.run(rates)}
+
+    def _sum_at_once(
+        self,
+        graphs: SplitGraphs,
+        own: Counts,
+        feeds: Mapping[str, NDArray[Any]],
+        state: DeviceState,
+        seed: int | None,
+    ) -> list[float]:
+        """Sum all that the parts of a batch contribute in one message.
+
+        Every message takes time, however short; for small networks more than their computation.
+        """
+        values = dict[str, NDArray[Any]]()
+        if own.terms:
+            with drawing(graphs.seed(seed, 0)):
+                values = graphs.gradients.run(0, feeds)
+        else:
+            graphs.clear(state, empty=True)
+        # `n` is known only after the sum: n_r G_r are summed, in units of about `n` terms.
+        is_mean = self._reduction == "mean"
+        if is_mean and not self._unit:
+            terms = float(self.group.sum(np.array([own.terms]))[0])
+            self._unit = 2.0 ** round(math.log2(terms)) if terms else 0.0
+        share = own.terms / (self._unit or 1.0) if is_mean else float(own.terms > 0)
+        parts = [
+            own.divisor(s.name, self._reduction) * float(values[s.name].mean())
+            if s.name in values
+            else 0.0
+            for s in graphs.shown
+        ]
+        sums = graphs.sum_at_once(share, [*own.digits(), *self.requests, *parts])
+        self.whole = whole = Counts.of_digits(sums[:6])
+        self.agreed = np.array(sums[6:8])
+        _require_samples(whole, self.program.catalogue.batch)
+        if is_mean and whole.terms:
+            graphs.scale_sums(self._unit / whole.terms)
+        self._share = own.terms / whole.terms if whole.terms else 0.0
+        divisors = [whole.divisor(s.name, self._reduction) for s in graphs.shown]
+        return [
+            total / divisor if divisor else 0.0
+            for total, divisor in zip(sums[8:], divisors, strict=True)
+        ]
+
+    def _sum_in_turn(
+        self,
+        graphs: SplitGraphs,
+        own: Counts,
+        feeds: Mapping[str, NDArray[Any]],
+        state: DeviceState,
+        seed: int | None,
+    ) -> NDArray[np.float64]:
+        """Sum what the parts of a batch contribute as soon as it is there."""
         # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
         ran = bool(own.terms or (own.samples and (graphs.means or graphs.exchanges)))
         values = dict[str, NDArray[Any]]()
@@ -157,18 +227,12 @@ class SharedStep:
             graphs.spread_statistics(weights.statistics)  # equal in all that ran
         # Loss and metrics are those of all servers; the gradients may be those of one.
         parts = [
-            weights.shown(s, values[s.name]) if s.name in values else 0.0 for s in graphs.shown
+            weights.shown(s.name, values[s.name]) if s.name in values else 0.0 for s in graphs.shown
         ]
         shown, showing = self.group.start_sum_of(np.array(parts))
         for handle in (*sent, *graphs.start_rest(weights.gradients, weights.means), showing):
             handle.wait()
-        # From here on the processes of a server have the same values, and make the same update.
-        self.state.moved = True
-        numbers = {
-            s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
-        }
-        with self.state.joining(state, graph):
-            return {**numbers, **graphs.update.run(rates)}
+        return shown
 
     def _start_weighing(
         self, own: Counts, ran: bool, *, exchanges: bool
@@ -184,19 +248,15 @@ class SharedStep:
             traveling.wait()
             arriving.wait()
             self.agreed = totals[4:]
-            if not totals[0]:
-                raise UsageError(
-                    "The batch is empty in all processes.",
-                    where=f"inputs {', '.join(s.name for s in self.program.catalogue.batch)}",
-                    fix="Feed at least one sample to one of them.",
-                )
+            whole = Counts(int(totals[0]), int(totals[1]), float(totals[2]))
+            _require_samples(whole, self.program.catalogue.batch)
             return PartWeights(
                 own,
                 ran,
-                Counts(int(totals[0]), int(totals[1]), float(totals[2])),
+                whole,
                 all_ran=totals[3],
                 server_terms=nearby[2],
-                is_mean=self._mean,
+                reduction=self._reduction,
                 exchanges=exchanges,
             )
 
@@ -246,6 +306,7 @@ class SharedStep:
     def open(self, graph: str, state: DeviceState, threads: int | None) -> SplitGraphs:
         """The two graphs of a step, opened on first use."""
         if graph not in self._opened:
+            numbers = len(Counts(0, 0, 0).digits()) + len(self.requests)
             self._opened[graph] = SplitGraphs(
                 self.splits[graph],
                 state,
@@ -254,6 +315,7 @@ class SharedStep:
                 wire=self.wire,
                 segments=self.count_segments,
                 threads=threads,
+                numbers=numbers if self.segments is None else None,
             )
         return self._opened[graph]
 
@@ -263,3 +325,12 @@ class SharedStep:
             model = self.program.graphs[graph]
             self._flushes[graph] = UpdateGraph(model, state, self.group, threads=threads, placed={})
         return self._flushes[graph]
+
+
+def _require_samples(whole: Counts, inputs: Sequence[TensorSpec]) -> None:
+    if not whole.samples:
+        raise UsageError(
+            "The batch is empty in all processes.",
+            where=f"inputs {', '.join(spec.name for spec in inputs)}",
+            fix="Feed at least one sample to one of them.",
+        )

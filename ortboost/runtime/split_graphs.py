@@ -23,6 +23,8 @@ from ortboost.runtime.update_graph import UpdateGraph
 __all__ = ["SplitGraphs"]
 
 _BUCKET: Final = 25 * 2**20  # bytes; the default of torch's DistributedDataParallel
+_SHORT: Final = 4 * 2**20  # bytes of gradients up to which a message less saves time
+_NUMBERS: Final = "ortboost/numbers"  # in the buffer of gradients; not a tensor of the graphs
 
 
 class SplitGraphs:
@@ -36,6 +38,12 @@ class SplitGraphs:
         wire: The type in which gradients are sent.
         segments: Bytes of gradients to the number of segments of the backward pass.
         threads: Intra-op threads.
+        numbers: How many numbers :meth:`sum_at_once` exchanges beside the loss and the metrics;
+            ``None`` not to use it.
+
+    Attributes:
+        in_one_message: Whether gradients and a few numbers are all that is exchanged, and are few
+            enough for a single message; see :meth:`sum_at_once`.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class SplitGraphs:
         wire: WireType,
         segments: Callable[[int], int],
         threads: int | None,
+        numbers: int | None,
     ) -> None:
         first, second = read_catalogue(split.gradients), read_catalogue(split.update)
         # Of the first graph's outputs, those for the caller: the loss and metrics.
@@ -68,13 +77,28 @@ class SplitGraphs:
         parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
         # The buffers: outputs of the first graph, summed in place, and inputs of the second.
         specs = {spec.name: spec for spec in split.summed}
-        self._sums = [
+        buckets = [
             [
-                Buffer(server, part, dtype, device, wire)
+                bucket
                 for names in part
-                for dtype, part in _buckets([specs[name] for name in reversed(names)])
+                for bucket in _buckets([specs[name] for name in reversed(names)])
             ]
             for part in parts
+        ]
+        every = [bucket for part in buckets for bucket in part]
+        self.in_one_message = (
+            numbers is not None
+            and [dtype for dtype, _ in every] == [np.float32]
+            and wire == "float32"
+            and server is group
+            and sum(sizes.values()) <= _SHORT
+            and not (split.averaged or split.checks or levels)
+        )
+        if numbers is not None and self.in_one_message:
+            every[0][1][_NUMBERS] = (numbers + len(self.shown),)
+        self._sums = [
+            [Buffer(server, shapes, dtype, device, wire) for dtype, shapes in part]
+            for part in buckets
         ]
         self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
         self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
@@ -142,6 +166,19 @@ class SplitGraphs:
             buffer.scale(0.0)
         for name in self._raw:
             self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
+
+    def sum_at_once(self, share: float, numbers: Sequence[float]) -> list[float]:
+        """Sum the weighted gradients and some numbers in one message; returns the numbers' sums."""
+        ((buffer,),) = self._sums
+        buffer.scale(share)
+        buffer.write(_NUMBERS, np.array(numbers, np.float32))
+        buffer.start_sum().wait()
+        return [float(total) for total in buffer.read(_NUMBERS)]
+
+    def scale_sums(self, factor: float) -> None:
+        """Multiply the summed gradients of :meth:`sum_at_once`."""
+        ((buffer,),) = self._sums
+        buffer.scale(factor)
 
     def start_sums(self, segment: int, share: float) -> list[Handle]:
         """Weight the gradients of a segment and start their all-reduce."""

@@ -30,7 +30,7 @@ from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleC
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.runtime.process_group import ProcessGroup
+from ortboost.runtime.process_group import Handle, ProcessGroup
 from ortboost.runtime.stepper import Stepper
 from ortboost.training.data.batches import part_rows
 from ortboost.transforms.loss_config import LossConfig
@@ -270,6 +270,26 @@ def segmented(group: ProcessGroup) -> dict[str, float]:
     return apart
 
 
+def messages(group: ProcessGroup) -> dict[str, int]:
+    """How many messages a step takes."""
+    number, start_sum = 0, ProcessGroup.start_sum
+
+    def counting(self: ProcessGroup, tensor: object) -> Handle:
+        nonlocal number
+        number += 1
+        return start_sum(self, tensor)
+
+    built, found = build_program(mlp(), program(metrics=("accuracy",))), {}
+    for kind, segments in {"at once": None, "in turn": 1}.items():
+        stepper = Stepper(built, threads=1, group=group, segments=segments)
+        batch = part_of(batch_of(built.catalogue.batch, 0), group)
+        stepper.step(batch, {"learning_rate": 0.05})
+        ProcessGroup.start_sum, number = counting, 0
+        stepper.step(batch, {"learning_rate": 0.05})
+        ProcessGroup.start_sum, found[kind] = start_sum, number
+    return found
+
+
 def statistics(group: ProcessGroup) -> float:
     """How far the running statistics are from the mean of those that each process finds alone."""
     built = build_program(small_convnet(), program(optimizer=Sgd(), learning_rate="0.0"))
@@ -374,7 +394,16 @@ def other_program(group: ProcessGroup) -> str:
 if __name__ == "__main__":
     with ProcessGroup(timeout=60) as shared:
         found: dict[str, object] = {name: compared(case, shared) for name, case in CASES.items()}
-        checks = (segmented, statistics, narrow, window, summed_window, no_samples, drifted)
+        checks = (
+            segmented,
+            messages,
+            statistics,
+            narrow,
+            window,
+            summed_window,
+            no_samples,
+            drifted,
+        )
         checks = (*checks, other_program)
         found |= {check.__name__: check(shared) for check in checks}
         if shared.rank == 0:

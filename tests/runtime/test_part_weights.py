@@ -15,10 +15,10 @@ PARTS = [Counts(4, 3, 1.5), Counts(2, 0, 0.0), Counts(0, 0, 0.0)]
 WHOLE = Counts(6, 3, 1.5)
 
 
-def weights(*, is_mean=True, exchanges=False):
+def weights(*, reduction="mean", exchanges=False):
     ran = [bool(own.terms or (own.samples and exchanges)) for own in PARTS]
     return [
-        PartWeights(own, r, WHOLE, sum(ran), WHOLE.terms, is_mean, exchanges)
+        PartWeights(own, r, WHOLE, sum(ran), WHOLE.terms, reduction, exchanges)
         for own, r in zip(PARTS, ran, strict=True)
     ]
 
@@ -27,9 +27,9 @@ def weights(*, is_mean=True, exchanges=False):
     ("settings", "expected"),
     [
         ({}, [1, 0, 0]),
-        ({"is_mean": False}, [1, 0, 0]),
+        ({"reduction": "sum"}, [1, 0, 0]),
         ({"exchanges": True}, [1, 1 / 1.5, 0]),  # the second has gradients of the first's loss
-        ({"is_mean": False, "exchanges": True}, [1, 1, 0]),
+        ({"reduction": "sum", "exchanges": True}, [1, 1, 0]),
     ],
 )
 def test_gradients(settings, expected):
@@ -42,47 +42,45 @@ def test_means_and_statistics_are_of_those_that_ran():
     assert [part.statistics for part in parts] == [0.5, 0.5, 0]
 
 
-@pytest.mark.parametrize("is_mean", [True, False])
-def test_without_any_label_nothing_is_divided_by_zero(is_mean):
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_without_any_label_nothing_is_divided_by_zero(reduction):
     none = Counts(2, 0, 0.0), Counts(4, 0, 0.0)
-    part = PartWeights(none[0], True, none[1], 2, 0, is_mean=is_mean, exchanges=False)
+    part = PartWeights(none[0], True, none[1], 2, 0, reduction, exchanges=False)
     assert part.in_server == part.gradients == part.means == 0
-    assert part.shown(TensorSpec("accuracy", np.dtype("float32"), ()), np.float32(3)) == 0
+    assert part.shown("accuracy", np.float32(3)) == 0
     exchanging = replace(part, exchanges=True)
     assert exchanging.gradients == 1
 
 
 def test_a_server_weighs_its_own_parts():
     counts = Counts(1, 1, 1.0), Counts(8, 8, 8.0)
-    part = PartWeights(counts[0], True, counts[1], 8, 2, is_mean=True, exchanges=False)
+    part = PartWeights(counts[0], True, counts[1], 8, 2, "mean", exchanges=False)
     assert part.gradients == part.in_server == 0.5
-    assert replace(part, is_mean=False).gradients == 1  # a sum
+    assert replace(part, reduction="sum").gradients == 1  # a sum
     assert part.means == 0.125
 
 
 @pytest.mark.parametrize(
-    ("name", "is_mean", "value", "expected"),
+    ("name", "reduction", "value", "expected"),
     [
-        ("loss", True, 6.0, [6, 0, 0]),  # a mean over the labels that count
-        ("loss", False, 6.0, [6, 6, 6]),  # a sum
-        ("loss", False, np.full(2, 6.0), [4, 2, 0]),  # one value per sample: their mean is shown
-        ("accuracy", False, 6.0, [6, 0, 0]),
+        ("loss", "mean", 6.0, [6, 0, 0]),  # over the labels that count
+        ("loss", "sum", 6.0, [6, 6, 6]),
+        ("loss", "none", np.full(2, 6.0), [4, 2, 0]),  # one value per sample: their mean is shown
+        ("accuracy", "sum", 6.0, [6, 0, 0]),
     ],
 )
-def test_what_is_shown(name, is_mean, value, expected):
-    spec = TensorSpec(name, np.dtype("float32"), ())
-    found = [part.shown(spec, np.asarray(value)) for part in weights(is_mean=is_mean)]
+def test_what_is_shown(name, reduction, value, expected):
+    found = [part.shown(name, np.asarray(value)) for part in weights(reduction=reduction)]
     assert found == pytest.approx(expected)
 
 
 def test_class_weights_weigh_the_loss_and_not_the_metrics():
     own, whole = Counts(2, 2, 1.0), Counts(4, 4, 4.0)
-    part = PartWeights(own, True, whole, 2, 4.0, is_mean=True, exchanges=False)
+    part = PartWeights(own, True, whole, 2, 4.0, "mean", exchanges=False)
     assert part.gradients == 0.25
     assert part.means == 0.5
     for name, expected in (("loss", 0.25), ("accuracy", 0.5)):
-        spec = TensorSpec(name, np.dtype("float32"), ())
-        assert part.shown(spec, np.float32(1)) == expected
+        assert part.shown(name, np.float32(1)) == expected
 
 
 X = TensorSpec("x", np.dtype("float32"), ("N", 2))

@@ -68,6 +68,10 @@ def test_segments_change_no_number(found, request):
     assert max(found["segmented"].values()) <= (0.0 if two else 10 * WEIGHTS)
 
 
+def test_a_small_step_is_one_message(found):
+    assert found["messages"] == {"at once": 1, "in turn": 3}
+
+
 def test_running_statistics_are_averaged(found):
     assert found["statistics"] <= 1e-6
 
