@@ -1,13 +1,13 @@
-"""Bodies of If, Loop and Scan: what they capture, and each as a model of its own."""
+"""Bodies of If, Loop and Scan: what they capture, their names, and each as a model of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.build import all_names
+from ortboost.graph.build import all_names, unused_name
 
 __all__ = [
     "StandaloneBody",
@@ -15,6 +15,7 @@ __all__ = [
     "captured_values",
     "own_outputs",
     "rename_values",
+    "separate_branch_names",
     "states_of",
 ]
 
@@ -79,6 +80,37 @@ def rename_values(body: ir.Graph, new_name: Callable[[str], str]) -> None:
                     output.name = new_name(output.name)
 
 
+def separate_branch_names(model: ir.Model) -> None:
+    """Rename values whose name another one has, in place; the first, in the main graph, keeps it.
+
+    Two branches of an If may use the same names. ONNX's shape inference then takes the lengths that
+    it computed in one branch for those of the other (``data_prop``, seen up to onnx 1.23): shapes
+    are wrong, and so is everything that is computed from them. Decoders that optimum merged are
+    such models.
+
+    Args:
+        model: A model without functions.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 8, opset_import: ["" : 17]>
+        ... net (bool c, float[2] x) => (float[2] y) {
+        ...   y = If (c) <then_branch = one () => (float[2] a) { h = Abs(x) a = Neg(h) },
+        ...               else_branch = two () => (float[2] b) { h = Exp(x) b = Neg(h) }> }''')
+        >>> separate_branch_names(model)
+        >>> [node.outputs[0].name for node in model.graph.all_nodes()]
+        ['y', 'h', 'a', 'h_1', 'b']
+    """
+    values: list[ir.Value] = []
+    for graph in (model.graph, *model.graph.subgraphs()):
+        values += (*graph.inputs, *graph.initializers.values())
+        values += (output for node in graph for output in node.outputs)
+    taken = {value.name for value in values if value.name}
+    seen: dict[str, ir.Value] = {}
+    for value in values:
+        if value.name and seen.setdefault(value.name, value) is not value:
+            value.name = unused_name(value.name, taken)
+
+
 @dataclass(frozen=True)
 class StandaloneBody:
     """A body as a model of its own, which captures nothing.
@@ -104,16 +136,7 @@ class StandaloneBody:
         graph.opset_imports.clear()
         taken = all_names(outer.graph)
         taken.update(value.name for value in self.captured.values() if value.name)
-
-        def free(name: str) -> str:
-            unique, count = name, 0
-            while unique in taken:
-                count += 1
-                unique = f"{name}_{count}"
-            taken.add(unique)
-            return unique
-
-        rename_values(graph, free)
+        rename_values(graph, lambda name: unused_name(name, taken))
         return graph
 
 
@@ -136,8 +159,9 @@ def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
             const_value=tensor if small else None,
         )
         captured[inner] = value
-        for node, index in _uses_in(value, inside):
-            node.replace_input_with(index, inner)
+        for node, index in list(value.uses()):
+            if id(node.graph) in inside:
+                node.replace_input_with(index, inner)
         if small:
             body.register_initializer(inner)
         else:
@@ -146,9 +170,3 @@ def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
     functions = list(outer.functions.values())
     model = ir.Model(body, ir_version=outer.ir_version, functions=functions)
     return StandaloneBody(model, captured)
-
-
-def _uses_in(value: ir.Value, graphs: set[int]) -> Iterator[tuple[ir.Node, int]]:
-    for usage in list(value.uses()):
-        if id(usage.node.graph) in graphs:
-            yield usage.node, usage.idx

@@ -104,16 +104,10 @@ def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch:
     uncounted: dict[str, str] = {}
     macs = _graph(settled.graph, nodes, uncounted)
     weights = {value.name for value, _ in all_tensors(settled)}
-    return Cost(
-        dict(sorted(macs.items(), key=lambda item: -item[1])),
-        nodes,
-        uncounted,
-        {
-            value.name or "": known_shape(value) or ()
-            for value in settled.graph.inputs
-            if value.name not in weights
-        },
-    )
+    inputs = [value for value in settled.graph.inputs if value.name not in weights]
+    shapes = {value.name or "": known_shape(value) or () for value in inputs}
+    macs = dict(sorted(macs.items(), key=lambda item: -item[1]))
+    return Cost(macs, nodes, uncounted, shapes)
 
 
 def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) -> ir.Model:
@@ -196,38 +190,22 @@ def _shape(node: ir.Node, index: int, rank: int | None = None) -> tuple[int, ...
     return shape if shape is None or rank in (None, len(shape)) else None
 
 
-def _convolution(position: int) -> Callable[[ir.Node], int | None]:
-    def rule(node: ir.Node) -> int | None:
-        kernel, out = _shape(node, position), static_shape(node.outputs[0])
-        # A kernel is [channels out, channels in / groups, ...].
-        return None if kernel is None or out is None else math.prod(out) * math.prod(kernel[1:])
-
-    return rule
-
-
-def _transposed(node: ir.Node) -> int | None:
-    x, kernel = _shape(node, 0), _shape(node, 1)
-    # A kernel is [channels in, channels out / groups, ...].
-    return None if x is None or kernel is None else math.prod(x) * math.prod(kernel[1:])
+def _convolution(node: ir.Node) -> int | None:
+    # The kernel is [channels out, channels in / groups, ...], of a ConvTranspose the reverse.
+    transposed = node.op_type == "ConvTranspose"
+    each = _shape(node, 0) if transposed else static_shape(node.outputs[0])
+    kernel = _shape(node, 3 if node.op_type == "QLinearConv" else 1)
+    return None if each is None or kernel is None else math.prod(each) * math.prod(kernel[1:])
 
 
-def _gemm(node: ir.Node) -> int | None:
-    a, out = _shape(node, 0, 2), static_shape(node.outputs[0])
-    if a is None or out is None:
+def _matmul(node: ir.Node) -> int | None:
+    rank = 2 if node.op_type in ("Gemm", "FusedGemm") else None
+    a, out = _shape(node, 0, rank), static_shape(node.outputs[0])
+    if not a or out is None:
         return None
-    return math.prod(out) * a[0 if node.attributes.get_int("transA", 0) else 1]
-
-
-def _matmul(left: int) -> Callable[[ir.Node], int | None]:
-    def rule(node: ir.Node) -> int | None:
-        a, out = _shape(node, left), static_shape(node.outputs[0])
-        if not a or out is None:
-            return None
-        # A FusedMatMul may transpose its left factor; a vector stays as it is.
-        swapped = node.attributes.get_int("transA", 0) and len(a) > 1
-        return math.prod(out) * a[-2 if swapped else -1]
-
-    return rule
+    # Gemm and FusedMatMul may transpose their left factor; a vector stays as it is.
+    swapped = node.attributes.get_int("transA", 0) and len(a) > 1
+    return math.prod(out) * a[-2 if swapped else -1]
 
 
 def _einsum(node: ir.Node) -> int | None:
@@ -268,11 +246,12 @@ def _attention(node: ir.Node) -> int | None:
 
 _RULES: Mapping[str, Callable[[ir.Node], int | None]] = {
     "Attention": _attention,
-    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv", "FusedConv"), _convolution(1)),
-    "QLinearConv": _convolution(3),
-    "ConvTranspose": _transposed,
-    **dict.fromkeys(("Gemm", "FusedGemm"), _gemm),
-    **dict.fromkeys(("MatMul", "MatMulInteger", "FusedMatMul", "QLinearMatMul"), _matmul(0)),
+    **dict.fromkeys(
+        "Conv ConvInteger ConvTranspose DeformConv FusedConv QLinearConv".split(), _convolution
+    ),
+    **dict.fromkeys(
+        "FusedGemm FusedMatMul Gemm MatMul MatMulInteger QLinearMatMul".split(), _matmul
+    ),
     "Einsum": _einsum,
     **dict.fromkeys(_GATES, _recurrent),
 }

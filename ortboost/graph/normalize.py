@@ -13,9 +13,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.graph.bodies import own_outputs
-from ortboost.graph.branch_names import separate_branch_names
-from ortboost.graph.build import Builder
+from ortboost.graph.bodies import own_outputs, separate_branch_names
+from ortboost.graph.build import Builder, unused_name
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
@@ -29,13 +28,7 @@ from ortboost.graph.missing_kernels import (
 )
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import (
-    constant,
-    input_at,
-    is_read,
-    is_standard,
-    known_shape,
-)
+from ortboost.graph.query import constant, input_at, is_read, is_standard, known_shape
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
@@ -78,7 +71,7 @@ def normalize(
     Raises:
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
-    reports = [r for r in (inline_functions(model, kept), free_weights(model)) if r.modified]
+    reports = [inline_functions(model, kept), free_weights(model)]
 
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
@@ -97,9 +90,8 @@ def normalize(
     newest = newest_opset(model)
     if newest is not None:
         opsets = range(min(opsets[0], newest), min(opsets[-1], newest) + 1)
-    report = convert_opset(model, opsets)
-    if report.modified:
-        reports.append(report)
+    reports.append(convert_opset(model, opsets))
+    if reports[-1].modified:
         # The converter writes new Constant nodes, for example for axes that were attributes.
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _make_axes_vectors(model)
@@ -111,25 +103,17 @@ def normalize(
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
     if model.ir_version > ir_version:
-        reports.append(
-            Report("ir_version", changed={"model": f"{model.ir_version} -> {ir_version}"})
-        )
+        change = f"{model.ir_version} -> {ir_version}"
+        reports.append(Report("ir_version", changed={"model": change}))
     model.ir_version = ir_version
 
     # The weights have their final names: stamp what was read above.
     stamp_origins(model, origins)
     stamp_padding_rows(model, padding)
-    report = bypass_identity_transposes(model)
-    if report.modified:
-        reports.append(report)
-    report = empty_reductions(model)
-    if report.modified:
-        reports.append(report)
+    reports += [bypass_identity_transposes(model), empty_reductions(model)]
     _state_channels(model)
 
-    infer_shapes(model)
-    infer_loops(model)
-    name_lengths(model)
+    _infer(model)
     replace_missing_kernels(model)
     check_lengths(model)
     settled = False  # nothing more can be known: then sizes that a run computes
@@ -140,30 +124,28 @@ def normalize(
         if parts.modified:
             # Inference names the lengths of all elements of a sequence alike, whatever they are.
             _drop_stale_shapes(model)
-            infer_shapes(model)
-            infer_loops(model)
-            name_lengths(model)
+            _infer(model)
         found = [
-            report
-            for report in (
-                parts,
-                *([] if keep_fused else [write_out_runtime_operators(model)]),
-                fold_integers(model),
-                static_shapes(model),
-                inline_branches(model),
-            )
-            if report.modified
+            parts,
+            *([] if keep_fused else [write_out_runtime_operators(model)]),
+            fold_integers(model),
+            static_shapes(model),
+            inline_branches(model),
         ]
-        settled = not found
-        if settled:
-            continue
         reports += found
-        common.RemoveUnusedNodesPass()(model)
-        infer_shapes(model)
-        infer_loops(model)
-        name_lengths(model)
-        check_lengths(model)
-    return reports
+        settled = not any(report.modified for report in found)
+        if not settled:
+            common.RemoveUnusedNodesPass()(model)
+            _infer(model)
+            check_lengths(model)
+    return [report for report in reports if report.modified]
+
+
+def _infer(model: ir.Model) -> None:
+    """Infer shapes, and name unknown lengths."""
+    infer_shapes(model)
+    infer_loops(model)
+    name_lengths(model)
 
 
 def inline_functions(
@@ -256,9 +238,5 @@ def name_nodes(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:
             base = next((out.name for out in node.outputs if out.name), None) or node.op_type
-            name, count = f"{base}/{node.op_type}", 0
-            while name in taken:
-                count += 1
-                name = f"{base}/{node.op_type}_{count}"
-            node.name = name
+            node.name = unused_name(f"{base}/{node.op_type}", taken)
         taken.add(node.name)
