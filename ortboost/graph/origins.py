@@ -140,7 +140,7 @@ def tensor_origins(model: ir.Model) -> Origins:
     Args:
         model: The model as loaded, its functions inlined.
     """
-    signature = {name: kind for kind, name in _signature(model)}  # empty for TorchScript
+    signature = _signature(model)  # empty for TorchScript
     stored: list[ir.Value] = []
     constants: set[str] = set()
     for graph in model.graphs():
@@ -282,9 +282,11 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
                 stamp_origin(value, origins.of[name])
 
 
-def _signature(model: ir.Model) -> list[tuple[str, str]]:
+def _signature(model: ir.Model) -> dict[str, str]:
+    """Name of a tensor to the kind that ``torch.export`` gave it."""
     inputs = model.graph.metadata_props.get(_SIGNATURE, "").partition("# outputs")[0]
-    return _SPEC.findall(inputs)  # outputs repeat names, as PARAMETER_MUTATION
+    # Outputs repeat names, as PARAMETER_MUTATION.
+    return {name: kind for kind, name in _SPEC.findall(inputs)}
 
 
 def _missing(
@@ -295,13 +297,14 @@ def _missing(
         return known
     values = {value.name: value for value in stored}
     parameters = [name for name, kind in signature.items() if kind == "PARAMETER"]
-    # A module that reads a tensor of another one: its own parameter is not missing, but tied.
+    # A module that reads a tensor of another one: its own parameter is not missing, but tied. Only
+    # the innermost module reads it.
     tied = {
-        scope
+        scopes[-1]
         for name in parameters
         if name in values
-        for scope in _readers(values[name])
-        if scope != _module(name)
+        for usage in values[name].uses()
+        if (scopes := scopes_of(usage.node)) and scopes[-1] != _module(name)
     }
     absent = [name for name in parameters if name not in values]
     modules = [_module(name) for name in absent]
@@ -312,11 +315,6 @@ def _missing(
         for n, m in zip(absent, modules, strict=True)
         if m not in tied or modules.count(m) > 1 or n in folded
     ]
-
-
-def _readers(value: ir.Value) -> set[str]:
-    """The innermost modules whose nodes read a tensor: several if modules share a parameter."""
-    return {scopes[-1] for usage in value.uses() if (scopes := scopes_of(usage.node))}
 
 
 def _folded_statistics(signature: Mapping[str, str], stored: Collection[str]) -> set[str]:
@@ -359,13 +357,8 @@ def _folded(value: ir.Value, missing: set[str]) -> Origin:
                 direct = direct and bool(own)
                 break
     transposed = _TRANSPOSED_NAME.fullmatch(value.name or "") is not None
-    return Origin(
-        "folded",
-        tuple(sorted(found)),
-        direct=direct and bool(found),
-        transposed=transposed,
-        known=True,
-    )
+    direct = direct and bool(found)
+    return Origin("folded", tuple(sorted(found)), direct, transposed, known=True)
 
 
 def _module(parameter: str) -> str:

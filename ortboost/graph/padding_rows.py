@@ -27,19 +27,13 @@ _EMBEDDING = re.compile(r"aten\.embedding\.default\]\(args = \(%[^,]+, %[^,)]+(?
 
 
 def find_padding_rows(model: ir.Model) -> dict[str, int]:
-    """The padding row of each embedding table that has one, by the name of the table.
-
-    Args:
-        model: The model as loaded, its functions inlined.
-    """
+    """Embedding table to padding row, in a model as loaded with its functions inlined."""
     found: dict[str, int] = {}
     torch = made_by_torch(model)
     for node in model.graph:
         table = _table(node)
-        if table is None or not table.is_initializer():
-            continue
-        shape = static_shape(table)
-        if shape is None or len(shape) != 2:
+        shape = None if table is None else static_shape(table)
+        if table is None or not table.is_initializer() or shape is None or len(shape) != 2:
             continue
         call = _EMBEDDING.search(node.metadata_props.get(_CALL, ""))
         if call is not None:  # torch writes -1 for no padding_idx

@@ -129,8 +129,7 @@ def rotary_embedding(site: Site) -> list[ir.Value]:
         split = (0, 0, heads, -1) if site.integer("rotary_embedding_dim", 0) else (0, 0, -1, turned)
         x = site.op("Reshape", x, site.ints(*split))
     if site.rank(1) == 1:  # the first position, of all samples
-        length = site.op("Squeeze", site.shape_of(x, 1 if rank == 3 else 2, 2 if rank == 3 else 3))
-        steps = site.op("Range", _int(site, 0), length, _int(site, 1), dtype=ir.DataType.INT64)
+        steps = _places(site, x, rank - 2)
         places = site.op("Unsqueeze", site.op("Add", steps, places), site.ints(0))
     axis = site.ints(2 if rank == 3 else 1)  # that of the heads
     cos, sin = (
@@ -211,9 +210,8 @@ def _hidden_keys(site: Site, mask: ir.Value, k: ir.Value) -> ir.Value:
                 "the export"
             )
         ends = site.op("Unsqueeze", mask, site.ints(1))
-        seen = site.op(
-            "Less", site.cast(_places(site, k), ends.dtype), ends, dtype=ir.DataType.BOOL
-        )
+        places = site.cast(_places(site, k, 2), ends.dtype)
+        seen = site.op("Less", places, ends, dtype=ir.DataType.BOOL)
         axes = [1, 2]
     else:
         zero = site.const(0, mask.dtype or ir.DataType.INT32)
@@ -231,9 +229,9 @@ def _later_keys(site: Site, q: ir.Value, k: ir.Value) -> ir.Value:
     return site.op("Trilu", site.filled(lowest, sizes), _int(site, 1), upper=1)
 
 
-def _places(site: Site, k: ir.Value) -> ir.Value:
-    """0, 1, ..., keys - 1."""
-    length = site.op("Squeeze", site.shape_of(k, 2, 3))
+def _places(site: Site, x: ir.Value, axis: int) -> ir.Value:
+    """The places 0, 1, ... along an axis."""
+    length = site.op("Squeeze", site.shape_of(x, axis, axis + 1))
     return site.op("Range", _int(site, 0), length, _int(site, 1), dtype=ir.DataType.INT64)
 
 

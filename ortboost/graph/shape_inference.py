@@ -27,6 +27,7 @@ from onnx_ir import serde
 from ortboost.core.errors import ModelError, first_line
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.query import (
+    FLOAT_TYPES,
     find_schema,
     input_at,
     is_standard,
@@ -58,7 +59,7 @@ _ELEMENTWISE = {
     **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),
 }
 _CAST_LIKE = 15  # the first opset with this operator
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -88,11 +89,8 @@ def infer_missing(model: ir.Model) -> None:
 def check_lengths(model: ir.Model) -> None:
     """Reject a model in which a dimension is negative.
 
-    In the branches of an If, some of which these lengths may exclude, only the inputs of Slices are
-    checked.
-
-    Args:
-        model: The model, with its shapes inferred.
+    Its shapes have been inferred. In the branches of an If, some of which these lengths may
+    exclude, only the inputs of Slices are checked.
 
     Raises:
         ModelError: The output of a node has a negative length.
@@ -117,14 +115,7 @@ def check_lengths(model: ir.Model) -> None:
 
 
 def check_slices(model: ir.Model) -> None:
-    """Reject a model with a Slice and a negative dimension before a runtime infers its shapes.
-
-    Args:
-        model: The model as loaded; not changed.
-
-    Raises:
-        ModelError: The output of a node has a negative length.
-    """
+    """Raise a ModelError for a model as loaded with a Slice and an output of a negative length."""
     if not any(is_standard(node, "Slice") for node in model.graph.all_nodes()):
         return
     proto = _described(model)
@@ -353,7 +344,8 @@ def _described(model: ir.Model) -> onnx.ModelProto:
 def _casts_floats(node: ir.Node) -> bool:
     x = input_at(node, 0) if is_standard(node, "Cast") else None
     # As a number: that of a damaged file may be no type.
-    return x is not None and x.dtype in _FLOATS and node.attributes.get_int("to", 1) in _FLOATS
+    floats = x is not None and x.dtype in FLOAT_TYPES
+    return floats and node.attributes.get_int("to", 1) in FLOAT_TYPES
 
 
 def _cast_by_example(node: onnx.NodeProto) -> int:
@@ -432,4 +424,4 @@ def _take_type(value: ir.Value, found: onnx.TypeProto) -> None:
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     kind = dim.WhichOneof("value")
-    return None if kind is None else dim.dim_value if kind == "dim_value" else dim.dim_param
+    return None if kind is None else getattr(dim, kind)

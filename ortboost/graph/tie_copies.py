@@ -33,7 +33,7 @@ from ortboost.graph.store_weights import MOVED
 __all__ = ["tie_copies"]
 
 _NAMED = ("parameter", "module")
-_ANONYMOUS = ("folded", "literal")
+_ANONYMOUS = ("folded", "literal", "unknown")
 _DISTINCT = 4  # fewer different values may be equal by chance: the ones of a fresh layer
 _SAMPLE = 1024
 
@@ -71,13 +71,13 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
             named.add(value)
     for copy in stored:
         kind = origin_of(copy).kind
-        if kind in (*_ANONYMOUS, "unknown"):
-            earlier.add(copy)
-        if kind not in (*_ANONYMOUS, "unknown") or copy.is_graph_output() or copy.name in apart:
+        if kind not in _ANONYMOUS:
             continue
-        sources = []
-        if kind != "unknown":
-            sources = [v for v in named.alike(copy) if _is_copy(copy, v, in_order=True)]
+        earlier.add(copy)
+        if copy.is_graph_output() or copy.name in apart:
+            continue
+        candidates = [] if kind == "unknown" else named.alike(copy)
+        sources = [v for v in candidates if _is_copy(copy, v, in_order=True)]
         by_order = not sources  # no names, or names that a tool has replaced by numbers
         if by_order:
             sources = [
@@ -175,8 +175,7 @@ def _is_copy(copy: ir.Value, source: ir.Value, *, in_order: bool) -> bool:
     """Whether a tensor has the elements of another one, transposed or, if allowed, in order."""
     if source.dtype != copy.dtype or source.name == copy.name:
         return False
-    same = _in_order(copy, source)
-    return in_order if same else _transposed(copy, source)
+    return in_order if _in_order(copy, source) else _transposed(copy, source)
 
 
 def _in_order(copy: ir.Value, source: ir.Value) -> bool:

@@ -30,13 +30,7 @@ __all__ = ["as_float32", "to_float32"]
 
 # Attributes of standard operators that name a type.
 _TYPE_ATTRIBUTES = (
-    "dtype",
-    "output_datatype",
-    "output_dtype",
-    "precision",
-    "softmax_precision",
-    "stash_type",
-    "to",
+    "dtype output_datatype output_dtype precision softmax_precision stash_type to".split()
 )
 
 

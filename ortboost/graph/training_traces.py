@@ -23,7 +23,7 @@ jax2onnx writes ``lax.stop_gradient`` as an Identity whose output it names ``sto
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections import defaultdict
 
 import onnx_ir as ir
 
@@ -48,6 +48,46 @@ _STRAIGHT_THROUGH = Op("Add", "x", Op("Sub", "q", "x"))
 _SHORTENED = "aten.embedding_renorm"
 # embedding(weight, ids, padding_idx, scale_grad_by_freq)
 _BY_FREQUENCY = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, -?\d+, True")
+# Key of a finding to the noun for what is found, and the note on it.
+_NOTES = {
+    "detached": (
+        "value",
+        "the torch module detaches {}, but the exporter dropped this: gradients flow through; "
+        "export again with optimize=False to stop them as torch does",
+    ),
+    "straight": (
+        "Add",
+        "{} of x + (q - x), a straight-through estimator whose detach() TorchScript drops: the "
+        "gradient goes to q instead of x; export again with dynamo=True and optimize=False",
+    ),
+    "passed": (
+        "value",
+        "{} of a block such as torch.no_grad() or torch.autocast(): the file does not say which, "
+        "and gradients flow through; if it is the former, detach what it computes in the torch "
+        "module and export again with optimize=False",
+    ),
+    "functions": (
+        "torch.autograd.Function",
+        "the torch module calls {}, whose backward() is not in the file: the gradient is that of "
+        "its forward()",
+    ),
+    "changed": (
+        "tensor",
+        "forward() of the torch module changes {} in place (as spectral norms, running averages "
+        "and nn.Embedding(max_norm=...) do), which the file does not: apart from gradients, they "
+        "stay as they are",
+    ),
+    "scaled": (
+        "table",
+        "torch divides gradients of {} by the frequency of each row in the batch "
+        "(scale_grad_by_freq), which is not in the file: they are not divided",
+    ),
+    "replaced": (
+        "ScatterElements",
+        "{} of an index_add: where an index repeats, as in graphs, torch adds, but the file keeps "
+        "one value; export again with dynamo=True",
+    ),
+}
 
 
 def find_training_traces(model: ir.Model) -> Report:
@@ -58,10 +98,7 @@ def find_training_traces(model: ir.Model) -> Report:
             only a name tells that a gradient stops.
     """
     report = Report("training_traces")
-    functions: set[str] = set()
-    scaled: set[str] = set()
-    replaced: set[str] = set()
-    straight: set[str] = set()
+    found: defaultdict[str, set[str]] = defaultdict(set)
     of_jax = model.producer_name == "jax2onnx"
     for node in list(model.graph.all_nodes()):
         if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
@@ -74,54 +111,22 @@ def find_training_traces(model: ir.Model) -> Report:
             report.changed[node.outputs[0].name or ""] = "detached: gets no gradient"
         function = _function_of(node)
         if function is not None:
-            functions.add(function)
+            found["functions"].add(function)
         if model.producer_name == "pytorch" and _replaces(node):
-            replaced.add(label(node))
+            found["replaced"].add(label(node))
         if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
-            straight.add(label(node))
+            found["straight"].add(label(node))
         if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
-            scaled.add(node.inputs[0].name or "")
-    detached = dropped_detaches(model.graph)
-    if detached:
-        report.notes.append(
-            f"the torch module detaches {_listed(detached, 'value')}, but the exporter dropped "
-            "this: gradients flow through; export again with optimize=False to stop them as torch "
-            "does"
-        )
-    elif straight:
-        report.notes.append(
-            f"{_listed(straight, 'Add')} of x + (q - x), a straight-through estimator whose "
-            "detach() TorchScript drops: the gradient goes to q instead of x; export again with "
-            "dynamo=True and optimize=False"
-        )
-    if passed := _passed_by_blocks(model):
-        report.notes.append(
-            f"{_listed(passed, 'value')} of a block such as torch.no_grad() or torch.autocast(): "
-            "the file does not say which, and gradients flow through; if it is the former, detach "
-            "what it computes in the torch module and export again with optimize=False"
-        )
-    if functions:
-        report.notes.append(
-            f"the torch module calls {_listed(functions, 'torch.autograd.Function')}, whose "
-            "backward() is not in the file: the gradient is that of its forward()"
-        )
-    if changed := _changed_tensors(model):
-        report.notes.append(
-            f"forward() of the torch module changes {_listed(changed, 'tensor')} in place (as "
-            "spectral norms, running averages and nn.Embedding(max_norm=...) do), which the file "
-            "does not: apart from gradients, they stay as they are"
-        )
-    if scaled:
-        report.notes.append(
-            f"torch divides gradients of {_listed(scaled, 'table')} by the frequency of each row "
-            "in the batch (scale_grad_by_freq), which is not in the file: they are not divided"
-        )
-    if replaced:
-        report.notes.append(
-            f"{_listed(replaced, 'ScatterElements', 'ScatterElements')} of an index_add: where an "
-            "index repeats, as in graphs, torch adds, but the file keeps one value; export again "
-            "with dynamo=True"
-        )
+            found["scaled"].add(node.inputs[0].name or "")
+    found["passed"], found["changed"] = _passed_by_blocks(model), _changed_tensors(model)
+    found["detached"] = dropped_detaches(model.graph)
+    if found["detached"]:
+        found.pop("straight", None)
+    for key, (noun, note) in _NOTES.items():
+        if names := sorted(found[key]):
+            plural = noun if noun.endswith("s") else None
+            listed = f"{count_of(len(names), noun, plural)} ({', '.join(names[:3])})"
+            report.notes.append(note.format(listed))
     return report
 
 
@@ -173,7 +178,3 @@ def _changed_tensors(model: ir.Model) -> set[str]:
         if base != name and (f"{base}_orig" in stored or ".parametrizations." in base):
             changed.add(name)
     return {name for name in changed if not name.endswith(_UPDATED)}
-
-
-def _listed(names: Collection[str], noun: str, plural: str | None = None) -> str:
-    return f"{count_of(len(names), noun, plural)} ({', '.join(sorted(names)[:3])})"

@@ -143,9 +143,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
     standard = is_standard(node)
     if op == "BatchNormalization" and index in (3, 4):
-        return WeightUse(
-            UseKind.SETTING, "running_mean" if index == 3 else "running_var", op, where
-        )
+        role = "running_mean" if index == 3 else "running_var"
+        return WeightUse(UseKind.SETTING, role, op, where)
     if index in _SETTINGS.get(op, ()):
         return WeightUse(UseKind.SETTING, "constant", op, where)
     if index in _NORM_OPS.get(op, ()):
@@ -167,8 +166,6 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
             start=matrix is not None and _is_stored(matrix, {}),
             linear=data is not None and not _is_stored(data, {}),
         )
-    raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
-    affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
     # A non-standard operator may have weights at any input: it is trained, or rejected later.
     plain = not standard or op not in (*_STATE, *_RECURRENT)
     return WeightUse(
@@ -176,8 +173,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
         "weight",
         op,
         where,
-        raw=raw,
-        raw_affine=affine,
+        raw=op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0]),
+        raw_affine=op in ("Mul", "Add") and _is_raw(node.inputs[1 - index]),
         waves=waves,
         computed=computed,
     )
@@ -235,15 +232,14 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
     place = index - before + first  # of the state among the outputs of the body
     if body is None or not before <= index < before + count:
         return None
-    if len(body.inputs) <= index or len(body.outputs) <= place:  # a damaged file
+    if len(body.inputs) <= index or len(body.outputs) <= place:  # the file is damaged
         return None
     inner, after = body.inputs[index], source_before(body.outputs[place], "Identity")
     return inner if after is inner else None
 
 
 def _is_layer(node: ir.Node, index: int) -> bool:
-    op = node.op_type
-    return index in _NORM_OPS.get(op, ()) or index in _WEIGHTS.get(op, ())
+    return index in (*_NORM_OPS.get(node.op_type, ()), *_WEIGHTS.get(node.op_type, ()))
 
 
 def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:

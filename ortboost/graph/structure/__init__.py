@@ -87,7 +87,7 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
             _check_attributes(node, opset, where)
     if proto.graph.node and not proto.graph.output:
         raise damaged("The graph has no output.", where)
-    check_constants(proto, where, limits)
+    check_constants(proto.graph, where, limits)
     return in_order
 
 

@@ -15,11 +15,7 @@ __all__ = ["check_names", "check_text"]
 
 
 def check_text(message: Message, where: str) -> None:
-    """Check that all text of a proto is UTF-8; protobuf returns any other text as bytes.
-
-    Raises:
-        FileError: A field is not UTF-8.
-    """
+    """Raise a FileError for text that is not UTF-8; protobuf returns it as bytes."""
     if isinstance(message, onnx.TensorProto):  # avoid copying its data
         _check_field(message.name, "TensorProto.name", where)
         return

@@ -26,6 +26,7 @@ _FILLS = {
 _ASSEMBLES = frozenset({"Cast", "Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COMPUTES = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
 _LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+_CHECKED = _LOSSES | {"Div", "Mod"}
 _MOST = 64  # more values than any shape has dimensions
 _MOST_ELEMENTS = 2**62
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
@@ -54,19 +55,9 @@ def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
         )
     for graph in all_graphs(proto):
         for value in graph.input:  # arrays of these shapes are created
-            dims = [
-                d.dim_value for d in value.type.tensor_type.shape.dim if d.HasField("dim_value")
-            ]
+            shape = value.type.tensor_type.shape
+            dims = [dim.dim_value for dim in shape.dim if dim.HasField("dim_value")]
             _check_bytes(dims, f"{where}: input '{value.name}'", limits)
-
-
-def check_constants(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Reject constant sizes and numbers of turns that are too large, and integers divided by 0.
-
-    The tensors of the model must have passed
-    :func:`~ortboost.graph.structure.tensors.check_tensors`.
-    """
-    _check_constants(proto.graph, where, limits, {}, 1)
 
 
 def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
@@ -104,10 +95,24 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
     return count(proto.graph.node, 0)
 
 
-def _check_constants(
-    graph: onnx.GraphProto, where: str, limits: Limits, outer: _Constants, turns: int
+def check_constants(
+    graph: onnx.GraphProto,
+    where: str,
+    limits: Limits,
+    outer: Mapping[str, onnx.TensorProto] | None = None,
+    turns: int = 1,
 ) -> None:
-    known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
+    """Reject constant sizes and numbers of turns that are too large, and integers divided by 0.
+
+    Args:
+        graph: A graph, whose tensors have passed
+            :func:`~ortboost.graph.structure.tensors.check_tensors`.
+        where: Name of the model, for errors.
+        limits: The limits.
+        outer: For a body: the constants around it, by name.
+        turns: For a body: the number of turns of the loops around it.
+    """
+    known = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     # Constants first: the nodes need not be in order.
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in STANDARD and node.output:
@@ -116,10 +121,8 @@ def _check_constants(
         at = f"{where}: {label(node)}"
         if node.domain in STANDARD:
             _check_bytes(_least_shape(node, known), at, limits)
-            if node.op_type in ("Div", "Mod") and len(node.input) > 1:
-                _check_divisor(_integers(known.get(node.input[1])), at)
-            if node.op_type in _LOSSES and len(node.input) > 1:
-                _check_labels(node, _integers(known.get(node.input[1])), at)
+            if node.op_type in _CHECKED and len(node.input) > 1:
+                _check_numbers(node, _integers(known.get(node.input[1])), at)
             # A shape may be put together by several nodes before a Reshape or Expand reads it.
             if (sizes := _assembled(node, known)) is not None:
                 known[node.output[0]] = sizes
@@ -127,11 +130,11 @@ def _check_constants(
         if inside > limits.turns:
             raise FileError(
                 f"A loop runs {inside:,} times.",
-                where=f"{where}: {label(node)}",
+                where=at,
                 fix=f"If that is intended, set {LIMITS_VARIABLE}=turns={inside}.",
             )
         for inner in subgraphs(node):
-            _check_constants(inner, where, limits, known, inside)
+            check_constants(inner, where, limits, known, inside)
 
 
 def _least_shape(node: onnx.NodeProto, known: _Constants) -> list[int]:
@@ -211,18 +214,15 @@ def _scalar(tensor: onnx.TensorProto | None) -> list[float]:
     return [number] if math.isfinite(number) else []
 
 
-def _check_labels(node: onnx.NodeProto, labels: NDArray[np.integer] | None, at: str) -> None:
-    """Reject stored labels below 0, which onnxruntime uses as indices."""
-    ignored = next((a.i for a in node.attribute if a.name == "ignore_index"), None)
-    if labels is None:
+def _check_numbers(node: onnx.NodeProto, numbers: NDArray[np.integer] | None, at: str) -> None:
+    """Reject divisors of 0, and stored labels below 0, which onnxruntime uses as indices."""
+    if numbers is None:
         return
-    wrong = labels[(labels < 0) & (labels != ignored if ignored is not None else True)]
-    if wrong.size:
+    ignored = next((a.i for a in node.attribute if a.name == "ignore_index"), None)
+    wrong = numbers[(numbers < 0) & (numbers != ignored if ignored is not None else True)]
+    if node.op_type in _LOSSES and wrong.size:
         raise damaged(f"The constant label {wrong.reshape(-1)[0]} is negative.", at)
-
-
-def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:
-    if divisor is not None and bool((divisor == 0).any()):
+    if node.op_type not in _LOSSES and (numbers == 0).any():
         raise FileError(
             "An integer is divided by a constant 0, which crashes the process.",
             where=at,
