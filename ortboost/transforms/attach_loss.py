@@ -138,10 +138,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     else:
         losses = dense_losses(builder, scores, labels, config, axis)
         loss, objective = reduce_losses(builder, losses, config.reduction)
-    builder.flush()
-    _rename_to_loss(graph, loss)
-    graph.outputs.append(loss)
-    infer_missing(model)
+    _add_output(model, loss, builder)
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
         + ("" if axis is None else f", classes in axis {axis}")
@@ -172,11 +169,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
-    """The class axis of cross entropy; ``None`` for other losses.
-
-    Raises:
-        ModelError: It is ambiguous or has one class, or labels cannot be shifted along the output.
-    """
+    """The class axis of cross entropy; ``None`` for other losses."""
     shape = known_shape(prediction)
     axis = None
     if config.name == "softmax-cross-entropy" and shape is not None and len(shape) > 1:
@@ -212,10 +205,7 @@ def _from_file(
     labels, loss, picking = splice_loss(model, prediction, config.name, builder)
     labels.name = config.labels
     model.graph.inputs.append(labels)
-    builder.flush()
-    _rename_to_loss(model.graph, loss)
-    model.graph.outputs.append(loss)
-    infer_missing(model)
+    _add_output(model, loss, builder)
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
@@ -235,11 +225,7 @@ def _from_file(
 
 
 def _require_free(model: ir.Model, labels: str) -> None:
-    """Make a name available for the labels.
-
-    Raises:
-        UsageError: The model has an input with that name.
-    """
+    """Make a name available for the labels, if no input of the model has it."""
     if any(value.name == labels for value in model.graph.inputs):
         raise UsageError(
             f"The model already has an input '{labels}'.",
@@ -328,11 +314,8 @@ def _label_input(
             )
         shape = _named_as_inputs(model, prediction, shape)
         label_shape = tuple(d for i, d in enumerate(shape) if i != axis) if sparse else shape
-    labels = ir.Value(
-        name=config.labels,
-        type=ir.TensorType(ir.DataType.INT64 if sparse else ir.DataType.FLOAT),
-        shape=ir.Shape(label_shape),
-    )
+    dtype = ir.DataType.INT64 if sparse else ir.DataType.FLOAT
+    labels = ir.val(config.labels, dtype, label_shape)
     model.graph.inputs.append(labels)
     return labels
 
@@ -352,6 +335,14 @@ def _named_as_inputs(
         dim if isinstance(dim, int) or name is None else name
         for dim, name in zip(shape, names, strict=True)
     )
+
+
+def _add_output(model: ir.Model, loss: ir.Value, builder: Builder) -> None:
+    """Add the nodes to the graph, and the loss to its outputs."""
+    builder.flush()
+    _rename_to_loss(model.graph, loss)
+    model.graph.outputs.append(loss)
+    infer_missing(model)
 
 
 def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:

@@ -33,11 +33,8 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
         y = scale (x - mean) / sqrt(var + epsilon) + bias
 
     with the mean and the biased variance over all axes but the second, or with those that the graph
-    computes. The gradient goes through both.
-
-    Returns:
-        A report of the replaced nodes. Nodes with stored statistics, and nodes of neither form, are
-        kept unchanged.
+    computes. The gradient goes through both. Nodes with stored statistics, and nodes of neither
+    form, are kept unchanged.
     """
     report = Report("write_out_batch_statistics")
     for node in list(batch_norms(model)):

@@ -129,12 +129,9 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
 
 def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     """The axis after an operator that moves axes; ``None`` if it may have been split or merged."""
-    source = node.inputs[0]
-    before, after = (None if source is None else known_shape(source)), known_shape(value)
-    if source is None or before is None or after is None:
-        return None
-    axis = known.get(source)
-    if axis is None:
+    source, after = node.inputs[0], known_shape(value)
+    before, axis = (None if source is None else known_shape(source)), known.get(source)
+    if before is None or after is None or axis is None:
         return None
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm", list(range(len(before)))[::-1])
@@ -172,14 +169,9 @@ def _rank(value: ir.Value) -> int | None:
 def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | None:
     """The only axis with a fixed length, if all others are dimensions of an input."""
     fixed = [axis for axis in range(1, len(shape)) if isinstance(shape[axis], int)]
-    named = {
-        dim
-        for value in model.graph.inputs
-        for dim in known_shape(value) or ()
-        if isinstance(dim, str)
-    }
-    others = [shape[axis] for axis in range(1, len(shape)) if axis not in fixed]
-    if len(fixed) != 1 or not all(dim in named for dim in others):
+    named = {dim for value in model.graph.inputs for dim in known_shape(value) or ()} - {None}
+    others = {shape[axis] for axis in range(1, len(shape)) if axis not in fixed}
+    if len(fixed) != 1 or not others <= named:
         return None
     # An axis in the middle is neither convention.
     return fixed[0] if fixed[0] in (1, len(shape) - 1) else None

@@ -27,8 +27,7 @@ __all__ = ["dequantize_again"]
 def dequantize_again(model: ir.Model) -> None:
     """Give each of several readers of a dequantized weight its own DequantizeLinear, in place.
 
-    Args:
-        model: A gradient graph; only its main graph is changed.
+    Only the main graph of the gradient graph is changed.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -47,11 +46,9 @@ def dequantize_again(model: ir.Model) -> None:
         value = node.outputs[0]
         # A reader in a subgraph has no place in the main graph.
         readers = {use.node for use in value.uses() if use.node in places}
-        for reader in (
-            sorted(readers, key=lambda reader: places[reader]) if len(readers) > 1 else ()
-        ):
+        for reader in sorted(readers, key=lambda reader: places[reader]):
             arriving = _arriving(reader)
-            if arriving is None:
+            if arriving is None or len(readers) == 1:
                 continue
             again = _copy(node, arriving, b)
             graph.insert_before(reader, b.take())

@@ -16,14 +16,8 @@ def dropout_to_training(model: ir.Model) -> Report:
 
     Without its third input, or with a false one, a Dropout is an identity. It gets a true one, and
     a mask output, bool with the shape of the data, which its gradient needs. A Dropout with a ratio
-    of 0 is kept unchanged.
-
-    Args:
-        model: Model whose main graph is changed.
-
-    Returns:
-        The report; it notes other operators that draw random numbers, since these are not
-        reproducible. The rewrite is idempotent.
+    of 0 is kept unchanged. The report notes other operators that draw random numbers, since these
+    are not reproducible. The rewrite is idempotent.
     """
     report = Report("dropout_to_training")
     # Their kernels are seeded when a session is created; only Dropout can be seeded at each step.

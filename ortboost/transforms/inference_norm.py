@@ -19,14 +19,11 @@ __all__ = ["to_inference"]
 
 
 def to_inference(model: ir.Model) -> Report:
-    """Put BatchNormalization and Dropout nodes in inference form, in place.
+    """Put BatchNormalization and Dropout nodes of the main graph in inference form, in place.
 
     BatchNormalization normalizes by its running statistics and has one output; the nodes that
     compute the next statistics are removed, also from the graph's outputs. Dropout passes on its
     input.
-
-    Args:
-        model: Model whose main graph is changed.
     """
     report = Report("to_inference")
     graph = model.graph

@@ -79,11 +79,12 @@ def splice_loss(
         prediction = builder.cast(prediction, ir.DataType.FLOAT)
     lengths = _match(scores, prediction, path, source_name(model))
     _merge_opsets(model, loss, path)
-    target = ir.Value(
-        name=labels.name,
-        type=labels.type,
-        shape=ir.Shape(_named(dim, lengths) for dim in known_shape(labels) or ()),
-    )
+    # The network's names for dimensions; one that only the labels have is renamed.
+    dims = [
+        lengths.get(dim, f"{dim}_of_labels") if isinstance(dim, str) else dim
+        for dim in known_shape(labels) or ()
+    ]
+    target = ir.val(labels.name, shape=dims, type=labels.type)
     graph = loss.graph
     # Its weights become constants of the network's graph, which are not trained.
     for value in list(graph.initializers.values()):
@@ -163,11 +164,7 @@ def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
-    """The node that uses the labels as class indices.
-
-    Raises:
-        ModelError: The loss computes class indices from its labels, so that they cannot be checked.
-    """
+    """The node that uses the labels, not indices computed from them, as class indices."""
     found = [node for node in loss.graph.all_nodes() if is_standard(node, *_PICKING)]
     for node in found:
         if source_before(node.inputs[1], *_MOVING) is not labels:
@@ -183,11 +180,7 @@ def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
 def _match(
     scores: ir.Value, prediction: ir.Value, path: str, source: str
 ) -> dict[str, int | str | None]:
-    """Match the scores to the output: symbolic dimension of the loss to that of the network.
-
-    Raises:
-        ModelError: Types, ranks or lengths differ.
-    """
+    """Match the scores to the output: symbolic dimension of the loss to that of the network."""
     expected, found = known_shape(scores), known_shape(prediction)
     where = (
         f"{path}: '{scores.name}' {scores.dtype} {format_shape(expected)}; "
@@ -207,11 +200,6 @@ def _match(
         if isinstance(known, int) and isinstance(actual, int) and known != actual:
             raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)
     return lengths
-
-
-def _named(dim: int | str | None, lengths: dict[str, int | str | None]) -> int | str | None:
-    """The network's name for a dimension; one that only the labels have is renamed."""
-    return lengths.get(dim, f"{dim}_of_labels") if isinstance(dim, str) else dim
 
 
 def _merge_opsets(model: ir.Model, loss: ir.Model, path: str) -> None:

@@ -43,9 +43,8 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         row = rows[name]
         b = Builder(model.graph, "ortboost/padding")
         # One copy for all lookups of a table.
-        apart = detached.setdefault(
-            name, ir.Value(name=_DETACHED + name, type=table.type, shape=table.shape)
-        )
+        copy = ir.val(_DETACHED + name, shape=table.shape, type=table.type)
+        apart = detached.setdefault(name, copy)
         fixed = b.op("Gather", apart, b.const(row, ir.DataType.INT64), axis=0)
         if data.dtype != table.dtype and data.dtype is not None:
             fixed = b.cast(fixed, data.dtype)

@@ -117,8 +117,7 @@ def _emulate_node(
     node: ir.Node, low: ir.DataType, low_values: set[int], builder: Builder, report: Report
 ) -> None:
     graph = node.graph
-    if not isinstance(graph, ir.Graph):
-        raise TypeError("a node of a graph was expected")
+    assert isinstance(graph, ir.Graph)  # it was found there
     if (node.name or "").startswith(_ROUND):
         return
     _retype_attributes(node, low)
@@ -153,8 +152,7 @@ def _is_upcast(node: ir.Node, low: ir.DataType) -> bool:
 def _drop_cast(node: ir.Node) -> None:
     """Remove a Cast back to float32, which has no effect any more."""
     source, output, graph = node.inputs[0], node.outputs[0], node.graph
-    if source is None or not isinstance(graph, ir.Graph):
-        raise TypeError("a Cast of a graph has an input")
+    assert source is not None and isinstance(graph, ir.Graph)
     # The output keeps its name, so what computes it takes the name over.
     if output.is_graph_output():
         fixed = source.producer() is None or source.is_graph_output()
@@ -171,8 +169,7 @@ def _emulate_cast(
 ) -> None:
     """Turn a Cast to the low-precision type into a rounding."""
     source, output = node.inputs[0], node.outputs[0]
-    if source is None:
-        raise TypeError("a Cast has an input")
+    assert source is not None
     name, readers = output.name or "", list(output.uses())
     report.changed[node.name or name] = "rounds"
     if source.dtype == _FLOAT:
@@ -221,8 +218,6 @@ def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:
         if attribute.type == ir.AttributeType.INT and attribute.as_int() == int(low):
             if name in ("to", "dtype", "output_type", "output_dtype", "stash_type"):
                 node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
-        elif attribute.type == ir.AttributeType.TENSOR:
-            tensor = attribute.as_tensor()
-            if tensor.dtype == low:
-                array = np.asarray(tensor.numpy()).astype(np.float32)
-                node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
+        elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == low:
+            array = attribute.as_tensor().numpy().astype(np.float32)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
