@@ -50,15 +50,9 @@ def choose(
     for graph in (then_branch, else_branch):
         for value, kind in zip(graph.outputs, kinds.values(), strict=True):
             value.type, value.shape = kind.type, kind.shape
-    gate = ir.Node(
-        "",
-        "If",
-        [condition],
-        [ir.AttrGraph("then_branch", then_branch), ir.AttrGraph("else_branch", else_branch)],
-        outputs=list(results.values()),
-        name=b.unique(name),
-    )
-    b.graph.append(gate)
+    branches = {"then_branch": then_branch, "else_branch": else_branch}
+    outputs, name = list(results.values()), b.unique(name)
+    b.graph.append(ir.node("If", [condition], branches, outputs=outputs, name=name))
     return results
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from ortboost.core.arguments import Configuration
-from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.core.errors import ConfigError, UsageError, nearest, require_known
 from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.graph.query import format_shape
 
@@ -68,8 +68,7 @@ class InputConfig(Configuration):
 
 def require_input(name: str, known: Collection[str], where: str) -> None:
     """Raise a UsageError for an input that the model does not have; it suggests the nearest."""
-    if name not in known:
-        raise UsageError(f"The model has no input '{name}'.", where=where, fix=nearest(name, known))
+    require_known(name, known, f"The model has no input '{name}'.", where)
 
 
 def dimension_name(name: str | None) -> str | None:

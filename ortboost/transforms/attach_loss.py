@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
+from ortboost.core.errors import ConfigError, ModelError, UsageError, require_known
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape, producer_of, source_before
@@ -239,12 +239,8 @@ def _require_free(model: ir.Model, labels: str) -> None:
 def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
     outputs = {value.name or "": value for value in model.graph.outputs}
     if config.output is not None:
-        if config.output not in outputs:
-            raise UsageError(
-                f"The model has no output '{config.output}'.",
-                where=source_name(model),
-                fix=nearest(config.output, outputs),
-            )
+        what = f"The model has no output '{config.output}'."
+        require_known(config.output, outputs, what, source_name(model))
         return outputs[config.output]
     # Only float outputs can be trained; but an unknown type may be one, too.
     floats = [value for value in outputs.values() if value.dtype in FLOAT_TYPES]

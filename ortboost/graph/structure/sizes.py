@@ -31,11 +31,9 @@ _MOST = 64  # more values than any shape has dimensions
 _MOST_ELEMENTS = 2**62
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 _INTEGERS = frozenset(
-    {
-        *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),
-        *(onnx.TensorProto.INT64, onnx.TensorProto.UINT8, onnx.TensorProto.UINT16),
-        *(onnx.TensorProto.UINT32, onnx.TensorProto.UINT64),
-    }
+    onnx.TensorProto.DataType.Value(f"{kind}{bits}")
+    for kind in ("INT", "UINT")
+    for bits in (8, 16, 32, 64)
 )
 _Constants = Mapping[str, onnx.TensorProto]
 
@@ -48,11 +46,8 @@ def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
     """
     total = _count_nodes(proto, where, limits)
     if total > limits.nodes:
-        raise FileError(
-            f"The model has more than {limits.nodes:,} nodes once its functions are inlined.",
-            where=where,
-            fix=f"If that is intended, set {LIMITS_VARIABLE}=nodes={total}.",
-        )
+        what = f"The model has more than {limits.nodes:,} nodes once its functions are inlined."
+        raise _exceeded(what, where, f"nodes={total}")
     for graph in all_graphs(proto):
         for value in graph.input:  # arrays of these shapes are created
             shape = value.type.tensor_type.shape
@@ -67,11 +62,8 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
 
     def count(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
         if depth > limits.depth:
-            raise FileError(
-                f"Subgraphs are nested more than {limits.depth} deep.",
-                where=where,
-                fix=f"If that is intended, set {LIMITS_VARIABLE}=depth={2 * limits.depth}.",
-            )
+            what = f"Subgraphs are nested more than {limits.depth} deep."
+            raise _exceeded(what, where, f"depth={2 * limits.depth}")
         total = 0
         for node in nodes:
             total += 1 + sum(count(graph.node, depth + 1) for graph in subgraphs(node))
@@ -128,11 +120,7 @@ def check_constants(
                 known[node.output[0]] = sizes
         inside = turns * _turns(node, known)
         if inside > limits.turns:
-            raise FileError(
-                f"A loop runs {inside:,} times.",
-                where=at,
-                fix=f"If that is intended, set {LIMITS_VARIABLE}=turns={inside}.",
-            )
+            raise _exceeded(f"A loop runs {inside:,} times.", at, f"turns={inside}")
         for inner in subgraphs(node):
             check_constants(inner, where, limits, known, inside)
 
@@ -233,8 +221,11 @@ def _check_numbers(node: onnx.NodeProto, numbers: NDArray[np.integer] | None, at
 def _check_bytes(dims: list[int], where: str, limits: Limits) -> None:
     size = 4 * math.prod(max(dim, 1) for dim in dims)  # float32; 0 and -1 of a Reshape
     if size > limits.tensor_bytes:
-        raise FileError(
-            f"A tensor of shape {dims} needs at least {size:,} bytes.",
-            where=where,
-            fix=f"If that is intended, set {LIMITS_VARIABLE}=tensor_bytes={size}.",
-        )
+        what = f"A tensor of shape {dims} needs at least {size:,} bytes."
+        raise _exceeded(what, where, f"tensor_bytes={size}")
+
+
+def _exceeded(what: str, where: str, setting: str) -> FileError:
+    return FileError(
+        what, where=where, fix=f"If that is intended, set {LIMITS_VARIABLE}={setting}."
+    )

@@ -152,7 +152,8 @@ def _is_upcast(node: ir.Node, low: ir.DataType) -> bool:
 def _drop_cast(node: ir.Node) -> None:
     """Remove a Cast back to float32, which has no effect any more."""
     source, output, graph = node.inputs[0], node.outputs[0], node.graph
-    assert source is not None and isinstance(graph, ir.Graph)
+    assert source is not None
+    assert isinstance(graph, ir.Graph)
     # The output keeps its name, so what computes it takes the name over.
     if output.is_graph_output():
         fixed = source.producer() is None or source.is_graph_output()
