@@ -105,11 +105,7 @@ class Configuration:
 def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
     """Check one value as :func:`checked` does: a part of an argument, or a type known only later.
 
-    Args:
-        owner: The function or class that the user called, for the error.
-        name: Name of the argument.
-        value: The value.
-        hint: The annotation that the value must match.
+    The error names its ``owner``, the function or class that the user called.
 
     Raises:
         ArgumentTypeError: The value has the wrong type.

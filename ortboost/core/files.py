@@ -149,11 +149,11 @@ def temporary_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None:
-    """Move all files of one folder into another: all of them, or none.
+    """Move all files of one folder into another, in place of those with the same names, or none.
 
     Args:
         made: A folder of files, made by :func:`temporary_folder` in ``folder``.
-        folder: The destination; files with the same names are replaced.
+        folder: The destination.
         dropped: Names of files or folders in ``folder`` to remove.
 
     Raises:

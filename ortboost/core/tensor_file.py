@@ -211,12 +211,7 @@ def write_tensors(
     tensors: Mapping[str, NDArray[np.generic]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file.
-
-    Args:
-        path: The file; an existing one is replaced, not atomically.
-        tensors: Name to array, with any memory layout.
-        metadata: Strings by key, for the header.
+    """Write a safetensors file, with ``metadata`` in its header; it is not replaced atomically.
 
     Raises:
         OSError: The file cannot be written.

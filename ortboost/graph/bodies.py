@@ -86,10 +86,7 @@ def separate_branch_names(model: ir.Model) -> None:
     Two branches of an If may use the same names. ONNX's shape inference then takes the lengths that
     it computed in one branch for those of the other (``data_prop``, seen up to onnx 1.23): shapes
     are wrong, and so is everything that is computed from them. Decoders that optimum merged are
-    such models.
-
-    Args:
-        model: A model without functions.
+    such models. The model has no functions.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 8, opset_import: ["" : 17]>
@@ -141,11 +138,9 @@ class StandaloneBody:
 
 
 def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
-    """Take a body out of its node, which then has to be given another.
+    """Take a body out of its node in the outer model, which then has to be given another.
 
-    Args:
-        body: The body; each of its outputs is computed by a separate node (:func:`own_outputs`).
-        outer: The model that the body belongs to.
+    Each output of the body is computed by a separate node (:func:`own_outputs`).
     """
     captured: dict[ir.Value, ir.Value] = {}
     inside = {id(body), *map(id, body.subgraphs())}

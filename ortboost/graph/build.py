@@ -205,10 +205,7 @@ def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> Non
 def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> None:
     """Make a name available for a tensor of ortboost by renaming inner values that use it.
 
-    Args:
-        graph: The graph.
-        name: The required name.
-        owner: A value that may keep it.
+    Its ``owner`` may keep it.
 
     Raises:
         ModelError: An input, weight or output has the name; those names are visible to users.

@@ -153,8 +153,7 @@ def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
     if node.op_type == "BatchNormalization" and not node.attributes.get_int("spatial", 1):
         return _BATCH_NORM_PER_CHANNEL, "with spatial=0 normalizes each position separately"
     if node.op_type == "Hardmax" and version < _HARDMAX_OF_ONE_AXIS:
-        given, axis = input_at(node, 0), node.attributes.get_int("axis", 1)
-        shape = None if given is None else known_shape(given)
+        shape, axis = known_shape(input_at(node, 0)), node.attributes.get_int("axis", 1)
         # From the last axis on, there is only one: both meanings agree.
         if axis != -1 and (not shape or axis % len(shape) != len(shape) - 1):
             return _HARDMAX_OF_ONE_AXIS, "joins all axes from its 'axis' on"

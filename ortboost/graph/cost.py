@@ -82,16 +82,9 @@ class Cost:
 
 
 def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch: int = 1) -> Cost:
-    """Count the multiply-accumulates of a model.
+    """Count the multiply-accumulates of a model, which is not changed.
 
-    Args:
-        model: The model; not changed.
-        dims: Lengths of open dimensions, see :class:`~ortboost.graph.input_config.InputConfig`.
-        batch: Length of open first dimensions that are not in ``dims``.
-
-    Raises:
-        UsageError: ``dims`` does not fit the inputs.
-        ModelError: The inputs are too short for a layer.
+    See :func:`with_lengths` for the other arguments, and the errors.
 
     Example:
         >>> text = '''<ir_version: 8, opset_import: ["" : 18]>
@@ -114,6 +107,11 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     """A copy with functions inlined, open dimensions of the inputs fixed, and shapes re-inferred.
 
     Dimensions with the same name get the same length in every input.
+
+    Args:
+        model: The model.
+        dims: Lengths of open dimensions, see :class:`~ortboost.graph.input_config.InputConfig`.
+        batch: Length of open first dimensions that are not in ``dims``.
 
     Raises:
         UsageError: A dimension is unknown, or has another fixed length.
@@ -185,8 +183,7 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
 
 def _shape(node: ir.Node, index: int, rank: int | None = None) -> tuple[int, ...] | None:
     """The static shape of an input, if it is known and has this rank: a node may be invalid."""
-    value = input_at(node, index)
-    shape = None if value is None else static_shape(value)
+    shape = static_shape(input_at(node, index))
     return shape if shape is None or rank in (None, len(shape)) else None
 
 

@@ -25,10 +25,7 @@ _HEADER = 64
 
 
 def other_kind(path: Path) -> str | None:
-    """Say what a file is, if it is of a kind that people mistake for ONNX.
-
-    Returns:
-        ``a NumPy archive (.npz)`` and the like; ``None`` if it is not known.
+    """Say what a file is, if it is of a known kind that people mistake for ONNX.
 
     Example:
         >>> import tempfile

@@ -23,11 +23,7 @@ __all__ = ["fit_inputs", "fix_inputs"]
 
 
 def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
-    """Fix the dimensions and inputs that the configuration names, in place.
-
-    Args:
-        model: The model as loaded.
-        config: Lengths and values; batch axes do not change the graph.
+    """Fix the dimensions and inputs that the configuration names, in place, in a model as loaded.
 
     Raises:
         UsageError: An input or dimension is unknown, or a length or value does not fit.

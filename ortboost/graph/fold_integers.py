@@ -92,8 +92,7 @@ def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
 
 def _shape(node: ir.Node) -> NDArray[np.int64] | None:
     """The dimensions that a Shape or Size reads, with unknown lengths marked."""
-    value = node.inputs[0]
-    shape = None if value is None else known_shape(value)
+    shape = known_shape(node.inputs[0])
     if shape is None:
         return None
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)

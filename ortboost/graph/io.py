@@ -194,8 +194,8 @@ def save_model(
         model: The model.
         path: Target, usually ``something.onnx``.
         external_data_threshold: Weights of at least this many bytes in total are written to
-            ``<path>.data`` beside the model, or to ``<path>.<random>.data`` if that file exists:
-            the old model may need it until the new one is in place.
+            ``<path>.data``, or to ``<path>.<random>.data`` if that exists: the old model may need
+            it until the new one is in place.
         proto: The serialized model, if the caller has it; not used for weights in another file.
 
     Raises:

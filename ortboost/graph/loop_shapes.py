@@ -57,9 +57,7 @@ def infer_loops(model: ir.Model) -> None:
 def infer_body(body: ir.Model, node: ir.Node) -> list[Dims]:
     """Infer the shapes of a body from those of the inputs of its node, in place.
 
-    Args:
-        body: The body of an If, Loop or Scan as a model (:func:`ortboost.graph.bodies.as_model`).
-        node: Its node.
+    The body of an If, Loop or Scan is a model of its own (:func:`ortboost.graph.bodies.as_model`).
 
     Returns:
         The shape of each state, which every iteration keeps.

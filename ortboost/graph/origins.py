@@ -137,8 +137,7 @@ def missing_parameters(model: ir.Model) -> tuple[str, ...]:
 def tensor_origins(model: ir.Model) -> Origins:
     """The origin of each initializer and of each output of a ``Constant`` node, by name.
 
-    Args:
-        model: The model as loaded, its functions inlined.
+    The model is as loaded, but for its functions, which are inlined.
     """
     signature = _signature(model)  # empty for TorchScript
     stored: list[ir.Value] = []
@@ -244,15 +243,9 @@ def names_a_parameter(model: ir.Model, name: str) -> bool:
 def original_name(value: ir.Value, reader: ir.Node) -> str:
     """The name of the torch parameter that an exporter stored under a name of its own.
 
-    TorchScript does not tell it, but the name of the node that reads the tensor has the path of
-    the module: ``/encoder/encoder.0/query/MatMul``.
-
-    Args:
-        value: A stored tensor of a normalized model.
-        reader: The node that reads it.
-
-    Returns:
-        The name; that of the tensor if the exporter kept it, or nothing is known.
+    TorchScript does not tell it, but the name of the node that reads the tensor in a normalized
+    model has the path of the module: ``/encoder/encoder.0/query/MatMul``. The result is the name of
+    the tensor if the exporter kept it, or nothing is known.
     """
     name, origin = value.name or "", origin_of(value)
     if origin.kind != "folded" or (origin.known and len(origin.folded_from) != 1):

@@ -32,7 +32,7 @@ def find_padding_rows(model: ir.Model) -> dict[str, int]:
     torch = made_by_torch(model)
     for node in model.graph:
         table = _table(node)
-        shape = None if table is None else static_shape(table)
+        shape = static_shape(table)
         if table is None or not table.is_initializer() or shape is None or len(shape) != 2:
             continue
         call = _EMBEDDING.search(node.metadata_props.get(_CALL, ""))

@@ -211,12 +211,7 @@ def match_parameters(
 
 
 def named_parameters(trained: Sequence[Parameter], patterns: Iterable[str], where: str) -> set[str]:
-    """The names of the trained parameters that a user's patterns match.
-
-    Args:
-        trained: The trained parameters.
-        patterns: Shell-style patterns, see :func:`~ortboost.graph.query.matches_name`.
-        where: The setting with the patterns, for the message.
+    """The names of the trained parameters that the patterns of a setting match.
 
     Raises:
         ConfigError: A pattern matches none.

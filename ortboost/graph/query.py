@@ -83,14 +83,14 @@ def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]
                 yield value, value.const_value
 
 
-def known_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    """The shape as ints, names and ``None``; ``None`` if even the rank is unknown."""
-    if value.shape is None:
+def known_shape(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+    """The shape as ints, names and ``None``; ``None`` without a value or if the rank is unknown."""
+    if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
-def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape if every dimension is an int, else ``None``."""
     shape = known_shape(value)
     if shape is None:
@@ -117,10 +117,7 @@ def matches_name(name: str, pattern: str) -> bool:
 
 
 def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Match names against shell-style patterns, see :func:`matches_name`.
-
-    Returns:
-        The matched names, and the patterns that matched nothing (usually typos).
+    """The names that patterns match, and the patterns that match nothing (usually typos).
 
     Example:
         >>> sorted(match_names(["fc1.weight", "fc1.bias", "fc2.weight"], ["fc1.*", "x*"])[0])
@@ -177,15 +174,7 @@ def input_at(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that computes a value.
-
-    Args:
-        value: The value; ``None`` has no producer.
-        *op_types: Standard operators to accept; any node if none is given.
-
-    Returns:
-        The node, or ``None`` for inputs and initializers, and for other operators.
-    """
+    """The node that computes a value, if it is one of these standard operators, or any if none."""
     node = None if value is None else value.producer()
     if node is None or (op_types and not is_standard(node, *op_types)):
         return None
@@ -225,16 +214,10 @@ def is_unused(node: ir.Node) -> bool:
 
 
 def constant(value: ir.Value | None, *, limit: int | None = None) -> NDArray[Any] | None:
-    """The array of an initializer or of a Constant node.
+    """The array of an initializer or of a Constant node; ``None`` if there is none.
 
-    An initializer that is also a graph input is not constant: the caller can override it.
-
-    Args:
-        value: The value.
-        limit: Maximum number of elements to read, so that large weights stay on disk.
-
-    Returns:
-        The array, or ``None`` if the value is not constant, holds strings or is too large.
+    An initializer that is also a graph input is not constant: the caller can override it. Strings
+    are not returned, nor arrays of more elements than the ``limit``: large weights stay on disk.
     """
     if value is None or value.is_graph_input():
         return None

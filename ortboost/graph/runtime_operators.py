@@ -79,11 +79,7 @@ def oldest_opset(model: ir.Model) -> int:
 def write_out_runtime_operators(model: ir.Model) -> Report:
     """Replace operators of com.microsoft by operators of the standard, in place.
 
-    Args:
-        model: The model; one of an opset below 18 is left alone.
-
-    Returns:
-        A report of the replaced nodes, and of others with the reason. The rewrite is idempotent.
+    A model of an opset below 18 is left alone. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''

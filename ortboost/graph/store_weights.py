@@ -51,11 +51,8 @@ _OPERATORS = frozenset(
 def store_weights(model: ir.Model) -> Report:
     """Precompute tensors that depend only on constants, and move weights out of branches, in place.
 
-    Args:
-        model: A model whose constants are initializers, its shapes inferred.
-
-    Returns:
-        A report of the tensors computed, moved or copied, and of those too large. Idempotent.
+    Constants of the model are initializers, and its shapes inferred. The report has the tensors
+    computed, moved or copied, and those too large. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -170,8 +170,7 @@ def _named(key: Key, given: set[Dim]) -> Dim:
 
 
 def _shape_of(node: ir.Node, place: int = 0) -> Dims | None:
-    value = input_at(node, place)
-    return None if value is None else known_shape(value)
+    return known_shape(input_at(node, place))
 
 
 def _lengths(value: ir.Value | None, given: set[Dim]) -> list[Dim] | None:

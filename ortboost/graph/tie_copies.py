@@ -41,15 +41,10 @@ _Key: TypeAlias = tuple[str, int, bytes]
 
 
 def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
-    """Compute each copy from the tensor that it is a copy of, in place.
+    """Compute each copy from the tensor that it is a copy of, in place, but for those named.
 
-    Args:
-        model: A model with its origins stamped, see :func:`~ortboost.graph.origins.stamp_origins`;
-            its constants are initializers.
-        apart: Names of copies to leave as they are.
-
-    Returns:
-        A report of the copies. One that equals several named tensors is left alone, with a note.
+    The origins of the model are stamped, see :func:`~ortboost.graph.origins.stamp_origins`, and its
+    constants are initializers. A copy that equals several named tensors is left alone, with a note.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -35,14 +35,9 @@ _TYPE_ATTRIBUTES = (
 
 
 def to_float32(model: ir.Model, types: Collection[ir.DataType]) -> Report:
-    """Convert all values of some floating-point types to float32, in place.
+    """Convert all values of some floating-point types to float32, and inline functions, in place.
 
-    Args:
-        model: The model as loaded; its functions are inlined.
-        types: The types, for example ``{FLOAT16}``.
-
-    Returns:
-        The report; its note names the inputs whose data are float32 from now on.
+    The note of the report names the inputs whose data are float32 from now on.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -93,9 +93,8 @@ _NOTES = {
 def find_training_traces(model: ir.Model) -> Report:
     """What becomes of values that the network detaches, and notes on what the file lacks.
 
-    Args:
-        model: The model as loaded; changed in place where an embedding shortens its rows, and where
-            only a name tells that a gradient stops.
+    The model, as loaded, is changed in place where an embedding shortens its rows, and where only a
+    name tells that a gradient stops.
     """
     report = Report("training_traces")
     found: defaultdict[str, set[str]] = defaultdict(set)

@@ -22,13 +22,9 @@ _READERS = ("SequenceAt", "ConcatFromSequence")
 def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """Replace what reads a sequence, in place, if index and sizes, or its elements, are known.
 
-    Args:
-        model: The model.
-        computed: Also where the one size of all parts is computed when the model runs, for example
-            from the batch. Once everything that can be known is: it costs nodes.
-
-    Returns:
-        A report of the replaced nodes; others are kept. The rewrite is idempotent.
+    With ``computed``, this includes sequences whose parts have one size that is computed when the
+    model runs, for example from the batch. That costs nodes: it is for the end, when everything
+    that can be known is. The rewrite is idempotent.
     """
     report = Report("unpack_sequences")
     builder: Builder | None = None
@@ -113,7 +109,7 @@ def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
     if not place:
         return None
     index, axis = place[0], split.attributes.get_int("axis", 0)
-    shape = None if split.inputs[0] is None else known_shape(split.inputs[0])
+    shape = known_shape(split.inputs[0])
     length = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     given = input_at(split, 1)
     sizes = [1] if given is None else _numbers(split, 1)

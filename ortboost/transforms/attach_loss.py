@@ -212,7 +212,7 @@ def _from_file(
     attached = AttachedLoss(report, name, "loss", "loss", labels.name)
     if picking is None:
         return attached
-    scores = None if picking.inputs[0] is None else known_shape(picking.inputs[0])
+    scores = known_shape(picking.inputs[0])
     count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
     if not isinstance(count, int):
         raise ModelError(

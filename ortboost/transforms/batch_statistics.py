@@ -39,7 +39,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
     report = Report("write_out_batch_statistics")
     for node in list(batch_norms(model)):
         x = node.inputs[0]
-        shape = None if x is None else known_shape(x)
+        shape = known_shape(x)
         if x is None or shape is None or running_statistics(node) is not None:
             continue
         if is_training(node):  # it normalizes by the batch, whatever its inputs 3 and 4

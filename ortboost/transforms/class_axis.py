@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.query import format_shape, is_standard, known_shape
 from ortboost.graph.source import source_name
+from ortboost.graph.weight_uses import is_stored
 
 __all__ = ["find_class_axis"]
 
@@ -111,16 +112,11 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
     if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
         return rank - 1
     if op in _AS_THE_FIRST:
-        source = node.inputs[0]
-        same = source is not None and _rank(source) == rank
-        return known.get(source) if same else None
+        return known.get(node.inputs[0]) if _rank(node.inputs[0]) == rank else None
     if op in _AS_ALL:
         # All operands but constants must agree; one whose axis is unknown (`None`) counts.
-        found = {
-            known.get(operand)
-            for operand in node.inputs
-            if operand is not None and not _constant(operand) and _rank(operand) == rank
-        }
+        operands = [v for v in node.inputs if v is not None and _rank(v) == rank]
+        found = {known.get(operand) for operand in operands if not is_stored(operand)}
         return found.pop() if len(found) == 1 else None
     if op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
         return _moved(node, value, known)
@@ -130,7 +126,7 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
 def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     """The axis after an operator that moves axes; ``None`` if it may have been split or merged."""
     source, after = node.inputs[0], known_shape(value)
-    before, axis = (None if source is None else known_shape(source)), known.get(source)
+    before, axis = known_shape(source), known.get(source)
     if before is None or after is None or axis is None:
         return None
     if node.op_type == "Transpose":
@@ -150,18 +146,10 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
 
 
 def _stored_matrix(value: ir.Value | None) -> bool:
-    return value is not None and _rank(value) == 2 and _constant(value)
+    return value is not None and _rank(value) == 2 and is_stored(value)
 
 
-def _constant(value: ir.Value, depth: int = 8) -> bool:
-    """Whether a value depends only on stored tensors."""
-    node = value.producer()
-    if node is None:
-        return value.is_initializer()
-    return depth > 0 and all(v is None or _constant(v, depth - 1) for v in node.inputs)
-
-
-def _rank(value: ir.Value) -> int | None:
+def _rank(value: ir.Value | None) -> int | None:
     shape = known_shape(value)
     return None if shape is None else len(shape)
 

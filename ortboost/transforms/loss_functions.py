@@ -34,14 +34,9 @@ def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value
 def sparse_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Cross entropy with class indices.
+    """Cross entropy of logits ``x``, ``[batch, ..., classes, ...]``, with class indices.
 
-    Args:
-        builder: Receives the nodes.
-        x: Logits, ``[batch, ..., classes, ...]``.
-        labels: Class indices, int64, with the shape of ``x`` without the class axis.
-        config: Reduction, label to ignore, class weights and label smoothing.
-        axis: The class axis; ``None`` for axis 1.
+    The labels, int64, have the shape of ``x`` without the class axis, which is 1 if not given.
 
     Returns:
         The loss to show, and the scalar to differentiate.
@@ -114,17 +109,11 @@ def _mixed(builder: Builder, of_label: ir.Value, of_all: ir.Value, share: float)
 def dense_losses(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> ir.Value:
-    """The losses for labels in the shape of the predictions.
-
-    Args:
-        builder: Receives the nodes.
-        x: Predictions, ``[batch, ...]``.
-        labels: Probabilities or targets, in the same shape.
-        config: The loss.
-        axis: The class axis of cross entropy; ``None`` for the last.
+    """The losses for labels, probabilities or targets, in the shape of the predictions ``x``.
 
     Returns:
-        The loss of each element, or for cross entropy of each position, without the class axis.
+        The loss of each element, or for cross entropy of each position, without the class axis,
+        which is the last if ``axis`` is ``None``.
 
     Raises:
         ConfigError: A weight does not broadcast to ``x``.

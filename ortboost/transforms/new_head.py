@@ -51,11 +51,7 @@ class DenseLayer:
 
 
 def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
-    """Find the fully connected layer that computes an output of the model.
-
-    Args:
-        model: A normalized model.
-        output: Name of the output; the first one if not given.
+    """Find the fully connected layer that computes an output of a normalized model, or the first.
 
     Raises:
         UsageError: The output does not exist.

@@ -117,7 +117,7 @@ def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None]]:
     """
     found: dict[str, tuple[int, int | None]] = {}
     for node in model.graph.all_nodes():
-        if not is_standard(node, *_PICKING) or node.inputs[0] is None:
+        if not is_standard(node, *_PICKING):
             continue
         labels, scores = source_before(node.inputs[1], *_MOVING), known_shape(node.inputs[0])
         count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]

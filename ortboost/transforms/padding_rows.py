@@ -26,9 +26,8 @@ _DETACHED = "ortboost/detached/"
 def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
     """Block the gradient from lookups of padding tokens to their rows, in place.
 
-    Args:
-        model: A model whose parameters are graph inputs, not differentiated yet.
-        rows: Trained table to the row of its padding token.
+    The parameters of the model, which is not differentiated yet, are graph inputs. ``rows`` has the
+    row of the padding token of each trained table.
     """
     report = Report("protect_padding_rows")
     detached: dict[str, ir.Value] = {}

@@ -275,7 +275,7 @@ def _add_statistics(
 
 def _element_count(node: ir.Node) -> tuple[int | str, ...] | None:
     """The dimensions that a statistic is computed over; ``None`` if one of them is unknown."""
-    shape = (known_shape(node.inputs[0]) if node.inputs[0] is not None else None) or ()
+    shape = known_shape(node.inputs[0]) or ()
     dims = tuple(dim for dim in (*shape[:1], *shape[2:]) if dim is not None)
     return dims if dims and len(dims) == len(shape) - 1 else None
 
@@ -288,7 +288,6 @@ def _unbiased(
     For a single element, the biased variance is 0 and remains 0.
     """
     data = node.inputs[0]
-    assert data is not None  # a BatchNormalization has five inputs
     shape = static_shape(data)
     if shape is not None:
         # Elements per channel; 1 in place of no channel, for an empty tensor.

@@ -39,15 +39,10 @@ _ROUND = "ortboost/precision/round"
 
 
 def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = False) -> Report:
-    """Replace a 16-bit type by float32 with rounding, in place.
+    """Replace a 16-bit type, FLOAT16 or BFLOAT16, by float32 with rounding, in place.
 
-    Args:
-        model: A mixed-precision graph, differentiated or not.
-        low: FLOAT16 or BFLOAT16.
-        keep_names: Keep every tensor of the model; nodes that would be removed become Identities.
-
-    Returns:
-        A report of the nodes whose results are rounded. The rewrite is idempotent.
+    The report has the nodes whose results are rounded. With ``keep_names``, every tensor of the
+    model is kept: nodes that would be removed become Identities. The rewrite is idempotent.
     """
     report = Report("emulate_precision")
     complete_types(model)
