@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -93,14 +94,12 @@ def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch:
         24
     """
     settled = with_lengths(model, dims or {}, batch=batch)
-    nodes: dict[str, int] = {}
-    uncounted: dict[str, str] = {}
+    nodes, uncounted = Counter[str](), dict[str, str]()
     macs = _graph(settled.graph, nodes, uncounted)
     weights = {value.name for value, _ in all_tensors(settled)}
     inputs = [value for value in settled.graph.inputs if value.name not in weights]
     shapes = {value.name or "": known_shape(value) or () for value in inputs}
-    macs = dict(sorted(macs.items(), key=lambda item: -item[1]))
-    return Cost(macs, nodes, uncounted, shapes)
+    return Cost(dict(macs.most_common()), nodes, uncounted, shapes)
 
 
 def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) -> ir.Model:
@@ -155,18 +154,17 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     return copy
 
 
-def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) -> dict[str, int]:
-    macs: dict[str, int] = {}
+def _graph(graph: ir.Graph, nodes: Counter[str], uncounted: dict[str, str]) -> Counter[str]:
+    macs = Counter[str]()
     for node in graph:
         name = label(node)
         if node.op_type == "If":
             branches = [_graph(body, nodes, uncounted) for body in subgraphs(node)]
-            for op, count in max(branches, key=lambda b: sum(b.values()), default={}).items():
-                macs[op] = macs.get(op, 0) + count
+            macs.update(max(branches, key=Counter.total, default=Counter()))
             continue
         if node.op_type in ("Loop", "Scan"):  # worth a word only if its body has such operators
             inner: dict[str, str] = {}
-            if any(_graph(body, {}, inner) for body in subgraphs(node)) or inner:
+            if any(_graph(body, Counter(), inner) for body in subgraphs(node)) or inner:
                 uncounted[name] = f"the number of iterations of the {node.op_type} is not known"
             continue
         rule = _RULES.get(node.op_type)
@@ -176,8 +174,8 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
         if found is None:
             uncounted[name] = "a shape is unknown; give the lengths of open dimensions"
             continue
-        nodes[name] = nodes.get(name, 0) + found
-        macs[node.op_type] = macs.get(node.op_type, 0) + found
+        nodes[name] += found
+        macs[node.op_type] += found
     return macs
 
 

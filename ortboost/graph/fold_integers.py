@@ -8,6 +8,7 @@ computations are kept, except for the scales of a Resize.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def fold_integers(model: ir.Model) -> Report:
     Constants of the model are initializers. The report has the number of folded nodes of each
     operator. The rewrite is idempotent.
     """
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
         if not is_standard(node, *_OPERATORS):
@@ -50,7 +51,7 @@ def fold_integers(model: ir.Model) -> Report:
         output.name = f"{name}/folded"  # the initializer takes over the name
         ir.convenience.replace_all_uses_with(output, add_initializer(model.graph, name, found))
         model.graph.remove(node, safe=True)
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+        counts[node.op_type] += 1
     changed = {op: f"{n} computed" for op, n in sorted(counts.items())}
     return Report("fold_integers", changed=changed)
 

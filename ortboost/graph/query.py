@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -124,14 +125,8 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
         ['fc1.bias', 'fc1.weight']
     """
     known = list(names)
-    matched: set[str] = set()
-    unmatched: list[str] = []
-    for pattern in patterns:
-        hits = [name for name in known if matches_name(name, pattern)]
-        matched.update(hits)
-        if not hits:
-            unmatched.append(pattern)
-    return matched, unmatched
+    hits = {p: {name for name in known if matches_name(name, p)} for p in patterns}
+    return set().union(*hits.values()), [pattern for pattern, found in hits.items() if not found]
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
@@ -240,8 +235,7 @@ def scalar(value: ir.Value | None) -> float | None:
 
 def count_operators(model: ir.Model) -> dict[str, int]:
     """Number of nodes by operator, subgraphs included; other domains as ``domain::operator``."""
-    counts: dict[str, int] = {}
-    for node in all_nodes(model.graph):
-        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+    return Counter(
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        for node in all_nodes(model.graph)
+    )

@@ -82,25 +82,25 @@ class Site:
 
     def rank(self, index: int = 0) -> int:
         """Number of dimensions of an input; raises :class:`Refusal` if it is unknown."""
+        return len(self.shape(index))
+
+    def shape(self, index: int = 0) -> tuple[int | str | None, ...]:
+        """Shape of an input as ints, names and ``None``; raises :class:`Refusal` if not known."""
         shape = known_shape(self.input(index))
         if shape is None:
             raise Refusal(
                 f"the rank of '{self.input(index).name}' is unknown; give the shapes of the "
                 "model's inputs"
             )
-        return len(shape)
-
-    def shape(self, index: int = 0) -> tuple[int | str | None, ...]:
-        """Shape of an input as ints, names and ``None``; raises :class:`Refusal` if not known."""
-        self.rank(index)
-        return known_shape(self.input(index)) or ()
+        return shape
 
     def axis(self, name: str = "axis", default: int = -1) -> int:
         """An axis attribute, counted from the front; raises :class:`Refusal` if it is too low."""
         value = self.node.attributes.get_int(name, default)
-        if value < 0 and value + self.rank() < 0:
+        axis = value + self.rank() if value < 0 else value
+        if axis < 0:
             raise Refusal(f"its input of rank {self.rank()} has no axis {value}")
-        return value + self.rank() if value < 0 else value
+        return axis
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""
@@ -210,10 +210,9 @@ def rewrite_nodes(
     for node in list(model.graph.all_nodes() if subgraphs else model.graph):
         entry = rules.get(node.op_type)
         rule, done = entry if isinstance(entry, tuple) else (entry, what)
-        if node.graph is None or id(node) in removed:  # an earlier rule made it unused
-            continue
         foreign = node.domain != domain if domain else not is_standard(node)
-        if rule is None or foreign or not only(node):
+        gone = node.graph is None or id(node) in removed  # an earlier rule made it unused
+        if rule is None or foreign or gone or not only(node):
             continue
         if builder is None:  # created on demand: it collects all names of the graph
             builder = Builder(model.graph, f"ortboost/{name}")

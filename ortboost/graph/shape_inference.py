@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -79,11 +79,9 @@ def infer_shapes(model: ir.Model) -> None:
 
 def infer_missing(model: ir.Model) -> None:
     """Infer shapes and types in place if any type or dimension in the main graph is unknown."""
-    for node in model.graph:
-        for value in node.outputs:
-            if value.shape is None or value.type is None or None in (known_shape(value) or ()):
-                infer_shapes(model)
-                return
+    values = [value for node in model.graph for value in node.outputs]
+    if any(value.type is None or None in (known_shape(value) or (None,)) for value in values):
+        infer_shapes(model)
 
 
 def check_lengths(model: ir.Model) -> None:
@@ -108,10 +106,7 @@ def check_lengths(model: ir.Model) -> None:
     """
     for node in model.graph.all_nodes():
         for value in node.outputs:
-            dims = known_shape(value) or ()
-            negative = any(isinstance(dim, int) and dim < 0 for dim in dims)
-            if negative and _matters(value, model):
-                raise _too_short(node, list(dims))
+            _check_dims(value, known_shape(value) or (), model)
 
 
 def check_slices(model: ir.Model) -> None:
@@ -125,24 +120,21 @@ def check_slices(model: ir.Model) -> None:
         return
     for node, (_, lengths) in zip(model.graph.all_nodes(), _lengths(found.graph), strict=True):
         for value in node.outputs:
-            dims = lengths.get(value.name or "") or []
-            if min(dims, default=0) < 0 and _matters(value, model):
-                raise _too_short(node, [*dims])
+            _check_dims(value, lengths.get(value.name or "") or (), model)
 
 
-def _matters(value: ir.Value, model: ir.Model) -> bool:
-    """Whether a value is computed in any case, not only in a branch, or a Slice reads it."""
+def _check_dims(value: ir.Value, dims: Sequence[int | str | None], model: ir.Model) -> None:
+    """Reject a negative length of a value that is computed in any case, or that a Slice reads."""
     node = value.producer()
-    certain = node is not None and node.graph is model.graph
-    return certain or any(is_standard(use.node, "Slice") and use.idx == 0 for use in value.uses())
-
-
-def _too_short(node: ir.Node, dims: list[int | str | None]) -> ModelError:
-    return ModelError(
-        f"The output of {node.op_type} has the shape {dims}.",
-        where=f"'{label(node)}'",
-        fix="Its input is too short: check the lengths of the model's inputs.",
-    )
+    if node is None or not any(isinstance(dim, int) and dim < 0 for dim in dims):
+        return
+    sliced = any(is_standard(use.node, "Slice") and use.idx == 0 for use in value.uses())
+    if node.graph is model.graph or sliced:
+        raise ModelError(
+            f"The output of {node.op_type} has the shape {list(dims)}.",
+            where=f"'{label(node)}'",
+            fix="Its input is too short: check the lengths of the model's inputs.",
+        )
 
 
 def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]:

@@ -80,9 +80,9 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return axis
     if rank == 2:
         return 1
-    known: _Known = {}
+    known, stored = _Known(), dict[int, bool]()
     for node in model.graph:  # in graph order, each after what it reads
-        known.update((output, _of_node(output, known)) for output in node.outputs)
+        known.update((output, _of_node(output, known, stored)) for output in node.outputs)
     by_operator, by_lengths = known.get(prediction), _by_lengths(model, shape)
     # An operator may also say 0, the batch axis: no answer, and it agrees with no length.
     if by_operator and by_lengths in (None, by_operator):
@@ -98,8 +98,11 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     )
 
 
-def _of_node(value: ir.Value, known: _Known) -> int | None:
-    """The feature axis of ``value`` according to the node that computes it, if certain."""
+def _of_node(value: ir.Value, known: _Known, stored: dict[int, bool]) -> int | None:
+    """The feature axis of ``value`` according to the node that computes it, if certain.
+
+    What is found out about stored values is kept in ``stored``, see :func:`is_stored`.
+    """
     node, shape = value.producer(), known_shape(value)
     if node is None or shape is None or not is_standard(node):
         return None
@@ -109,14 +112,18 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
     if op in ("Softmax", "LogSoftmax"):  # the default axis depends on the opset
         given = node.attributes.get_int("axis", None)
         return None if given is None or not rank else given % rank
-    if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
+    if op == "Gemm":
         return rank - 1
+    if op == "MatMul":
+        matrix = node.inputs[1]
+        fixed = matrix is not None and _rank(matrix) == 2 and is_stored(matrix, stored)
+        return rank - 1 if fixed else None
     if op in _AS_THE_FIRST:
         return known.get(node.inputs[0]) if _rank(node.inputs[0]) == rank else None
     if op in _AS_ALL:
         # All operands but constants must agree; one whose axis is unknown (`None`) counts.
         operands = [v for v in node.inputs if v is not None and _rank(v) == rank]
-        found = {known.get(operand) for operand in operands if not is_stored(operand)}
+        found = {known.get(operand) for operand in operands if not is_stored(operand, stored)}
         return found.pop() if len(found) == 1 else None
     if op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
         return _moved(node, value, known)
@@ -143,10 +150,6 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     if axis == 1 and len(after) > 1 and after[:2] == before[:2] and after[0] is not None:
         return 1
     return None
-
-
-def _stored_matrix(value: ir.Value | None) -> bool:
-    return value is not None and _rank(value) == 2 and is_stored(value)
 
 
 def _rank(value: ir.Value | None) -> int | None:
