@@ -21,11 +21,7 @@ from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.loop_shapes import infer_loops
-from ortboost.graph.missing_kernels import (
-    drop_flat_biases,
-    newest_opset,
-    replace_missing_kernels,
-)
+from ortboost.graph.missing_kernels import drop_flat_biases, newest_opset, replace_missing_kernels
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import constant, input_at, is_read, is_standard, known_shape

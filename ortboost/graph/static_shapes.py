@@ -16,14 +16,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.dimensions import (
-    REST,
-    Key,
-    as_reshape,
-    dimensions,
-    elements,
-    is_flat,
-)
+from ortboost.graph.dimensions import REST, Key, as_reshape, dimensions, elements, is_flat
 from ortboost.graph.query import constant, input_at, is_standard, label
 from ortboost.graph.symbolic_shapes import name_lengths
 
