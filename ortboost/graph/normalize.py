@@ -112,8 +112,15 @@ def normalize(
     _infer(model)
     replace_missing_kernels(model)
     check_lengths(model)
+    reports += _settle(model, keep_fused)
+    return [report for report in reports if report.modified]
+
+
+def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
+    """Fold and infer until nothing changes: a constant may give a shape, a shape a constant."""
+    reports: list[Report] = []
     settled = False  # nothing more can be known: then sizes that a run computes
-    for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
+    for _ in range(_ROUNDS):
         parts = unpack_sequences(model, computed=settled)
         if settled and not parts.modified:
             break
@@ -134,7 +141,7 @@ def normalize(
             common.RemoveUnusedNodesPass()(model)
             _infer(model)
             check_lengths(model)
-    return [report for report in reports if report.modified]
+    return reports
 
 
 def _infer(model: ir.Model) -> None:

@@ -62,7 +62,8 @@ def static_shapes(model: ir.Model) -> Report:
             report.changed[label(node)] = f"shape {shape}"
             continue
         source = node.inputs[0]
-        if node.op_type == "Reshape" and source is not None and _is_flat(source, keys):
+        flattens = is_flat(keys, dimensions(source) or ()) and not isinstance(keys[-1], int)
+        if node.op_type == "Reshape" and flattens and source is not None:
             out = node.outputs[0]
             dims = out.shape
             if dims is not None and source.shape is not None:
@@ -123,11 +124,6 @@ def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
         else:
             wanted.append(key)
     return as_reshape(wanted, source)  # None for more than one -1
-
-
-def _is_flat(source: ir.Value, keys: list[Key]) -> bool:
-    have = dimensions(source)
-    return have is not None and not isinstance(keys[-1], int) and is_flat(keys, have)
 
 
 Piece = tuple[ir.Value, int, int] | list[int]

@@ -119,10 +119,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         scalar = _own_loss(model, prediction, builder).name or ""
         report.changed[name] = "differentiated as the loss of the model"
         return AttachedLoss(report, scalar, scalar, scalar, None, inputs=class_inputs(model))
-
     if config.is_file:
         return _from_file(model, prediction, config, builder)
-
     axis = _class_axis(model, prediction, config)
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
@@ -146,26 +144,19 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
-    producer = producer_of(source_before(prediction, "Identity"))
-    if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:
+    activation = _APPLIED_BY_LOSS.get(config.name, "")
+    if activation and producer_of(source_before(prediction, "Identity"), activation):
         report.notes.append(
-            f"the output '{prediction.name}' is already a {producer.op_type}, which {config.name} "
+            f"the output '{prediction.name}' is already a {activation}, which {config.name} "
             "applies itself: training will be slow and inaccurate; export the model without it, or "
             "name an output with the logits with --output"
         )
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
-    return AttachedLoss(
-        report,
-        prediction.name or "",
-        loss.name or "",
-        objective.name or "",
-        labels.name,
-        count if isinstance(count, int) else None,
-        axis,
-        config.ignore_index,
-    )
+    names = (prediction.name or "", loss.name or "", objective.name or "", labels.name)
+    classes = count if isinstance(count, int) else None
+    return AttachedLoss(report, *names, classes, axis, config.ignore_index)
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:

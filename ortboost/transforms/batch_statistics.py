@@ -47,7 +47,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
             if any(map(is_read, node.outputs[1:])):
                 continue
             what = "the statistics of its input"
-        elif all(_depends(statistic, x) for statistic in node.inputs[3:5]):
+        elif all(any(x in n.inputs for n in ancestors([given])) for given in node.inputs[3:5]):
             what = "computed statistics"
         else:
             continue
@@ -79,7 +79,3 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int) -> None:
     b.nodes[-1].metadata_props[WRITTEN_OUT_KEY] = node.name or ""
     node.resize_outputs(1)
     replace_node(node, [result], b)
-
-
-def _depends(value: ir.Value | None, source: ir.Value) -> bool:
-    return any(source in node.inputs for node in ancestors([value]))

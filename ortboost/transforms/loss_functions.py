@@ -50,23 +50,20 @@ def sparse_cross_entropy(
             x = builder.op("Transpose", x, shape=[shape[i] for i in perm], perm=perm)
         x = builder.op("Flatten", x, shape=(None, shape[axis]), axis=rank - 1)
         target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
+    losses = _cross_entropy(builder, x, target, config)
     if config.reduction != "none":
-        loss = _cross_entropy(builder, x, target, config, config.reduction)
-        return loss, loss
+        return losses, losses
     # The losses of the flattened samples go back to the positions of the labels.
-    losses = _cross_entropy(builder, x, target, config, "none")
     if target is not labels:
         size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
         losses = builder.op("Reshape", losses, size, shape=known_shape(labels) or ())
     return reduce_losses(builder, losses, "none")
 
 
-def _cross_entropy(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
-) -> ir.Value:
+def _cross_entropy(builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
     """The loss of scores with the classes in axis 1."""
-    shape = known_shape(labels) if reduction == "none" else ()
-    settings: dict[str, Any] = {"reduction": reduction}
+    shape = known_shape(labels) if config.reduction == "none" else ()
+    settings: dict[str, Any] = {"reduction": config.reduction}
     if config.ignore_index is not None:
         settings["ignore_index"] = config.ignore_index
     if not config.label_smoothing:

@@ -51,7 +51,7 @@ class DenseLayer:
 
 
 def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
-    """Find the fully connected layer that computes an output of a normalized model, or the first.
+    """Find the fully connected layer that computes an output, by default the first, of a model.
 
     Raises:
         UsageError: The output does not exist.

@@ -152,7 +152,8 @@ def to_training(
     nodes = []
     for node in batch_norms(model):
         # Sort the nodes: done by an earlier call, frozen, or to be put in training mode.
-        if is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
+        names = [output.name or "" for output in node.outputs]
+        if is_training(node) and len(names) == 3 and names[1].startswith((NEXT, OWN_PREFIX)):
             state.report.kept[label(node)] = "already in training mode"
         elif frozen(node):
             state.report.kept[label(node)] = "frozen: it keeps its running statistics"
@@ -197,10 +198,6 @@ def to_training(
     names = [output.name or "" for node in model.graph for output in node.outputs]
     state.next_of.update((n.removeprefix(NEXT), n) for n in names if n.startswith(NEXT))
     return state
-
-
-def _is_ours(output: ir.Value) -> bool:
-    return (output.name or "").startswith((NEXT, OWN_PREFIX))
 
 
 def _freeze(node: ir.Node, report: Report) -> None:

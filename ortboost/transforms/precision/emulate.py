@@ -60,14 +60,17 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
     low_values = {
         id(value)
         for node in model.graph.all_nodes()
-        if not (node.name or "").startswith(_ROUND)
+        if not _rounds(node)
         for value in node.outputs
         if value.dtype == low
     }
     nodes = list(model.graph.all_nodes())
     # A cast of the low type to float32 has no effect once both are float32.
     upcasts = {id(node) for node in nodes if _is_upcast(node, low)}
-    ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
+    ends = [
+        value.dtype == low and (node := value.producer()) is not None and not _rounds(node)
+        for value in model.graph.outputs
+    ]
     _upcast_inputs(model.graph, low, builder)
     for node in nodes:
         if id(node) in upcasts and keep_names:
@@ -85,7 +88,7 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
 def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
     """Keep the types of the inputs, whose values are already rounded, and cast them to float32."""
     for value in graph.inputs:
-        readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
+        readers = [usage for usage in value.uses() if not _rounds(usage.node)]
         if value.dtype != low or not readers:
             continue
         upcast = _cast(value, _FLOAT, builder)
@@ -113,7 +116,7 @@ def _emulate_node(
 ) -> None:
     graph = node.graph
     assert isinstance(graph, ir.Graph)  # it was found there
-    if (node.name or "").startswith(_ROUND):
+    if _rounds(node):
         return
     _retype_attributes(node, low)
     if node.op_type == "Cast" and id(node.outputs[0]) in low_values:
@@ -139,9 +142,8 @@ def _emulate_node(
 
 def _is_upcast(node: ir.Node, low: ir.DataType) -> bool:
     """Whether a node casts from the low-precision type to float32."""
-    value = node.inputs[0] if node.op_type == "Cast" else None
-    ours = (node.name or "").startswith(_ROUND)
-    return not ours and value is not None and value.dtype == low and node.outputs[0].dtype == _FLOAT
+    value = node.inputs[0] if node.op_type == "Cast" and not _rounds(node) else None
+    return value is not None and value.dtype == low and node.outputs[0].dtype == _FLOAT
 
 
 def _drop_cast(node: ir.Node) -> None:
@@ -184,9 +186,9 @@ def _emulate_cast(
     upcast.name = name
 
 
-def _is_rounded(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is None or (node.name or "").startswith(_ROUND)
+def _rounds(node: ir.Node) -> bool:
+    """Whether a node was added by this rewrite."""
+    return (node.name or "").startswith(_ROUND)
 
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
