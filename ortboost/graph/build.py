@@ -133,11 +133,11 @@ class Builder:
         )
         return tuple(outputs)
 
-    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def cast(self, value: ir.Value, dtype: ir.DataType, name: str | None = None) -> ir.Value:
         """Cast a value to another element type; return the value itself if it has that type."""
         if value.dtype == dtype:
             return value
-        return self.op("Cast", value, dtype=dtype, shape=value.shape, to=int(dtype))
+        return self.op("Cast", value, name=name, dtype=dtype, shape=value.shape, to=int(dtype))
 
     def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
         """Return an initializer with this number or array; equal ones share one initializer."""

@@ -160,7 +160,7 @@ def _graph(graph: ir.Graph, nodes: Counter[str], uncounted: dict[str, str]) -> C
         name = label(node)
         if node.op_type == "If":
             branches = [_graph(body, nodes, uncounted) for body in subgraphs(node)]
-            macs.update(max(branches, key=lambda branch: branch.total(), default=Counter()))
+            macs.update(max(branches, key=lambda macs: sum(macs.values()), default=Counter()))
             continue
         if node.op_type in ("Loop", "Scan"):  # worth a word only if its body has such operators
             inner: dict[str, str] = {}

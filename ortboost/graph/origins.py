@@ -30,6 +30,9 @@ import onnx_ir as ir
 from ortboost.graph.query import is_standard, source_before
 
 __all__ = [
+    "CALL_KEY",
+    "SIGNATURE_KEY",
+    "STACK_KEY",
     "Origin",
     "Origins",
     "in_block",
@@ -47,9 +50,10 @@ __all__ = [
 _META = "ortboost.origin"
 _MISSING = "ortboost.missing_parameters"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+SIGNATURE_KEY = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_STACK = "pkg.torch.onnx.stack_trace"
+STACK_KEY = "pkg.torch.onnx.stack_trace"
+CALL_KEY = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
 _GENERATED = re.compile(r'\s*File "<eval_with_key>')
@@ -204,7 +208,7 @@ def in_block(node: ir.Node) -> bool:
         >>> in_block(ir.node("Neg", []))
         False
     """
-    return _GENERATED.match(node.metadata_props.get(_STACK, "")) is not None
+    return _GENERATED.match(node.metadata_props.get(STACK_KEY, "")) is not None
 
 
 def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
@@ -277,7 +281,7 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
 
 def _signature(model: ir.Model) -> dict[str, str]:
     """Name of a tensor to the kind that ``torch.export`` gave it."""
-    inputs = model.graph.metadata_props.get(_SIGNATURE, "").partition("# outputs")[0]
+    inputs = model.graph.metadata_props.get(SIGNATURE_KEY, "").partition("# outputs")[0]
     # Outputs repeat names, as PARAMETER_MUTATION.
     return {name: kind for kind, name in _SPEC.findall(inputs)}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = [
@@ -41,7 +42,6 @@ STOPS = frozenset(
 STOP_MARK = "ortboost.stop_gradient"
 """Metadata key of an Identity through which no gradient flows."""
 
-_CALL = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
 _DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 
@@ -81,7 +81,7 @@ def stops_gradient(node: ir.Node) -> bool:
     if not is_standard(node, "Identity"):
         return False
     known = node.metadata_props
-    return STOP_MARK in known or _DETACH.search(known.get(_CALL, "")) is not None
+    return STOP_MARK in known or _DETACH.search(known.get(CALL_KEY, "")) is not None
 
 
 def dropped_detaches(graph: ir.Graph) -> set[str]:
@@ -89,7 +89,7 @@ def dropped_detaches(graph: ir.Graph) -> set[str]:
     read: set[str] = set()
     made: set[str] = set()
     for node in graph.all_nodes():
-        call = node.metadata_props.get(_CALL, "")
+        call = node.metadata_props.get(CALL_KEY, "")
         if stops_gradient(node):
             made.add(call.partition(" ")[0])
         else:

@@ -17,6 +17,7 @@ jax2onnx stores in the body of a loop that reads a weight from outside.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
@@ -38,6 +39,8 @@ _DISTINCT = 4  # fewer different values may be equal by chance: the ones of a fr
 _SAMPLE = 1024
 
 _Key: TypeAlias = tuple[str, int, bytes]
+# Tensors by their first elements, so that not every pair has to be compared.
+_Index = defaultdict[_Key | None, list[ir.Value]]
 
 
 def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
@@ -57,27 +60,27 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     report = Report("tie_copies")
     stored = list(_stored(model.graph))
     builder = Builder(model.graph, "tied")
-    named, earlier = _Index(), _Index()
+    named, earlier = _Index(list), _Index(list)
     tied: dict[ir.Value, ir.Value] = {}
     # A copy made by torch's exporters may be used before the parameter itself, so all of these are
     # known first. In other files, only the order of use tells the copy from its source.
     for value in stored:
         if origin_of(value).kind in _NAMED:
-            named.add(value)
+            named[_key(_array(value))].append(value)
     for copy in stored:
         kind = origin_of(copy).kind
         if kind not in _ANONYMOUS:
             continue
-        earlier.add(copy)
+        earlier[_key(_array(copy))].append(copy)
         if copy.is_graph_output() or copy.name in apart:
             continue
-        candidates = [] if kind == "unknown" else named.alike(copy)
+        candidates = [] if kind == "unknown" else _alike(copy, named)
         sources = [v for v in candidates if _is_copy(copy, v, in_order=True)]
         by_order = not sources  # no names, or names that a tool has replaced by numbers
         if by_order:
             sources = [
                 v
-                for v in earlier.alike(copy)
+                for v in _alike(copy, earlier)
                 if _is_copy(copy, v, in_order=_of_one_parameter(copy, v) or _captured(copy, v))
             ]
         if len(sources) > 1 and not all(_of_one_parameter(copy, v) for v in sources):
@@ -99,28 +102,15 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     return report
 
 
-class _Index:
-    """Tensors by their first elements, so that not every pair has to be compared.
-
-    Tensors of few different values are left out: they may be equal by chance.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[_Key, list[ir.Value]] = {}
-
-    def add(self, value: ir.Value) -> None:
-        key = _key(_array(value))
-        if key is not None:
-            self._found.setdefault(key, []).append(value)
-
-    def alike(self, value: ir.Value) -> list[ir.Value]:
-        """The tensors that begin as this one, or as its transposition."""
-        array = _array(value)
-        keys = dict.fromkeys(map(_key, [array, array.T] if array.ndim > 1 else [array]))
-        return [other for key in keys if key is not None for other in self._found.get(key, ())]
+def _alike(value: ir.Value, index: _Index) -> list[ir.Value]:
+    """The tensors that begin as this one, or as its transposition."""
+    array = _array(value)
+    keys = dict.fromkeys(map(_key, [array, array.T] if array.ndim > 1 else [array]))
+    return [other for key in keys if key is not None for other in index[key]]
 
 
 def _key(array: NDArray[np.generic]) -> _Key | None:
+    """The first elements; ``None`` if few of them differ: tensors may be equal by chance."""
     first = array.flat[:_SAMPLE]
     if np.unique(first).size < _DISTINCT:
         return None

@@ -29,16 +29,20 @@ import onnx_ir as ir
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.origins import in_block, scopes_of, tensor_origins
+from ortboost.graph.origins import (
+    CALL_KEY,
+    SIGNATURE_KEY,
+    STACK_KEY,
+    in_block,
+    scopes_of,
+    tensor_origins,
+)
 from ortboost.graph.patterns import Op, match
-from ortboost.graph.query import is_standard, label, producer_of
+from ortboost.graph.query import input_at, is_standard, label, producer_of
 from ortboost.graph.reach import STOP_MARK, dropped_detaches, reach, stops_gradient
 
 __all__ = ["find_training_traces"]
 
-_CALL = "pkg.torch.onnx.fx_node"
-_STACK = "pkg.torch.onnx.stack_trace"
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", re.MULTILINE)
 _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
@@ -115,8 +119,9 @@ def find_training_traces(model: ir.Model) -> Report:
             found["replaced"].add(label(node))
         if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
             found["straight"].add(label(node))
-        if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
-            found["scaled"].add(node.inputs[0].name or "")
+        table, call = input_at(node, 0), node.metadata_props.get(CALL_KEY, "")
+        if table is not None and _BY_FREQUENCY.search(call):
+            found["scaled"].add(table.name or "")
     found["passed"], found["changed"] = _passed_by_blocks(model), _changed_tensors(model)
     found["detached"] = dropped_detaches(model.graph)
     if found["detached"]:
@@ -153,13 +158,13 @@ def _passed_by_blocks(model: ir.Model) -> set[str]:
 
 def _shortens(node: ir.Node) -> bool:
     """Whether only ``nn.Embedding(max_norm=...)`` reads what a node detaches."""
-    readers = [use.node.metadata_props.get(_CALL, "") for use in node.outputs[0].uses()]
+    readers = [use.node.metadata_props.get(CALL_KEY, "") for use in node.outputs[0].uses()]
     return bool(readers) and all(_SHORTENED in call for call in readers)
 
 
 def _function_of(node: ir.Node) -> str | None:
     """The name of the ``torch.autograd.Function`` that a node belongs to, if any."""
-    frames = _FRAME.findall(node.metadata_props.get(_STACK, ""))
+    frames = _FRAME.findall(node.metadata_props.get(STACK_KEY, ""))
     calls = [i for i, (name, _) in enumerate(frames) if name == "forward"]
     modules = scopes_of(node)
     if not modules or len(calls) <= len(modules):  # each forward is that of a module
@@ -170,7 +175,7 @@ def _function_of(node: ir.Node) -> str | None:
 
 def _changed_tensors(model: ir.Model) -> set[str]:
     """Tensors that ``forward`` changes in place, but for the statistics of BatchNormalization."""
-    changed = set(_CHANGED.findall(model.graph.metadata_props.get(_SIGNATURE, "")))
+    changed = set(_CHANGED.findall(model.graph.metadata_props.get(SIGNATURE_KEY, "")))
     stored = set(model.graph.initializers)
     for name in stored:  # of a spectral norm, by its names: eval() leaves no other trace
         base = name.removesuffix("_u")

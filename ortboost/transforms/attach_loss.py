@@ -161,8 +161,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
     """The class axis of cross entropy; ``None`` for other losses."""
-    shape = known_shape(prediction)
-    axis = None
+    axis, shape = None, known_shape(prediction)
     if config.name == "softmax-cross-entropy" and shape is not None and len(shape) > 1:
         # Only language models shift labels, and their class axis is the last.
         given = -1 if config.shift_labels and config.class_axis is None else config.class_axis

@@ -91,7 +91,7 @@ def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
         readers = [usage for usage in value.uses() if not _rounds(usage.node)]
         if value.dtype != low or not readers:
             continue
-        upcast = _cast(value, _FLOAT, builder)
+        upcast = builder.cast(value, _FLOAT, _ROUND)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, upcast)
         graph.insert_before(graph[0], builder.take())
@@ -105,7 +105,7 @@ def _cast_outputs(
         value = graph.outputs[index]
         name = value.name or ""
         value.name = builder.unique(f"{name}/fp32")
-        rounded = _cast(value, low, builder)
+        rounded = builder.cast(value, low, _ROUND)
         builder.flush()
         graph.outputs[index] = rounded
         rounded.name = name
@@ -178,7 +178,7 @@ def _emulate_cast(
         node.attributes["to"] = ir.AttrInt64("to", int(low))
         node.name = builder.unique(f"{_ROUND}/node")
         output.name = builder.unique(f"{name}/exact")
-        upcast = _cast(output, _FLOAT, builder)
+        upcast = builder.cast(output, _FLOAT, _ROUND)
     _take_over(output, upcast, graph, readers)
     graph.insert_after(node, builder.take())
     if source.dtype == _FLOAT:
@@ -193,11 +193,7 @@ def _rounds(node: ir.Node) -> bool:
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
     """Round a value to the low-precision type with a pair of Casts."""
-    return _cast(_cast(value, low, builder, f"{_ROUND}/{value.name}"), _FLOAT, builder)
-
-
-def _cast(value: ir.Value, to: ir.DataType, b: Builder, name: str = _ROUND) -> ir.Value:
-    return b.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
+    return builder.cast(builder.cast(value, low, f"{_ROUND}/{value.name}"), _FLOAT, _ROUND)
 
 
 def _take_over(

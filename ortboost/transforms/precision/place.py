@@ -132,7 +132,7 @@ class _Casts:
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str, kind: str) -> ir.Value:
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        return self.builder.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
+        return self.builder.cast(value, to, name)
 
     def _to_low(self, value: ir.Value, consumer: ir.Node, made: dict[int, ir.Value]) -> ir.Value:
         """The value in the low-precision type; the Cast is inserted before the first consumer."""
