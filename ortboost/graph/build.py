@@ -218,12 +218,11 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
             fix="Rename the input, weight or output before the export, or name the labels with "
             "--labels. If it is the model's own loss, use --loss output --output NAME.",
         )
-    builder: Builder | None = None
+    builder = Builder(graph, "ortboost")
     # Nothing outside the file refers to the other values: they may change their names.
     for node in all_nodes(graph):
         for output in node.outputs:
             if output.name == name and output is not owner:
-                builder = builder or Builder(graph, "ortboost")
                 output.name = builder.unique(f"{name}/model")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
-from ortboost.graph.query import constant, is_standard, known_shape, producer_of, static_shape
+from ortboost.graph.query import constant, find_nodes, known_shape, producer_of, static_shape
 
 __all__ = ["fold_integers"]
 
@@ -37,9 +37,7 @@ def fold_integers(model: ir.Model) -> Report:
     """
     counts = Counter[str]()
     outputs = {id(value) for value in model.graph.outputs}
-    for node in list(model.graph):
-        if not is_standard(node, *_OPERATORS):
-            continue
+    for node in find_nodes(model.graph, *_OPERATORS):
         (output,) = node.outputs  # as all of these operators have
         if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
             continue

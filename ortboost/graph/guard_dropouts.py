@@ -14,7 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import all_nodes, constant, input_at, is_read, is_standard
+from ortboost.graph.query import all_nodes, constant, find_nodes, input_at, is_read
 
 __all__ = ["guard_dropouts"]
 
@@ -22,10 +22,8 @@ __all__ = ["guard_dropouts"]
 def guard_dropouts(model: ir.Model) -> Report:
     """Read the mask of each Dropout in training mode of a typed graph if nothing does, in place."""
     report = Report("guard_dropouts")
-    for node in list(all_nodes(model.graph)):
-        if not is_standard(node, "Dropout") or not _trains(node):
-            continue
-        if len(node.outputs) == 2 and is_read(node.outputs[1]):
+    for node in find_nodes(all_nodes(model.graph), "Dropout"):
+        if not _trains(node) or (len(node.outputs) == 2 and is_read(node.outputs[1])):
             continue
         _read_mask(node)
         report.changed[node.name or ""] = "its mask is read now: onnxruntime would remove it"

@@ -12,7 +12,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.report import Report
 from ortboost.graph.build import detach, unused_name
-from ortboost.graph.query import is_standard
+from ortboost.graph.query import find_nodes
 
 __all__ = ["inline_branches"]
 
@@ -24,10 +24,9 @@ def inline_branches(model: ir.Model) -> Report:
     """
     report = Report("inline_branches")
     graph = model.graph
-    for node in list(graph):
-        if not is_standard(node, "If") or node.inputs[0] is None:
-            continue
-        condition = ir.convenience.get_const_tensor(node.inputs[0])
+    for node in find_nodes(graph, "If"):
+        given = node.inputs[0]
+        condition = None if given is None else ir.convenience.get_const_tensor(given)
         if condition is None:
             continue
         taken = "then_branch" if bool(condition.numpy().all()) else "else_branch"

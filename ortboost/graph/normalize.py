@@ -24,7 +24,7 @@ from ortboost.graph.loop_shapes import infer_loops
 from ortboost.graph.missing_kernels import drop_flat_biases, newest_opset, replace_missing_kernels
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import constant, input_at, is_read, is_standard, known_shape
+from ortboost.graph.query import constant, find_nodes, input_at, is_read, is_standard, known_shape
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
@@ -192,23 +192,19 @@ def _drop_unused_statistics(model: ir.Model) -> None:
     """Drop unused statistics outputs: five before opset 14, but the converter expects one."""
     if model.opset_imports.get("", 14) >= 14:
         return
-    for node in model.graph.all_nodes():
-        if is_standard(node, "BatchNormalization"):
-            used = [i for i, out in enumerate(node.outputs) if is_read(out)]
-            node.resize_outputs(max(used, default=0) + 1)
+    for node in find_nodes(model.graph.all_nodes(), "BatchNormalization"):
+        used = [i for i, out in enumerate(node.outputs) if is_read(out)]
+        node.resize_outputs(max(used, default=0) + 1)
 
 
 def _drop_idle_attributes(model: ir.Model) -> None:
     """Drop attributes without an effect that newer opsets lack and the converter stumbles over."""
-    for node in model.graph.all_nodes():
-        if (
-            is_standard(node, "Pad")
-            and node.attributes.get_string("mode", "constant") != "constant"
-        ):
+    for node in find_nodes(model.graph.all_nodes(), "Pad"):
+        if node.attributes.get_string("mode", "constant") != "constant":
             node.attributes.pop("value", None)
-        scale = input_at(node, 1) if is_standard(node, "BatchNormalization") else None
+    for node in find_nodes(model.graph.all_nodes(), "BatchNormalization"):
         # With one number for each channel there are no positions: files of MXNet, after a Gemm.
-        if scale is not None and len(known_shape(scale) or ()) == 1:
+        if len(known_shape(input_at(node, 1)) or ()) == 1:
             node.attributes.pop("spatial", None)
 
 
@@ -218,8 +214,8 @@ def _make_axes_vectors(model: ir.Model) -> None:
     onnxruntime runs such a node, but not the Squeeze of the same axes that is its gradient.
     """
     builder = Builder(model.graph, "axes")
-    for node in model.graph.all_nodes():
-        axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
+    for node in find_nodes(model.graph.all_nodes(), "Unsqueeze"):
+        axes = constant(input_at(node, 1))
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
 

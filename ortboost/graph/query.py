@@ -21,6 +21,7 @@ __all__ = [
     "all_tensors",
     "constant",
     "count_operators",
+    "find_nodes",
     "find_schema",
     "format_shape",
     "has_subgraph",
@@ -132,6 +133,11 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
 def is_standard(node: ir.Node, *op_types: str) -> bool:
     """Whether a node is a standard ONNX operator, and one of ``op_types`` if any are given."""
     return node.domain in ("", "ai.onnx") and (not op_types or node.op_type in op_types)
+
+
+def find_nodes(nodes: Iterable[ir.Node], *op_types: str) -> list[ir.Node]:
+    """The standard operators of these types among nodes, which may then be replaced."""
+    return [node for node in nodes if is_standard(node, *op_types)]
 
 
 def label(node: ir.Node) -> str:

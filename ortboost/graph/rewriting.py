@@ -205,7 +205,7 @@ def rewrite_nodes(
         A report of the changed nodes, and of the refused ones with the reason.
     """
     report = Report(name)
-    builder: Builder | None = None
+    builder = Builder(model.graph, f"ortboost/{name}")
     removed: dict[int, ir.Node] = {}
     for node in list(model.graph.all_nodes() if subgraphs else model.graph):
         entry = rules.get(node.op_type)
@@ -214,8 +214,6 @@ def rewrite_nodes(
         gone = node.graph is None or id(node) in removed  # an earlier rule made it unused
         if rule is None or foreign or gone or not only(node):
             continue
-        if builder is None:  # created on demand: it collects all names of the graph
-            builder = Builder(model.graph, f"ortboost/{name}")
         site = Site(node, builder, model.opset_imports.get("", 18))
         # Before the rule runs: it may rename or disconnect the node.
         node_label, sources = label(node), list(node.inputs)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.dimensions import REST, Key, as_reshape, dimensions, elements, is_flat
-from ortboost.graph.query import constant, input_at, is_standard, label
+from ortboost.graph.query import constant, find_nodes, input_at, is_standard, label
 from ortboost.graph.symbolic_shapes import name_lengths
 
 __all__ = ["static_shapes"]
@@ -40,9 +40,7 @@ def static_shapes(model: ir.Model) -> Report:
     name_lengths(model)
     _store_numbers(model.graph, builder, report)
     # Nodes that take a shape: as constants if possible, else as fewer nodes.
-    for node in list(model.graph):
-        if not is_standard(node, *_TAKERS):
-            continue
+    for node in find_nodes(model.graph, *_TAKERS):
         place = _TAKERS[node.op_type]
         value = input_at(node, place)
         if value is None or constant(value) is not None or value.is_initializer():
@@ -87,9 +85,9 @@ def static_shapes(model: ir.Model) -> Report:
 
 def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
     """Store integers that shapes determine, whatever reads them."""
-    for node in list(graph):
-        out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
-        if out is None or out.shape is None or out.dtype not in _INTEGERS or not out.uses():
+    for node in find_nodes(graph, *_COMPUTING):
+        out = node.outputs[0]
+        if out.shape is None or out.dtype not in _INTEGERS or not out.uses():
             continue
         # A node that only such nodes read becomes unused when those are stored.
         if out.is_graph_output() or all(_computes(use.node) for use in out.uses()):

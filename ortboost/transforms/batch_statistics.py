@@ -37,7 +37,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
     form, are kept unchanged.
     """
     report = Report("write_out_batch_statistics")
-    for node in list(batch_norms(model)):
+    for node in batch_norms(model):
         x = node.inputs[0]
         shape = known_shape(x)
         if x is None or shape is None or running_statistics(node) is not None:

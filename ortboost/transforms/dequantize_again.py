@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.delay import false_after
-from ortboost.graph.query import FLOAT_TYPES, constant, is_standard
+from ortboost.graph.query import FLOAT_TYPES, constant, find_nodes, is_standard
 from ortboost.graph.rewriting import remove_unused
 
 __all__ = ["dequantize_again"]
@@ -40,8 +40,8 @@ def dequantize_again(model: ir.Model) -> None:
     graph = model.graph
     b = Builder(graph, "ortboost/dequantize")
     places = {node: place for place, node in enumerate(graph)}
-    for node in list(graph):
-        if not is_standard(node, "DequantizeLinear") or constant(node.inputs[0]) is None:
+    for node in find_nodes(graph, "DequantizeLinear"):
+        if constant(node.inputs[0]) is None:
             continue
         value = node.outputs[0]
         # A reader in a subgraph has no place in the main graph.

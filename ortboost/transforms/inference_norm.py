@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import is_read, is_standard, is_unused, label
+from ortboost.graph.query import find_nodes, is_read, is_unused, label
 from ortboost.transforms.trainable_norm import (
     MOMENTUM_KEY,
     NEXT,
@@ -48,9 +48,8 @@ def to_inference(model: ir.Model) -> Report:
         report.changed[label(node)] = "put in inference mode"
     if report.modified:
         _remove_unused(graph)
-    for node in graph:
-        if is_standard(node, "Dropout"):
-            _dropout_off(node, report)
+    for node in find_nodes(graph, "Dropout"):
+        _dropout_off(node, report)
     return report
 
 

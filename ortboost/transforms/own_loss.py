@@ -31,8 +31,8 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.query import (
     FLOAT_TYPES,
     ROLE_MARK,
+    find_nodes,
     format_shape,
-    is_standard,
     known_shape,
     source_before,
 )
@@ -116,9 +116,7 @@ def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None]]:
         Input to the number of classes and the label to ignore, if any.
     """
     found: dict[str, tuple[int, int | None]] = {}
-    for node in model.graph.all_nodes():
-        if not is_standard(node, *_PICKING):
-            continue
+    for node in find_nodes(model.graph.all_nodes(), *_PICKING):
         labels, scores = source_before(node.inputs[1], *_MOVING), known_shape(node.inputs[0])
         count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
         if labels is not None and labels.is_graph_input() and isinstance(count, int):
@@ -165,7 +163,7 @@ def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
     """The node that uses the labels, not indices computed from them, as class indices."""
-    found = [node for node in loss.graph.all_nodes() if is_standard(node, *_PICKING)]
+    found = find_nodes(loss.graph.all_nodes(), *_PICKING)
     for node in found:
         if source_before(node.inputs[1], *_MOVING) is not labels:
             raise ModelError(

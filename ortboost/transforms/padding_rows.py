@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_standard, label, source_before, static_shape
+from ortboost.graph.query import find_nodes, label, source_before, static_shape
 
 __all__ = ["join_padding_rows", "protect_padding_rows"]
 
@@ -31,8 +31,8 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
     """
     report = Report("protect_padding_rows")
     detached: dict[str, ir.Value] = {}
-    for node in list(model.graph) if rows else ():
-        if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+    for node in find_nodes(model.graph, "Gather") if rows else ():
+        if node.attributes.get_int("axis", 0) != 0:
             continue  # padding_idx counts along axis 0
         data, ids = node.inputs
         table = source_before(data, "Cast", "Identity")  # mixed precision casts the table

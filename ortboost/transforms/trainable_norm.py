@@ -18,7 +18,7 @@ which is the default here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,8 +30,8 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.origins import origin_of
 from ortboost.graph.query import (
+    find_nodes,
     is_read,
-    is_standard,
     known_shape,
     label,
     source_before,
@@ -93,11 +93,9 @@ def next_name(state: str) -> str:
     return f"{NEXT}{state}"
 
 
-def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
+def batch_norms(model: ir.Model) -> list[ir.Node]:
     """The BatchNormalization nodes of the main graph, in graph order."""
-    for node in model.graph:
-        if is_standard(node, "BatchNormalization"):
-            yield node
+    return find_nodes(model.graph, "BatchNormalization")
 
 
 def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
