@@ -125,7 +125,12 @@ class Builder:
         if dtype is None and inputs and inputs[0] is not None:
             dtype = inputs[0].dtype
         outputs = [
-            ir.val(self.unique(name or f"{self.prefix}/{op_type}"), dtype, shape) for name in names
+            ir.val(
+                self.unique(name or f"{self.prefix}/{op_type}"),
+                dtype,
+                None if shape is None else ir.Shape(shape),  # of its own: shapes can be changed
+            )
+            for name in names
         ]
         name = self.unique(f"{outputs[0].name}/node")
         self.nodes.append(

@@ -84,11 +84,9 @@ def dimension_name(name: str | None) -> str | None:
 
 
 def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, Dims]:
-    """Fix some dimensions of shapes; a name that is fixed in one shape is fixed in all.
+    """Fix some dimensions of the shapes of inputs, those of :attr:`InputConfig.dims`.
 
-    Args:
-        shapes: Input to shape.
-        dims: See :class:`InputConfig`.
+    A name that is fixed in one shape is fixed in all.
 
     Raises:
         UsageError: A dimension is unknown, or has another fixed length.

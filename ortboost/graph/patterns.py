@@ -54,13 +54,7 @@ def match(value: ir.Value | None, pattern: Pattern) -> Found | None:
 def matches(
     value: ir.Value | None, pattern: Pattern, found: Found | None = None
 ) -> Iterator[Found]:
-    """All ways in which a value matches a pattern.
-
-    Args:
-        value: The value to match.
-        pattern: The pattern.
-        found: Variables that are already bound.
-    """
+    """All ways in which a value matches a pattern; ``found`` has the variables bound already."""
     known: dict[str, ir.Value] = dict(found or {})  # a copy: alternatives must not share bindings
     if value is None:
         return

@@ -298,11 +298,7 @@ def can_replace(old: ir.Value, new: ir.Value) -> bool:
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> bool:
-    """Let all consumers of ``old`` read ``new``; a graph output keeps its name.
-
-    Returns:
-        Whether the value was replaced; see :func:`can_replace`.
-    """
+    """Let all consumers of ``old`` read ``new``, if they can; a graph output keeps its name."""
     if not can_replace(old, new):
         return False
     if not old.is_graph_output():

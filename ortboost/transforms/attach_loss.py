@@ -91,11 +91,9 @@ class AttachedLoss:
 
 
 def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
-    """Append the loss to the graph and make it the output ``loss``; labels become an input.
+    """Append the loss to a normalized forward model, opset 18 or newer, in place.
 
-    Args:
-        model: A normalized forward model (opset 18 or newer); changed in place.
-        config: The loss.
+    It becomes the output ``loss``; labels become an input.
 
     Raises:
         ConfigError: Dense labels for another loss than cross entropy, or weights that do not

@@ -51,13 +51,7 @@ _LABELS = ("y", "labels", "label", "targets", "target")
 def splice_loss(
     model: ir.Model, prediction: ir.Value, path: str, builder: Builder
 ) -> tuple[ir.Value, ir.Value, ir.Node | None]:
-    """Append the nodes of a loss to a graph.
-
-    Args:
-        model: The forward model; changed in place.
-        prediction: The output that the loss is computed from.
-        path: The file.
-        builder: Receives the nodes, and provides unused names.
+    """Append the nodes of the loss in a file to a forward model, in place.
 
     Returns:
         The labels, a new value that is not an input yet; the loss, a scalar; and the node that uses
@@ -110,11 +104,7 @@ def splice_loss(
 
 
 def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None]]:
-    """Inputs that a model with a loss of its own reads as class indices.
-
-    Returns:
-        Input to the number of classes and the label to ignore, if any.
-    """
+    """Input that a model's own loss reads as class indices, to their number and the ignored one."""
     found: dict[str, tuple[int, int | None]] = {}
     for node in find_nodes(model.graph.all_nodes(), *_PICKING):
         labels, scores = source_before(node.inputs[1], *_MOVING), known_shape(node.inputs[0])

@@ -331,7 +331,7 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
             else:  # the Identity has the name of the exporter's other tensor
                 name = direct.name or key
                 direct.name = builder.unique(f"{name}/shared")
-            copy = ir.val(name, shape=value.shape, type=value.type, const_value=value.const_value)
+            copy = ir.val(name, const_value=value.const_value)
             model.graph.register_initializer(copy)
             node.replace_input_with(index, copy)
             owner[name] = module

@@ -171,12 +171,9 @@ def _attribute_types(op: str, opset: int) -> Mapping[str, int]:
 
 
 def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None) -> None:
-    """Run ``onnx.checker``.
+    """Run ``onnx.checker`` on a model, or the file of one, that has passed the checks above.
 
-    Args:
-        proto: The model, which has passed :func:`check_structure`.
-        where: Name of the model, for errors.
-        path: Its file, if any; external data is looked for beside it.
+    External data is looked for beside the file.
 
     Raises:
         FileError: The model is invalid; with the first line of the checker's message.

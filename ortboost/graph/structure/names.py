@@ -36,13 +36,10 @@ def _check_field(text: str | bytes, field: str, where: str) -> None:
 
 
 def check_names(proto: onnx.ModelProto, where: str) -> bool:
-    """Check all names.
+    """Raise a FileError for a name that is defined twice, or not at all.
 
     Returns:
         Whether the nodes are in topological order.
-
-    Raises:
-        FileError: A name is defined twice, or not at all.
     """
     in_order = _check_graph(proto.graph, frozenset(), where)
     for function in proto.functions:

@@ -39,11 +39,7 @@ _Constants = Mapping[str, onnx.TensorProto]
 
 
 def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Reject a model that would exhaust memory or time.
-
-    Raises:
-        FileError: A limit is exceeded; the fix names the setting that raises it.
-    """
+    """Raise a FileError if a limit is exceeded; the fix names the setting that raises it."""
     total = _count_nodes(proto, where, limits)
     if total > limits.nodes:
         what = f"The model has more than {limits.nodes:,} nodes once its functions are inlined."

@@ -47,13 +47,7 @@ class Form:
 
 
 def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
-    """Find the inputs and outputs of a node that low precision would change.
-
-    Args:
-        node: The node; the types of its values must be known.
-        low: The low-precision type.
-        opsets: Domain to version.
-    """
+    """The inputs and outputs of a node, with values of known types, that low precision changes."""
     reads = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.dtype == _FLOAT)
     writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
     # Nodes whose types cannot be changed, or are not known.

@@ -45,13 +45,8 @@ class NodePrecision:
 class PrecisionPlan:
     """The precision of every node that reads or writes a float32 tensor.
 
-    Args:
-        model: The model.
-        config: The policy.
-        low: Its element type.
-        stored: Whether parameters are converted once instead of cast at each step.
-        masters: Names of the parameters; determined if not given.
-        ranges: Name of a tensor to its largest measured magnitude.
+    See :func:`~ortboost.transforms.precision.place.place_precision` for the arguments; ``low`` is
+    the element type of the policy.
     """
 
     def __init__(
@@ -73,10 +68,6 @@ class PrecisionPlan:
 
     def find(self, fixed: Mapping[str, str], unsupported: Mapping[str, str]) -> None:
         """Classify each node with a float32 tensor as low, fp32 or free.
-
-        Args:
-            fixed: Name of a node to the reason why it stays in float32.
-            unsupported: Operator to the reason why it stays in float32.
 
         Raises:
             UsageError: A pattern matches no node, or a node cannot be forced to low precision.

@@ -161,12 +161,7 @@ class PrecisionConfig(Configuration):
 def classify(
     op_type: str, policy: str = "autocast", keep_batchnorm: bool = True
 ) -> tuple[Choice, str]:
-    """The class of an operator, and the reason.
-
-    Args:
-        op_type: Name of the operator.
-        policy: ``autocast`` or ``all``.
-        keep_batchnorm: With the policy ``all``, whether normalizations stay in float32.
+    """The class of an operator, and the reason; see :class:`PrecisionConfig` for the policies.
 
     Example:
         >>> classify("Softmax")
@@ -185,12 +180,7 @@ def classify(
 def precision_for_level(
     level: str, keep_batchnorm_fp32: bool | None = None, compute: Literal["fp16", "bf16"] = "fp16"
 ) -> PrecisionConfig:
-    """The policy of a level.
-
-    Args:
-        level: One of :data:`LEVELS`.
-        keep_batchnorm_fp32: Overrides how the level treats normalizations.
-        compute: The low-precision format.
+    """The policy of one of the :data:`LEVELS`, with this low-precision format.
 
     Raises:
         ConfigError: The level is unknown.
