@@ -246,16 +246,9 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     values, and the use alone last.
     """
     uses = weight_uses(value)
-    if not uses:
-        return _Verdict("constant", "no differentiable node reads it")
-    where = uses[0].where
-    if ROLE_MARK in value.metadata_props:
-        return _Verdict(value.metadata_props[ROLE_MARK], f"added as such, {where}")
-    statistics = next((use for use in uses if use.role.startswith("running_")), None)
-    if statistics is not None:
-        return _Verdict(statistics.role, statistics.where)
-    if all(use.kind == UseKind.SETTING for use in uses):
-        return _setting(value, uses)
+    certain = _certain(value, uses)
+    if certain is not None:
+        return certain
     # The most conclusive use decides.
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:
@@ -309,6 +302,18 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
         why = "a single number" if single else "not a weight position"
         return _Verdict("constant", f"{why}, {use.where}")
     return _Verdict(by_use, use.where, "", by_use)
+
+
+def _certain(value: ir.Value, uses: tuple[WeightUse, ...]) -> _Verdict | None:
+    """Classify a tensor without uses, with a mark, a running statistic, or a setting."""
+    if not uses:
+        return _Verdict("constant", "no differentiable node reads it")
+    if ROLE_MARK in value.metadata_props:
+        return _Verdict(value.metadata_props[ROLE_MARK], f"added as such, {uses[0].where}")
+    for use in uses:
+        if use.role.startswith("running_"):
+            return _Verdict(use.role, use.where)
+    return _setting(value, uses) if all(use.kind == UseKind.SETTING for use in uses) else None
 
 
 def _shifts_one_column(value: ir.Value) -> bool:

@@ -17,7 +17,7 @@ from ortboost.graph.bodies import states_of
 from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of, source_before, subgraphs
 from ortboost.graph.reach import STOPS, ancestors
 
-__all__ = ["UseKind", "WeightUse", "is_stored", "weight_uses"]
+__all__ = ["UseKind", "WeightUse", "weight_uses"]
 
 
 class UseKind(enum.IntEnum):
@@ -163,8 +163,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
             recurrent=op in _RECURRENT,
             waves=waves,
             computed=computed,
-            start=matrix is not None and is_stored(matrix),
-            linear=data is not None and not is_stored(data),
+            start=matrix is not None and _is_stored(matrix, {}),
+            linear=data is not None and not _is_stored(data, {}),
         )
     # A non-standard operator may have weights at any input: it is trained, or rejected later.
     plain = not standard or op not in (*_STATE, *_RECURRENT)
@@ -212,7 +212,7 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
                 pending += [(out, True, True) for out in floats]
             elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
                 yield node, index, waves, computed
-            elif all(is_stored(other, known) for other in node.inputs if other is not None):
+            elif all(_is_stored(other, known) for other in node.inputs if other is not None):
                 # Not yet combined with data: follow the result. Concat only moves elements.
                 arithmetic = computed or node.op_type != "Concat"
                 pending += [(out, waves, arithmetic) for out in floats]
@@ -242,12 +242,8 @@ def _is_layer(node: ir.Node, index: int) -> bool:
     return index in (*_NORM_OPS.get(node.op_type, ()), *_WEIGHTS.get(node.op_type, ()))
 
 
-def is_stored(value: ir.Value, known: dict[int, bool] | None = None) -> bool:
-    """Whether a value is an initializer or computed from initializers alone.
-
-    What is ``known`` of values, by their ids, is read and added to.
-    """
-    known = {} if known is None else known
+def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
+    """Whether a value is an initializer or computed from initializers alone."""
     pending, seen, stored = [value], set[int](), True
     while pending and stored:  # not recursive: networks are deep
         current = pending.pop()

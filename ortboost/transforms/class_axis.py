@@ -22,7 +22,6 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.query import format_shape, is_standard, known_shape
 from ortboost.graph.source import source_name
-from ortboost.graph.weight_uses import is_stored
 
 __all__ = ["find_class_axis"]
 
@@ -80,9 +79,9 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return axis
     if rank == 2:
         return 1
-    known, stored = _Known(), dict[int, bool]()
+    known = _Known()
     for node in model.graph:  # in graph order, each after what it reads
-        known.update((output, _of_node(output, known, stored)) for output in node.outputs)
+        known.update((output, _of_node(output, known)) for output in node.outputs)
     by_operator, by_lengths = known.get(prediction), _by_lengths(model, shape)
     # An operator may also say 0, the batch axis: no answer, and it agrees with no length.
     if by_operator and by_lengths in (None, by_operator):
@@ -98,11 +97,8 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     )
 
 
-def _of_node(value: ir.Value, known: _Known, stored: dict[int, bool]) -> int | None:
-    """The feature axis of ``value`` according to the node that computes it, if certain.
-
-    What is found out about stored values is kept in ``stored``, see :func:`is_stored`.
-    """
+def _of_node(value: ir.Value, known: _Known) -> int | None:
+    """The feature axis of ``value`` according to the node that computes it, if certain."""
     node, shape = value.producer(), known_shape(value)
     if node is None or shape is None or not is_standard(node):
         return None
@@ -116,14 +112,14 @@ def _of_node(value: ir.Value, known: _Known, stored: dict[int, bool]) -> int | N
         return rank - 1
     if op == "MatMul":
         matrix = node.inputs[1]
-        fixed = matrix is not None and _rank(matrix) == 2 and is_stored(matrix, stored)
-        return rank - 1 if fixed else None
+        stored = matrix is not None and _rank(matrix) == 2 and _constant(matrix)
+        return rank - 1 if stored else None
     if op in _AS_THE_FIRST:
         return known.get(node.inputs[0]) if _rank(node.inputs[0]) == rank else None
     if op in _AS_ALL:
         # All operands but constants must agree; one whose axis is unknown (`None`) counts.
         operands = [v for v in node.inputs if v is not None and _rank(v) == rank]
-        found = {known.get(operand) for operand in operands if not is_stored(operand, stored)}
+        found = {known.get(operand) for operand in operands if not _constant(operand)}
         return found.pop() if len(found) == 1 else None
     if op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
         return _moved(node, value, known)
@@ -150,6 +146,14 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     if axis == 1 and len(after) > 1 and after[:2] == before[:2] and after[0] is not None:
         return 1
     return None
+
+
+def _constant(value: ir.Value, depth: int = 8) -> bool:
+    """Whether a value depends only on stored tensors."""
+    node = value.producer()
+    if node is None:
+        return value.is_initializer()
+    return depth > 0 and all(v is None or _constant(v, depth - 1) for v in node.inputs)
 
 
 def _rank(value: ir.Value | None) -> int | None:
