@@ -72,8 +72,8 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
           where: no-such-file.onnx
           fix:   Check the path.
     """
-    name = name_of(source)
     if isinstance(source, ir.Model | onnx.ModelProto):
+        name = name_of(source)
         proto = source if isinstance(source, onnx.ModelProto) else None
         model = _checked(proto, name) if proto is not None else source.clone()
         _name_apart(model)
@@ -104,7 +104,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     # An empty file is a valid message of protobuf, and so are some files of other kinds.
     if not model.opset_imports and not len(model.graph):
         raise damaged("The file holds no ONNX graph.", str(path))
-    named_source(model, name)
+    named_source(model, str(path))
     if weights:  # if saved elsewhere, the model would look for its data beside the new file
         model = ir.external_data.load_to_model(model)
     return _finished(model)

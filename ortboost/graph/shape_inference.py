@@ -79,9 +79,11 @@ def infer_shapes(model: ir.Model) -> None:
 
 def infer_missing(model: ir.Model) -> None:
     """Infer shapes and types in place if any type or dimension in the main graph is unknown."""
-    values = [value for node in model.graph for value in node.outputs]
-    if any(value.type is None or None in (known_shape(value) or (None,)) for value in values):
-        infer_shapes(model)
+    for node in model.graph:
+        for value in node.outputs:
+            if value.shape is None or value.type is None or None in (known_shape(value) or ()):
+                infer_shapes(model)
+                return
 
 
 def check_lengths(model: ir.Model) -> None:
