@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, is_standard
+from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = [
     "REST",
@@ -33,21 +33,16 @@ _LARGEST = 64  # elements of a tensor that could be a shape
 _DEPTH = 24  # nodes between a shape and what it is computed from
 
 
-def _key(value: ir.Value, axis: int) -> Key:
-    assert value.shape is not None
-    dim = value.shape[axis]
-    if isinstance(dim, int):
-        return dim
-    if dim.value is not None:
-        return ("name", dim.value)
-    return ("axis", id(value), axis)
-
-
 def dimensions(value: ir.Value | None) -> tuple[Key, ...] | None:
     """One key for each dimension of a value; ``None`` if the rank is unknown."""
-    if value is None or value.shape is None:
+    shape = known_shape(value)
+    if shape is None:
         return None
-    return tuple(_key(value, axis) for axis in range(len(value.shape)))
+    keys: list[Key] = []
+    for axis, dim in enumerate(shape):
+        name = ("axis", id(value), axis) if dim is None else ("name", dim)
+        keys.append(dim if isinstance(dim, int) else name)
+    return tuple(keys)
 
 
 def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:

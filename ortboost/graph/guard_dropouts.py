@@ -23,18 +23,15 @@ def guard_dropouts(model: ir.Model) -> Report:
     """Read the mask of each Dropout in training mode of a typed graph if nothing does, in place."""
     report = Report("guard_dropouts")
     for node in find_nodes(all_nodes(model.graph), "Dropout"):
-        if not _trains(node) or (len(node.outputs) == 2 and is_read(node.outputs[1])):
+        training = input_at(node, 2)
+        known = constant(training)
+        if training is None or (known is not None and not known.any()):
+            continue  # not in training mode
+        if len(node.outputs) == 2 and is_read(node.outputs[1]):
             continue
         _read_mask(node)
         report.changed[node.name or ""] = "its mask is read now: onnxruntime would remove it"
     return report
-
-
-def _trains(node: ir.Node) -> bool:
-    """Whether a Dropout is, or may be, in training mode."""
-    training = input_at(node, 2)
-    known = constant(training)
-    return training is not None and (known is None or bool(known.any()))
 
 
 def _read_mask(node: ir.Node) -> None:

@@ -365,8 +365,10 @@ def _formula(
         origin.kind == "module" and _PARAMETER_NAME.fullmatch(name) is not None
     )
     # Scales and biases, fresh from their initialization, hold only 0 and 1 as well.
+    # So do the biases of an LSTM of Keras: a vector of 0 and 1 that is added is no mask.
+    bias = use.op == "Add" and value.shape is not None and len(value.shape) == 1
     examined = use.kind in (UseKind.WEIGHT, UseKind.PLAIN)
-    examined = examined and not _is_fresh_bias(value, use)
+    examined = examined and not (bias and _is_of_0_and_1(value))
     reason = counting(value) if examined and use.role != "bias" else None
     reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
     if reason is not None:
@@ -481,12 +483,6 @@ def _is_filled(value: ir.Value) -> bool:
     """Whether it is one number that jnp.where or a comparison has spread over several axes."""
     shape = value.shape.numpy() if value.shape is not None else ()
     return sum(length > 1 for length in shape) > 1 and _is_one_number(value)
-
-
-def _is_fresh_bias(value: ir.Value, use: WeightUse) -> bool:
-    """Whether a vector of 0 and 1 is added, as Keras begins the biases of an LSTM: no mask is."""
-    added = use.op == "Add" and value.shape is not None and len(value.shape) == 1
-    return added and _is_of_0_and_1(value)
 
 
 def _is_merged(value: ir.Value) -> bool:

@@ -58,7 +58,9 @@ def name_lengths(model: ir.Model) -> None:
             _rename(value, renamed)
         output, rule = node.outputs[0], _RULES.get(node.op_type)
         old = known_shape(output)
-        if rule is None or not is_standard(node) or not _is_open(old, given):
+        # Only where a dimension has no name, or one that inference invented.
+        known = old is not None and not any(dim is None or _is_invented(dim, given) for dim in old)
+        if rule is None or not is_standard(node) or known:
             continue
         if output.type is None:  # behind an operator of a runtime; a file cannot keep its shape
             continue
@@ -71,8 +73,8 @@ def name_lengths(model: ir.Model) -> None:
         if old is None:
             output.shape = ir.Shape(new)
         elif None in old:
-            known = (now if was is None else was for was, now in zip(old, new, strict=True))
-            output.shape = ir.Shape(known)
+            pairs = zip(old, new, strict=True)
+            output.shape = ir.Shape(now if was is None else was for was, now in pairs)
         _rename(output, renamed)
 
 
@@ -83,11 +85,6 @@ def is_cut(dim: Dim, whole: Dim) -> bool:
     """
     found = _CUT.fullmatch(dim) if isinstance(dim, str) else None
     return found is not None and found[1] == whole
-
-
-def _is_open(shape: Dims | None, given: set[Dim]) -> bool:
-    """Whether a dimension has no name, or one that inference invented."""
-    return shape is None or any(dim is None or _is_invented(dim, given) for dim in shape)
 
 
 def _is_invented(dim: Dim, given: set[Dim]) -> bool:

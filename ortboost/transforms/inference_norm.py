@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import find_nodes, is_read, is_unused, label
+from ortboost.graph.query import find_nodes, input_at, is_read, is_unused, label
 from ortboost.transforms.trainable_norm import (
     MOMENTUM_KEY,
     NEXT,
@@ -49,7 +49,12 @@ def to_inference(model: ir.Model) -> Report:
     if report.modified:
         _remove_unused(graph)
     for node in find_nodes(graph, "Dropout"):
-        _dropout_off(node, report)
+        if input_at(node, 2) is not None:
+            node.replace_input_with(2, None)
+            node.resize_inputs(2)
+            report.changed[label(node)] = "put in inference mode"
+        if len(node.outputs) > 1 and not is_read(node.outputs[1]):
+            node.resize_outputs(1)
     return report
 
 
@@ -88,12 +93,3 @@ def _remove_unused(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if name.startswith(OWN_PREFIX) and not value.uses():
             graph.initializers.pop(name)
-
-
-def _dropout_off(node: ir.Node, report: Report) -> None:
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        node.replace_input_with(2, None)
-        node.resize_inputs(2)
-        report.changed[label(node)] = "put in inference mode"
-    if len(node.outputs) > 1 and not is_read(node.outputs[1]):
-        node.resize_outputs(1)
