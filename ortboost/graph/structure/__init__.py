@@ -103,8 +103,9 @@ def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[Iterable[onnx.NodeProto], 
 def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
     if node.domain not in STANDARD:
         return
-    for what, names in (("inputs", node.input), ("outputs", node.output)):
-        least, most = _counts(node.op_type, opset)[what]
+    counts = _counts(node.op_type, opset)
+    given = (("inputs", node.input), ("outputs", node.output))
+    for (what, names), (least, most) in zip(given, counts, strict=True):
         if not least <= len(names) <= most:
             raise damaged(f"A {node.op_type} has {len(names)} {what}.", where, node)
 
@@ -149,15 +150,12 @@ def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: st
 
 
 @functools.cache
-def _counts(op: str, opset: int) -> Mapping[str, tuple[int, int]]:
-    """Least and most ``inputs`` and ``outputs``; any number for an operator that is not known."""
+def _counts(op: str, opset: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Least and most inputs, and outputs; any number for an operator that is not known."""
     schema = find_schema(op, opset)
     if schema is None:
-        return {"inputs": (0, sys.maxsize), "outputs": (0, sys.maxsize)}
-    return {
-        "inputs": (schema.min_input, schema.max_input),
-        "outputs": (schema.min_output, schema.max_output),
-    }
+        return (0, sys.maxsize), (0, sys.maxsize)
+    return (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
 
 
 @functools.cache
