@@ -74,12 +74,7 @@ class Range:
         """The range in words."""
         if math.isfinite(self.least) and math.isinf(self.most) and math.isinf(self.below):
             return f"{_number(self.least)} or more"
-        bounds = {
-            "from": self.least,
-            "above": self.above,
-            "to": self.most,
-            "below": self.below,
-        }
+        bounds = {"from": self.least, "above": self.above, "to": self.most, "below": self.below}
         said = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
         if not said:
             return "a finite number"

@@ -11,9 +11,8 @@ with ``momentum = 0`` on the node itself, which then outputs the statistics of t
 onnxruntime would overwrite the stored statistics in place, even in a skipped step, which must keep
 them.
 
-The ONNX convention is ``next = old * momentum + batch * (1 - momentum)`` with the *biased* variance
-of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore use the unbiased one, ``/ (N - 1)``,
-which is the default here.
+ONNX does so with the *biased* variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and
+MindSpore use the unbiased one, ``/ (N - 1)``, which is the default here.
 """
 
 from __future__ import annotations
