@@ -22,7 +22,7 @@ from ortboost.boosts.thor_inverse import (
 from ortboost.boosts.thor_layers import Layer, NormLayer
 from ortboost.boosts.thor_shares import own_blocks
 from ortboost.boosts.thor_sides import Sides, mean_name, state_name
-from ortboost.graph.branches import choose
+from ortboost.graph.bodies import choose
 from ortboost.graph.build import Builder
 
 __all__ = ["KEPT", "LAYERS", "Refresh"]

@@ -49,18 +49,18 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner = _owner(function, args)
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise _misfit(_owner(function, args), str(error), signature, kwargs) from None
+            raise _misfit(owner, str(error), signature, kwargs) from None
         hints = _hints(function)  # not at decoration: annotations may name what is defined later
         for name, value in given.items():
             kind = signature.parameters[name].kind
             # The annotations of *args and **kwargs are those of an element.
             variadic = kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-            if variadic or name not in hints:
-                continue
-            check_argument(_owner(function, args), name, value, hints[name])
+            if name in hints and not variadic:
+                check_argument(owner, name, value, hints[name])
         return function(*args, **kwargs)
 
     return wrapper
@@ -105,11 +105,7 @@ class Configuration:
 def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
     """Check one value as :func:`checked` does: a part of an argument, or a type known only later.
 
-    Args:
-        owner: The function or class that the user called, for the error.
-        name: Name of the argument.
-        value: The value.
-        hint: The annotation that the value must match.
+    The error names its ``owner``, the function or class that the user called.
 
     Raises:
         ArgumentTypeError: The value has the wrong type.

@@ -17,11 +17,7 @@ __all__ = ["as_array", "as_dtype", "matches", "npy_faults", "read_npy"]
 
 
 def matches(have: Sequence[int], want: Sequence[int | str | None]) -> bool:
-    """Whether a shape matches the required one, axis by axis.
-
-    Args:
-        have: The shape of an array.
-        want: Per axis a length, or anything else for an arbitrary length.
+    """Whether a shape matches the required one, axis by axis; what is no int stands for any length.
 
     Example:
         >>> matches((2, 3), ("N", 3)), matches((2, 3), (3, 3))
@@ -63,14 +59,9 @@ def read_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
 def as_array(value: Any, where: str) -> NDArray[Any]:
     """Convert a number, a list, an array, or a tensor of any framework to a numpy array.
 
-    Its byte order is that of the machine: runtimes read the bytes of an array as they are.
-
-    Tensors are recognised by their methods (``asnumpy``; ``detach``, ``cpu`` and ``numpy``;
-    ``__array__``; ``__dlpack__``); no framework is imported.
-
-    Args:
-        value: The data.
-        where: Description of the data, for the error.
+    Its byte order is that of the machine: runtimes read the bytes of an array as they are. Tensors
+    are recognised by their methods (``asnumpy``; ``detach``, ``cpu`` and ``numpy``; ``__array__``;
+    ``__dlpack__``); no framework is imported. Errors say ``where`` the data are.
 
     Raises:
         ArgumentTypeError: The data are not numeric, or their rows have different lengths.
@@ -123,14 +114,10 @@ def _converted(value: Any) -> NDArray[Any]:
 def as_dtype(value: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     """Convert data to a dtype that can hold their values; floats may be rounded to shorter ones.
 
-    Args:
-        value: The data, as in :func:`as_array`.
-        dtype: The dtype.
-        where: Description of the data, for the error.
-
     Raises:
         ArgumentTypeError: See :func:`as_array`.
-        ArgumentValueError: The dtype cannot hold a value: 0.5 as an integer, 1e300 in float32.
+        ArgumentValueError: Also if the dtype cannot hold a value: 0.5 as an integer, 1e300 in
+            float32.
 
     Example:
         >>> as_dtype([1.0, 2.0], np.dtype("int64"), "labels")

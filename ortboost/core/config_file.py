@@ -16,9 +16,7 @@ CONFIG_VERSION = 1
 def without_version(data: Any, path: str | os.PathLike[str]) -> Any:
     """The contents of a configuration file without its ``version``; no version means version 1.
 
-    Args:
-        data: The parsed file; anything but a dictionary is returned unchanged.
-        path: The file, for the error.
+    Anything but a dictionary is returned unchanged.
 
     Raises:
         ConfigError: The version is not a whole number from 1 to :data:`CONFIG_VERSION`.

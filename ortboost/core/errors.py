@@ -217,14 +217,7 @@ def require_known(
     where: str,
     error: type[OrtBoostError] = UsageError,
 ) -> None:
-    """Raise an error for a name that is not one of the choices; it suggests the nearest one.
-
-    Args:
-        name: The name.
-        choices: The valid names.
-        what: One sentence for the error.
-        where: Where it was given.
-        error: The exception class to raise.
+    """Raise an error of this class for a name that is not one of the choices; suggest the nearest.
 
     Example:
         >>> require_known("tset", ["train", "test"], "Unknown split 'tset'.", "split")

@@ -31,14 +31,7 @@ from ortboost.core.field_words import (
     without_alias,
 )
 
-__all__ = [
-    "Range",
-    "check_kinds",
-    "check_value",
-    "describe_family",
-    "read_config",
-    "write_config",
-]
+__all__ = ["Range", "check_kinds", "check_value", "describe_family", "read_config", "write_config"]
 
 T = TypeVar("T")
 _INT64: Final = 2**63  # the range of an int64 tensor
@@ -79,11 +72,7 @@ def check_kinds(config: Any, where: str) -> None:
 
 
 def check_value(value: object, hint: Any) -> None:
-    """Reject a value whose type, choice or range does not match an annotation.
-
-    Raises:
-        UnfitError: The value does not match.
-    """
+    """Raise an UnfitError if the type, choice or range of a value does not match an annotation."""
     _checker.structure(value, hint)
 
 
@@ -168,7 +157,8 @@ def describe_family(
 
     def write(config: Any) -> dict[str, Any]:
         name = next(name for name, kind in kinds.items() if type(config) is kind)
-        members = {written.get(key, key): value for key, value in _members(config).items()}
+        keys = [item.name for item in dataclasses.fields(config)]
+        members = {written.get(k, k): _reader.unstructure(getattr(config, k)) for k in keys}
         return {tag: name, **members}
 
     def belongs(hint: Any) -> bool:
@@ -177,11 +167,6 @@ def describe_family(
     _reader.register_structure_hook_func(lambda hint: bool(hint == family), read)
     _reader.register_unstructure_hook_func(belongs, write)
     _checker.register_structure_hook_func(lambda hint: bool(hint == family), _instance)
-
-
-def _members(config: Any) -> dict[str, Any]:
-    found = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    return {name: _reader.unstructure(value) for name, value in found.items()}
 
 
 @functools.cache
@@ -290,10 +275,6 @@ def _object(converter: cattrs.Converter, kind: Any) -> Any:
     return structure
 
 
-def _is_data(hint: Any) -> bool:
-    return inspect.isclass(hint) and dataclasses.is_dataclass(hint)
-
-
 def _has(*origins: Any) -> Any:
     return lambda hint: typing.get_origin(hint) in origins
 
@@ -322,7 +303,10 @@ def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
         converter.register_structure_hook(kind, hook)
     converter.register_structure_hook_func(lambda hint: hint is Any, lambda value, _: value)
     if reads:
-        converter.register_structure_hook_factory(_is_data, functools.partial(_object, converter))
+        converter.register_structure_hook_factory(
+            lambda hint: inspect.isclass(hint) and dataclasses.is_dataclass(hint),
+            functools.partial(_object, converter),
+        )
     converter.register_unstructure_hook(np.ndarray, lambda array: array.tolist())
     converter.register_unstructure_hook_func(
         lambda kind: inspect.isclass(kind) and issubclass(kind, np.generic), lambda n: n.item()

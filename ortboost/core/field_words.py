@@ -74,12 +74,7 @@ class Range:
         """The range in words."""
         if math.isfinite(self.least) and math.isinf(self.most) and math.isinf(self.below):
             return f"{_number(self.least)} or more"
-        bounds = {
-            "from": self.least,
-            "above": self.above,
-            "to": self.most,
-            "below": self.below,
-        }
+        bounds = {"from": self.least, "above": self.above, "to": self.most, "below": self.below}
         said = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
         if not said:
             return "a finite number"
@@ -128,28 +123,24 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
     expected = said(hint)
     if isinstance(value, float) and not math.isfinite(value) and expected.endswith("or more"):
         expected = f"a finite number of {expected}"
-    if isinstance(value, str):
-        if any(typing.get_origin(one) in (tuple, Sequence) for one in _members_of(hint)):
-            return ConfigError(  # a string is a sequence of letters
-                f"'{name}' is one text, '{value}'; a list is needed.",
-                where=where,
-                fix=f"Write ('{value}',).",
-            )
-        choices = [
-            c for one in _members_of(hint) for c in typing.get_args(one) if isinstance(c, str)
-        ]
-        if choices:
-            return ConfigError(
-                f"'{name}' is {shown(value)}; {expected} is needed.",
-                where=where,
-                fix=nearest(value, choices),
-            )
+    members = _members_of(hint)
+    sequences = (tuple, Sequence)  # as a string is, of letters
+    if isinstance(value, str) and any(typing.get_origin(one) in sequences for one in members):
+        return ConfigError(
+            f"'{name}' is one text, '{value}'; a list is needed.",
+            where=where,
+            fix=f"Write ('{value}',).",
+        )
+    choices = [c for one in members for c in typing.get_args(one) if isinstance(c, str)]
+    config = next(
+        (c for c in (hint, *members) if c in FAMILIES or dataclasses.is_dataclass(c)), None
+    )
     fix = f"Give {expected}."
-    for one in (hint, *_members_of(hint)):
-        if one in FAMILIES or dataclasses.is_dataclass(one):
-            data = f"{{'{name}': {FAMILIES[one].data if one in FAMILIES else '{...}'}}}"
-            fix = f"Write {name}={_call(one, value)}, or give plain data to from_dict: {data}."
-            break
+    if isinstance(value, str) and choices:
+        fix = nearest(value, choices)
+    elif config is not None:
+        data = f"{{'{name}': {FAMILIES[config].data if config in FAMILIES else '{...}'}}}"
+        fix = f"Write {name}={_call(config, value)}, or give plain data to from_dict: {data}."
     return ConfigError(f"'{name}' is {shown(value)}; {expected} is needed.", where=where, fix=fix)
 
 

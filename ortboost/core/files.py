@@ -54,11 +54,7 @@ _DAY = 86400.0  # seconds
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that is not UTF-8, which onnx and onnxruntime cannot open.
-
-    Raises:
-        FileError: It is not.
-    """
+    """Raise a FileError for a name that is not UTF-8: onnx and onnxruntime cannot open it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -153,11 +149,11 @@ def temporary_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None:
-    """Move all files of one folder into another: all of them, or none.
+    """Move all files of one folder into another, in place of those with the same names, or none.
 
     Args:
         made: A folder of files, made by :func:`temporary_folder` in ``folder``.
-        folder: The destination; files with the same names are replaced.
+        folder: The destination.
         dropped: Names of files or folders in ``folder`` to remove.
 
     Raises:
@@ -260,10 +256,7 @@ def foreign_files(folder: Path, *known: str) -> bool:
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Remove abandoned temporary files and folders.
-
-    These are the ones of dead processes on this machine, and of other machines after a day.
-    """
+    """Remove temporary files of dead processes on this machine, of other machines after a day."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
@@ -295,7 +288,7 @@ def process_exists(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # not permitted: the process of another user
-        return True
+        pass
     return True
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, require_known
 
 __all__ = ["LIMITS_VARIABLE", "Limits"]
 
@@ -51,8 +51,7 @@ class Limits:
         for part in filter(None, text.split(",")):
             name, _, number = (piece.strip() for piece in part.partition("="))
             where = f"{LIMITS_VARIABLE}={text}"
-            if name not in known:
-                raise ConfigError(f"Unknown limit '{name}'.", where=where, fix=nearest(name, known))
+            require_known(name, known, f"Unknown limit '{name}'.", where, ConfigError)
             if not number.isdecimal() or int(number) == 0:
                 raise ConfigError(
                     f"'{number}' is not a positive integer.",

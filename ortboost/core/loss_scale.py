@@ -292,12 +292,9 @@ def initial_state(config: ScaleConfig) -> ScaleState:
 
 
 def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState:
-    """The state after one step.
+    """The state after one step of a policy.
 
-    Args:
-        state: The state before it.
-        overflow: Whether an (un-scaled) gradient was not finite, so that the update was skipped.
-        config: The loss-scale policy.
+    In case of an ``overflow``, an (un-scaled) gradient was not finite, and the update was skipped.
 
     Example:
         >>> config = DynamicScaleConfig(init_scale=4, scale_window=2)

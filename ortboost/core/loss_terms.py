@@ -16,10 +16,7 @@ _Array = NDArray[Any]
 def count_labels(labels: _Array, ignored: int | None, *, shifted: bool = False) -> int:
     """The number of labels that are not ignored.
 
-    Args:
-        labels: Class indices, of any shape.
-        ignored: The label to ignore, if any.
-        shifted: Whether each position is compared with the next label: the first one is never used.
+    With ``shifted``, each position is compared with the next label: the first one is never used.
 
     Example:
         >>> count_labels(np.array([[7, 2, 5, -100]]), -100, shifted=True)

@@ -130,66 +130,39 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         return array
 
 
-class Overlay(Mapping[str, NDArray[np.generic]]):
-    """Tensors in front of others, which are read from their file when they are needed.
+class _View(Mapping[str, NDArray[np.generic]]):
+    """Tensors that other mappings hold, which are read when they are needed."""
 
-    Args:
-        front: The tensors that differ, or are in memory.
-        behind: All others.
-    """
+    def __init__(self, holders: Mapping[str, Mapping[str, NDArray[np.generic]]]) -> None:
+        self.holders = holders
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        return self.holders[name][name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.holders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.holders)
+
+    def __len__(self) -> int:
+        return len(self.holders)
+
+
+class Overlay(_View):
+    """All tensors of two mappings; ``front`` has those that differ, or are in memory."""
 
     def __init__(
-        self,
-        front: Mapping[str, NDArray[np.generic]],
-        behind: Mapping[str, NDArray[np.generic]],
+        self, front: Mapping[str, NDArray[np.generic]], behind: Mapping[str, NDArray[np.generic]]
     ) -> None:
-        self._front, self._behind = front, behind
-
-    def holder(self, name: str) -> Mapping[str, NDArray[np.generic]]:
-        """The tensors that a name refers to."""
-        return self._front if name in self._front else self._behind
-
-    def __getitem__(self, name: str) -> NDArray[np.generic]:
-        return self.holder(name)[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._front or name in self._behind
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**dict.fromkeys(self._behind), **dict.fromkeys(self._front)})
-
-    def __len__(self) -> int:
-        return len({*self._front, *self._behind})
+        super().__init__({**dict.fromkeys(behind, behind), **dict.fromkeys(front, front)})
 
 
-class Selection(Mapping[str, NDArray[np.generic]]):
-    """Some of several tensors, which are read when they are needed.
-
-    Args:
-        tensors: All tensors.
-        names: Which of them.
-    """
+class Selection(_View):
+    """The tensors with these names."""
 
     def __init__(self, tensors: Mapping[str, NDArray[np.generic]], names: Iterable[str]) -> None:
-        self._tensors, self._names = tensors, dict.fromkeys(names)
-
-    def holder(self, name: str) -> Mapping[str, NDArray[np.generic]]:
-        """The tensors that a name refers to."""
-        if name not in self._names:
-            raise KeyError(name)
-        return self._tensors
-
-    def __getitem__(self, name: str) -> NDArray[np.generic]:
-        return self.holder(name)[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        super().__init__(dict.fromkeys(names, tensors))
 
 
 @runtime_checkable
@@ -203,8 +176,8 @@ def form_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Shape and dtype of one of several tensors, without reading it from a file or a device."""
-    if isinstance(tensors, Overlay | Selection):
-        return form_of(tensors.holder(name), name)
+    if isinstance(tensors, _View):
+        return form_of(tensors.holders[name], name)
     if not isinstance(tensors, dict) and isinstance(tensors, _WithForms):  # a slow question
         return tensors.form(name)
     return tuple(tensors[name].shape), tensors[name].dtype
@@ -214,8 +187,8 @@ def rows_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str, rows: range
 ) -> NDArray[np.generic]:
     """Consecutive rows of one of several tensors; from a file, only they are read."""
-    if isinstance(tensors, Overlay | Selection):
-        return rows_of(tensors.holder(name), name, rows)
+    if isinstance(tensors, _View):
+        return rows_of(tensors.holders[name], name, rows)
     if isinstance(tensors, TensorFile):
         return tensors.rows(name, rows)
     return tensors[name][rows.start : rows.stop]
@@ -225,8 +198,8 @@ def pieces_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> Iterator[NDArray[np.generic]]:
     """The elements of one of several tensors in order, in flat arrays; from a file, small ones."""
-    if isinstance(tensors, Overlay | Selection):
-        yield from pieces_of(tensors.holder(name), name)
+    if isinstance(tensors, _View):
+        yield from pieces_of(tensors.holders[name], name)
     elif isinstance(tensors, TensorFile):
         yield from tensors.pieces(name)
     else:
@@ -238,12 +211,7 @@ def write_tensors(
     tensors: Mapping[str, NDArray[np.generic]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file.
-
-    Args:
-        path: The file; an existing one is replaced, not atomically.
-        tensors: Name to array, with any memory layout.
-        metadata: Strings by key, for the header.
+    """Write a safetensors file, with ``metadata`` in its header; it is not replaced atomically.
 
     Raises:
         OSError: The file cannot be written.
@@ -251,8 +219,7 @@ def write_tensors(
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    # Largest item sizes first, as safetensors does, so that every tensor is aligned to its item
-    # size.
+    # Largest item sizes first, as safetensors does: every tensor is aligned to its item size.
     forms = {name: form_of(tensors, name) for name in tensors}
     order = sorted(tensors, key=lambda name: (-forms[name][1].itemsize, name))
     for name in order:

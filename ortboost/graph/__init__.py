@@ -7,7 +7,7 @@
   ``fix_inputs``, ``batch_axes``, ``loop_shapes``.
 - Stored tensors: ``parameters`` asks ``origins``, ``weight_uses`` and ``generated``;
   ``store_weights``, ``tie_copies``, ``separate_equals``.
-- Subgraphs: ``bodies``, ``branches``, ``branch_names``, ``inline_branches``.
+- Subgraphs: ``bodies``, ``inline_branches``.
 - Errors of onnxruntime: ``guard_draws``, ``guard_dropouts``, ``guard_pads``, ``ceil_pools``,
   ``identity_transposes``, ``log_sigmoid``.
 - Cost: ``cost``, ``layers``.

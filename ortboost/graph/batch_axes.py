@@ -184,11 +184,8 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     """Find an integer input that selects rows of values computed from other inputs.
 
     Such an input is an edge list or an assignment of nodes to graphs: it refers to rows of one
-    batch by index. An input that selects rows of a stored table (token IDs) does not count.
-
-    Args:
-        model: The model.
-        data: Names of the inputs that are data; all if not given.
+    batch by index. An input that selects rows of a stored table (token IDs) does not count, nor one
+    that is not among the names of the ``data``, if these are given.
 
     Example:
         >>> text = '''<ir_version: 10, opset_import: ["" : 18]> net (float[n,3] x, int64[e] source)

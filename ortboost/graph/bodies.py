@@ -1,20 +1,23 @@
-"""Bodies of If, Loop and Scan: what they capture, and each as a model of its own."""
+"""Bodies of If, Loop and Scan: what they capture, their names, each as a model; a new If."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx_ir as ir
 
-from ortboost.graph.build import all_names
+from ortboost.graph.build import Builder, all_names, unused_name
 
 __all__ = [
     "StandaloneBody",
     "as_model",
     "captured_values",
+    "choose",
     "own_outputs",
     "rename_values",
+    "separate_branch_names",
     "states_of",
 ]
 
@@ -79,6 +82,34 @@ def rename_values(body: ir.Graph, new_name: Callable[[str], str]) -> None:
                     output.name = new_name(output.name)
 
 
+def separate_branch_names(model: ir.Model) -> None:
+    """Rename values whose name another one has, in place; the first, in the main graph, keeps it.
+
+    Two branches of an If may use the same names. ONNX's shape inference then takes the lengths that
+    it computed in one branch for those of the other (``data_prop``, seen up to onnx 1.23): shapes
+    are wrong, and so is everything that is computed from them. Decoders that optimum merged are
+    such models. The model has no functions.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 8, opset_import: ["" : 17]>
+        ... net (bool c, float[2] x) => (float[2] y) {
+        ...   y = If (c) <then_branch = one () => (float[2] a) { h = Abs(x) a = Neg(h) },
+        ...               else_branch = two () => (float[2] b) { h = Exp(x) b = Neg(h) }> }''')
+        >>> separate_branch_names(model)
+        >>> [node.outputs[0].name for node in model.graph.all_nodes()]
+        ['y', 'h', 'a', 'h_1', 'b']
+    """
+    values: list[ir.Value] = []
+    for graph in (model.graph, *model.graph.subgraphs()):
+        values += (*graph.inputs, *graph.initializers.values())
+        values += (output for node in graph for output in node.outputs)
+    taken = {value.name for value in values if value.name}
+    seen: dict[str, ir.Value] = {}
+    for value in values:
+        if value.name and seen.setdefault(value.name, value) is not value:
+            value.name = unused_name(value.name, taken)
+
+
 @dataclass(frozen=True)
 class StandaloneBody:
     """A body as a model of its own, which captures nothing.
@@ -104,25 +135,14 @@ class StandaloneBody:
         graph.opset_imports.clear()
         taken = all_names(outer.graph)
         taken.update(value.name for value in self.captured.values() if value.name)
-
-        def free(name: str) -> str:
-            unique, count = name, 0
-            while unique in taken:
-                count += 1
-                unique = f"{name}_{count}"
-            taken.add(unique)
-            return unique
-
-        rename_values(graph, free)
+        rename_values(graph, lambda name: unused_name(name, taken))
         return graph
 
 
 def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
-    """Take a body out of its node, which then has to be given another.
+    """Take a body out of its node in the outer model, which then has to be given another.
 
-    Args:
-        body: The body; each of its outputs is computed by a separate node (:func:`own_outputs`).
-        outer: The model that the body belongs to.
+    Each output of the body is computed by a separate node (:func:`own_outputs`).
     """
     captured: dict[ir.Value, ir.Value] = {}
     inside = {id(body), *map(id, body.subgraphs())}
@@ -136,8 +156,9 @@ def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
             const_value=tensor if small else None,
         )
         captured[inner] = value
-        for node, index in _uses_in(value, inside):
-            node.replace_input_with(index, inner)
+        for node, index in list(value.uses()):
+            if id(node.graph) in inside:
+                node.replace_input_with(index, inner)
         if small:
             body.register_initializer(inner)
         else:
@@ -148,7 +169,61 @@ def as_model(body: ir.Graph, outer: ir.Model) -> StandaloneBody:
     return StandaloneBody(model, captured)
 
 
-def _uses_in(value: ir.Value, graphs: set[int]) -> Iterator[tuple[ir.Node, int]]:
-    for usage in list(value.uses()):
-        if id(usage.node.graph) in graphs:
-            yield usage.node, usage.idx
+def choose(
+    b: Builder,
+    name: str,
+    condition: ir.Value,
+    then: Callable[[], Mapping[str, ir.Value]],
+    otherwise: Callable[[], Mapping[str, ir.Value]],
+    like: Mapping[str, ir.Value] = MappingProxyType({}),
+    *,
+    prefix: str = "",
+) -> dict[str, ir.Value]:
+    """Append `If(condition) then ... else ...`.
+
+    Args:
+        b: The builder of the graph, without collected nodes.
+        name: Name of the node; the branches are named after it.
+        condition: bool scalar.
+        then: Creates the nodes of the first branch with ``b`` and returns its results by key.
+        otherwise: The same for the second branch, with the same keys.
+        like: Key to a value of the same type and shape; for other keys, those of the first
+            branch's result are used.
+        prefix: Prefix of the names of the outputs, followed by the keys.
+
+    Returns:
+        Key to an output of the ``If``.
+    """
+    first = then()
+    kinds = {key: like.get(key, value) for key, value in first.items()}
+    then_branch = _branch(b, f"{name}/then", first)
+    second = otherwise()
+    else_branch = _branch(b, f"{name}/else", {key: second[key] for key in first})
+    results = {
+        key: ir.val(b.unique(prefix + key), shape=kind.shape, type=kind.type)
+        for key, kind in kinds.items()
+    }
+    # An If has one type and shape for each output: both branches declare them.
+    for graph in (then_branch, else_branch):
+        for value, kind in zip(graph.outputs, kinds.values(), strict=True):
+            value.type, value.shape = kind.type, kind.shape
+    branches = {"then_branch": then_branch, "else_branch": else_branch}
+    outputs, name = list(results.values()), b.unique(name)
+    b.graph.append(ir.node("If", [condition], branches, outputs=outputs, name=name))
+    return results
+
+
+def _branch(b: Builder, name: str, results: Mapping[str, ir.Value]) -> ir.Graph:
+    """Turn the collected nodes into a branch whose outputs are the results, in this order.
+
+    A branch may only output values computed inside it, and each only once: others are copied.
+    """
+    inside = {id(output) for node in b.nodes for output in node.outputs}
+    outputs: list[ir.Value] = []
+    for key, value in results.items():
+        if id(value) in inside:
+            inside.remove(id(value))
+            outputs.append(value)
+        else:
+            outputs.append(b.op("Identity", value, name=f"{name}/{key}"))
+    return ir.Graph([], outputs, nodes=b.take(), name=name)

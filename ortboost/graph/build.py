@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from ortboost.core.errors import ModelError
 from ortboost.graph.query import all_graphs, all_nodes, find_schema
 
-__all__ = ["Builder", "all_names", "detach", "free_name", "replace_node"]
+__all__ = ["Builder", "all_names", "detach", "free_name", "replace_node", "unused_name"]
 
 
 def all_names(graph: ir.Graph) -> set[str]:
@@ -30,6 +30,16 @@ def all_names(graph: ir.Graph) -> set[str]:
         for node in inner:
             names.update((node.name, *(output.name for output in node.outputs)))
     return {name for name in names if name}
+
+
+def unused_name(base: str, taken: set[str]) -> str:
+    """``base``, or ``base_1``, ``base_2``... if it is taken; the result is taken from now on."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
 
 
 class Builder:
@@ -115,49 +125,34 @@ class Builder:
         if dtype is None and inputs and inputs[0] is not None:
             dtype = inputs[0].dtype
         outputs = [
-            ir.Value(
-                name=self.unique(name or f"{self.prefix}/{op_type}"),
-                type=None if dtype is None else ir.TensorType(dtype),
-                shape=None if shape is None else ir.Shape(shape),
+            ir.val(
+                self.unique(name or f"{self.prefix}/{op_type}"),
+                dtype,
+                None if shape is None else ir.Shape(shape),  # of its own: shapes can be changed
             )
             for name in names
         ]
-        node = ir.Node(
-            domain,
-            op_type,
-            inputs,
-            ir.convenience.convert_attributes(attributes),
-            outputs=outputs,
-            name=self.unique(f"{outputs[0].name}/node"),
+        name = self.unique(f"{outputs[0].name}/node")
+        self.nodes.append(
+            ir.node(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
         )
-        self.nodes.append(node)
         return tuple(outputs)
 
-    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def cast(self, value: ir.Value, dtype: ir.DataType, name: str | None = None) -> ir.Value:
         """Cast a value to another element type; return the value itself if it has that type."""
         if value.dtype == dtype:
             return value
-        return self.op("Cast", value, dtype=dtype, shape=value.shape, to=int(dtype))
+        return self.op("Cast", value, name=name, dtype=dtype, shape=value.shape, to=int(dtype))
 
     def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        """Return an initializer with this value; equal values share one initializer.
-
-        Args:
-            value: Number or array; a scalar gives a zero-dimensional tensor.
-            dtype: Element type.
-        """
+        """Return an initializer with this number or array; equal ones share one initializer."""
         array = np.asarray(value).astype(dtype.numpy())
         # The bytes alone do not tell apart zeros of different types or shapes.
         key = (str(dtype), array.shape, array.tobytes())
         constant, tensor = self._constants.get(key, (None, None))
         if constant is None or constant.const_value is not tensor:  # a rewrite has changed it
             tensor = ir.tensor(array, dtype=dtype)
-            constant = ir.Value(
-                name=self.unique(f"{self.prefix}/const"),
-                type=ir.TensorType(dtype),
-                shape=ir.Shape(array.shape),
-                const_value=tensor,
-            )
+            constant = ir.val(self.unique(f"{self.prefix}/const"), const_value=tensor)
             self.graph.register_initializer(constant)
             self._constants[key] = constant, tensor
         return constant
@@ -215,10 +210,7 @@ def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> Non
 def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> None:
     """Make a name available for a tensor of ortboost by renaming inner values that use it.
 
-    Args:
-        graph: The graph.
-        name: The required name.
-        owner: A value that may keep it.
+    Its ``owner`` may keep it.
 
     Raises:
         ModelError: An input, weight or output has the name; those names are visible to users.
@@ -231,12 +223,11 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
             fix="Rename the input, weight or output before the export, or name the labels with "
             "--labels. If it is the model's own loss, use --loss output --output NAME.",
         )
-    builder: Builder | None = None
+    builder = Builder(graph, "ortboost")
     # Nothing outside the file refers to the other values: they may change their names.
     for node in all_nodes(graph):
         for output in node.outputs:
             if output.name == name and output is not owner:
-                builder = builder or Builder(graph, "ortboost")
                 output.name = builder.unique(f"{name}/model")
 
 

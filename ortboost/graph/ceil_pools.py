@@ -26,13 +26,9 @@ __all__ = ["write_out_counted_padding"]
 
 
 def write_out_counted_padding(model: ir.Model) -> Report:
-    """Let average pools with ``ceil_mode=1`` count no padding, in place.
+    """Let average pools with ``ceil_mode=1`` of a normalized model count no padding, in place.
 
-    Args:
-        model: A normalized model, its shapes inferred.
-
-    Returns:
-        A report of the pools changed, and of those kept with the reason. Idempotent.
+    Its shapes have been inferred. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -53,11 +53,7 @@ def cut_maps(model: ir.Model) -> Report:
 
 
 def require_network(model: ir.Model) -> None:
-    """Reject a classic machine-learning operator that is not part of a neural network.
-
-    Raises:
-        ModelError: The model has such an operator and no layers.
-    """
+    """Raise a ModelError for a model with a classic machine-learning operator and no layers."""
     nodes = list(model.graph.all_nodes())
     classic = next((n for n in nodes if n.domain == _DOMAIN and n.op_type in _MODELS), None)
     if classic is None or any(node.op_type in _WEIGHTED for node in nodes):
@@ -71,11 +67,7 @@ def require_network(model: ir.Model) -> None:
 
 
 def infer_elementwise(model: ir.Model) -> bool:
-    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX shape inference lacks.
-
-    Returns:
-        Whether a shape was inferred.
-    """
+    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX lacks; tell if any was."""
     found = False
     for node in model.graph.all_nodes():
         if node.domain != _DOMAIN or node.op_type not in _ELEMENTWISE:

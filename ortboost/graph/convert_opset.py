@@ -1,7 +1,15 @@
 """Conversion of a model to another opset of the standard domain.
 
 Operators whose meaning changed in a way that the converter of onnx ignores are refused. Operators
-that the older opset lacks are expanded by their definitions. onnxscript converts the rest.
+that the older opset lacks are expanded by their definitions. onnxscript converts the rest, but it
+forgets what resizing meant before opset 11: Upsample (opsets 7 and 9) and Resize of opset 10 place
+the samples at `position / scale`. Resize of opset 11 has an attribute for that, whose default is
+another rule: without it, images of a converted model are shifted by up to half a pixel. The
+standard is silent about opset 10; what counts is onnxruntime, where the nearest sample is that
+before the position, or that after it if the axis shrinks.
+
+Source: https://onnx.ai/onnx/operators/onnx__Resize.html, ``coordinate_transformation_mode``;
+``UpsampleBase`` of onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,8 +24,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError, first_line
 from ortboost.core.report import Report
 from ortboost.graph.function_bodies import expand_by_definition, has_definition
-from ortboost.graph.old_resizes import keep_positions
-from ortboost.graph.query import find_schema, input_at, is_standard, known_shape, label
+from ortboost.graph.query import constant, find_schema, input_at, is_standard, known_shape, label
 from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
@@ -30,6 +37,7 @@ _MAKES_MAPS = ("ZipMap",)
 _SCAN_WITHOUT_BATCH = 9
 _BATCH_NORM_PER_CHANNEL = 9
 _HARDMAX_OF_ONE_AXIS = 13
+_POSITIONS_OF_RESIZE = 11
 
 
 def convert_opset(model: ir.Model, opsets: range) -> Report:
@@ -50,11 +58,9 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         return report
     _refuse_former_meanings(model, version)
     target = opsets[0] if version < opsets[0] else opsets[-1]
-    fix = (
-        f"Export the model with opset {opsets[0]} to {opsets[-1]}."
-        if len(opsets) > 1
-        else f"Keep opset {version}."
-    )
+    fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."
+    if len(opsets) == 1:
+        fix = f"Keep opset {version}."
     # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
     known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
     report.changed.update(_expand_newer(model, version, target).changed)
@@ -74,22 +80,46 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         newer = _unknown_operators(model, target)
         foreign = [op for op in newer if find_schema(op, onnx.defs.onnx_opset_version()) is None]
         about = f": added later: {', '.join(newer)}" if newer else ""
+        if foreign:
+            about = f": not operators of ONNX: {', '.join(foreign)}"
+            fix = (
+                "Convert the file as it was exported, before onnxruntime's optimizer or another "
+                "tool put in its own operators."
+            )
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}: the result has opset "
             f"{reached}.",
-            where=source_name(model)
-            + (f": not operators of ONNX: {', '.join(foreign)}" if foreign else about),
-            fix="Convert the file as it was exported, before onnxruntime's optimizer or another "
-            "tool put in its own operators."
-            if foreign
-            else fix,
+            where=source_name(model) + about,
+            fix=fix,
         )
     for node in model.graph.all_nodes():
         if node.outputs:
             node.metadata_props.update(known.get(node.outputs[0].name, {}))
-    keep_positions(model, version)
+        # Every Resize is a converted one: the converter turns no other node into one.
+        if version < _POSITIONS_OF_RESIZE and is_standard(node, "Resize"):
+            _keep_positions(node, model)
     report.changed["model"] = f"opset {version} -> {target}"
     return report
+
+
+def _keep_positions(node: ir.Node, model: ir.Model) -> None:
+    """Set the attributes of a converted Resize; its outputs may have new names."""
+    node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
+    if node.attributes.get_string("mode", "nearest") != "nearest":
+        return
+    found = constant(input_at(node, 2))
+    scales = [] if found is None else [float(scale) for scale in found.reshape(-1)]
+    # An axis that shrinks by a whole number has its samples at the positions themselves.
+    if all(scale >= 1 or (1 / scale).is_integer() for scale in scales):
+        node.attributes.add(ir.AttrString("nearest_mode", "floor"))
+    elif all(scale <= 1 for scale in scales):
+        node.attributes.add(ir.AttrString("nearest_mode", "ceil"))
+    else:
+        raise ModelError(
+            "A Resize that shrinks one axis and enlarges another has no newer form.",
+            where=f"{source_name(model)}: '{label(node)}', scales {scales}",
+            fix=f"Export the model with opset {_POSITIONS_OF_RESIZE} or newer.",
+        )
 
 
 def _expand_newer(model: ir.Model, version: int, target: int) -> Report:
@@ -97,12 +127,8 @@ def _expand_newer(model: ir.Model, version: int, target: int) -> Report:
     newer = [op for op in _unknown_operators(model, target) if has_definition(op, version)]
     if newer:
         infer_shapes(model)  # a definition depends on the types of the inputs
-    return rewrite_nodes(
-        model,
-        "expand_newer",
-        dict.fromkeys(newer, expand_by_definition),
-        f"not in opset {target}: expanded as defined by the standard",
-    )
+    what = f"not in opset {target}: expanded as defined by the standard"
+    return rewrite_nodes(model, "expand_newer", dict.fromkeys(newer, expand_by_definition), what)
 
 
 def _refuse_former_meanings(model: ir.Model, version: int) -> None:
@@ -127,8 +153,7 @@ def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
     if node.op_type == "BatchNormalization" and not node.attributes.get_int("spatial", 1):
         return _BATCH_NORM_PER_CHANNEL, "with spatial=0 normalizes each position separately"
     if node.op_type == "Hardmax" and version < _HARDMAX_OF_ONE_AXIS:
-        given, axis = input_at(node, 0), node.attributes.get_int("axis", 1)
-        shape = None if given is None else known_shape(given)
+        shape, axis = known_shape(input_at(node, 0)), node.attributes.get_int("axis", 1)
         # From the last axis on, there is only one: both meanings agree.
         if axis != -1 and (not shape or axis % len(shape) != len(shape) - 1):
             return _HARDMAX_OF_ONE_AXIS, "joins all axes from its 'axis' on"

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -82,16 +83,9 @@ class Cost:
 
 
 def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch: int = 1) -> Cost:
-    """Count the multiply-accumulates of a model.
+    """Count the multiply-accumulates of a model, which is not changed.
 
-    Args:
-        model: The model; not changed.
-        dims: Lengths of open dimensions, see :class:`~ortboost.graph.input_config.InputConfig`.
-        batch: Length of open first dimensions that are not in ``dims``.
-
-    Raises:
-        UsageError: ``dims`` does not fit the inputs.
-        ModelError: The inputs are too short for a layer.
+    See :func:`with_lengths` for the other arguments, and the errors.
 
     Example:
         >>> text = '''<ir_version: 8, opset_import: ["" : 18]>
@@ -100,26 +94,23 @@ def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch:
         24
     """
     settled = with_lengths(model, dims or {}, batch=batch)
-    nodes: dict[str, int] = {}
-    uncounted: dict[str, str] = {}
+    nodes, uncounted = Counter[str](), dict[str, str]()
     macs = _graph(settled.graph, nodes, uncounted)
     weights = {value.name for value, _ in all_tensors(settled)}
-    return Cost(
-        dict(sorted(macs.items(), key=lambda item: -item[1])),
-        nodes,
-        uncounted,
-        {
-            value.name or "": known_shape(value) or ()
-            for value in settled.graph.inputs
-            if value.name not in weights
-        },
-    )
+    inputs = [value for value in settled.graph.inputs if value.name not in weights]
+    shapes = {value.name or "": known_shape(value) or () for value in inputs}
+    return Cost(dict(macs.most_common()), nodes, uncounted, shapes)
 
 
 def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) -> ir.Model:
     """A copy with functions inlined, open dimensions of the inputs fixed, and shapes re-inferred.
 
     Dimensions with the same name get the same length in every input.
+
+    Args:
+        model: The model.
+        dims: Lengths of open dimensions, see :class:`~ortboost.graph.input_config.InputConfig`.
+        batch: Length of open first dimensions that are not in ``dims``.
 
     Raises:
         UsageError: A dimension is unknown, or has another fixed length.
@@ -163,18 +154,17 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     return copy
 
 
-def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) -> dict[str, int]:
-    macs: dict[str, int] = {}
+def _graph(graph: ir.Graph, nodes: Counter[str], uncounted: dict[str, str]) -> Counter[str]:
+    macs = Counter[str]()
     for node in graph:
         name = label(node)
         if node.op_type == "If":
             branches = [_graph(body, nodes, uncounted) for body in subgraphs(node)]
-            for op, count in max(branches, key=lambda b: sum(b.values()), default={}).items():
-                macs[op] = macs.get(op, 0) + count
+            macs.update(max(branches, key=lambda macs: sum(macs.values()), default=Counter()))
             continue
         if node.op_type in ("Loop", "Scan"):  # worth a word only if its body has such operators
             inner: dict[str, str] = {}
-            if any(_graph(body, {}, inner) for body in subgraphs(node)) or inner:
+            if any(_graph(body, Counter(), inner) for body in subgraphs(node)) or inner:
                 uncounted[name] = f"the number of iterations of the {node.op_type} is not known"
             continue
         rule = _RULES.get(node.op_type)
@@ -184,50 +174,33 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
         if found is None:
             uncounted[name] = "a shape is unknown; give the lengths of open dimensions"
             continue
-        nodes[name] = nodes.get(name, 0) + found
-        macs[node.op_type] = macs.get(node.op_type, 0) + found
+        nodes[name] += found
+        macs[node.op_type] += found
     return macs
 
 
 def _shape(node: ir.Node, index: int, rank: int | None = None) -> tuple[int, ...] | None:
     """The static shape of an input, if it is known and has this rank: a node may be invalid."""
-    value = input_at(node, index)
-    shape = None if value is None else static_shape(value)
+    shape = static_shape(input_at(node, index))
     return shape if shape is None or rank in (None, len(shape)) else None
 
 
-def _convolution(position: int) -> Callable[[ir.Node], int | None]:
-    def rule(node: ir.Node) -> int | None:
-        kernel, out = _shape(node, position), static_shape(node.outputs[0])
-        # A kernel is [channels out, channels in / groups, ...].
-        return None if kernel is None or out is None else math.prod(out) * math.prod(kernel[1:])
-
-    return rule
-
-
-def _transposed(node: ir.Node) -> int | None:
-    x, kernel = _shape(node, 0), _shape(node, 1)
-    # A kernel is [channels in, channels out / groups, ...].
-    return None if x is None or kernel is None else math.prod(x) * math.prod(kernel[1:])
+def _convolution(node: ir.Node) -> int | None:
+    # The kernel is [channels out, channels in / groups, ...], of a ConvTranspose the reverse.
+    transposed = node.op_type == "ConvTranspose"
+    each = _shape(node, 0) if transposed else static_shape(node.outputs[0])
+    kernel = _shape(node, 3 if node.op_type == "QLinearConv" else 1)
+    return None if each is None or kernel is None else math.prod(each) * math.prod(kernel[1:])
 
 
-def _gemm(node: ir.Node) -> int | None:
-    a, out = _shape(node, 0, 2), static_shape(node.outputs[0])
-    if a is None or out is None:
+def _matmul(node: ir.Node) -> int | None:
+    rank = 2 if node.op_type in ("Gemm", "FusedGemm") else None
+    a, out = _shape(node, 0, rank), static_shape(node.outputs[0])
+    if not a or out is None:
         return None
-    return math.prod(out) * a[0 if node.attributes.get_int("transA", 0) else 1]
-
-
-def _matmul(left: int) -> Callable[[ir.Node], int | None]:
-    def rule(node: ir.Node) -> int | None:
-        a, out = _shape(node, left), static_shape(node.outputs[0])
-        if not a or out is None:
-            return None
-        # A FusedMatMul may transpose its left factor; a vector stays as it is.
-        swapped = node.attributes.get_int("transA", 0) and len(a) > 1
-        return math.prod(out) * a[-2 if swapped else -1]
-
-    return rule
+    # Gemm and FusedMatMul may transpose their left factor; a vector stays as it is.
+    swapped = node.attributes.get_int("transA", 0) and len(a) > 1
+    return math.prod(out) * a[-2 if swapped else -1]
 
 
 def _einsum(node: ir.Node) -> int | None:
@@ -268,11 +241,12 @@ def _attention(node: ir.Node) -> int | None:
 
 _RULES: Mapping[str, Callable[[ir.Node], int | None]] = {
     "Attention": _attention,
-    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv", "FusedConv"), _convolution(1)),
-    "QLinearConv": _convolution(3),
-    "ConvTranspose": _transposed,
-    **dict.fromkeys(("Gemm", "FusedGemm"), _gemm),
-    **dict.fromkeys(("MatMul", "MatMulInteger", "FusedMatMul", "QLinearMatMul"), _matmul(0)),
+    **dict.fromkeys(
+        "Conv ConvInteger ConvTranspose DeformConv FusedConv QLinearConv".split(), _convolution
+    ),
+    **dict.fromkeys(
+        "FusedGemm FusedMatMul Gemm MatMul MatMulInteger QLinearMatMul".split(), _matmul
+    ),
     "Einsum": _einsum,
     **dict.fromkeys(_GATES, _recurrent),
 }

@@ -12,12 +12,8 @@ __all__ = ["false_after"]
 def false_after(b: Builder, value: ir.Value) -> ir.Value:
     """False, as a bool scalar that no runtime can know before it has a value.
 
-    It is `a and not a`, where `a` says whether the first element is negative. Cast to a number and
-    added to the input of a node, it delays that node.
-
-    Args:
-        b: Receives the nodes.
-        value: A tensor of a floating-point type.
+    It is `a and not a`, where `a` says whether the first element of the value, a tensor of floats,
+    is negative. Cast to a number and added to the input of a node, it delays that node.
     """
     first = b.op("Slice", b.op("Reshape", value, b.ints(-1)), b.ints(0), b.ints(1), b.ints(0))
     number = b.op("ReduceSum", b.cast(first, ir.DataType.FLOAT), keepdims=0, shape=())

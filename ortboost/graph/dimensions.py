@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, is_standard
+from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = [
     "REST",
@@ -33,21 +33,16 @@ _LARGEST = 64  # elements of a tensor that could be a shape
 _DEPTH = 24  # nodes between a shape and what it is computed from
 
 
-def _key(value: ir.Value, axis: int) -> Key:
-    assert value.shape is not None
-    dim = value.shape[axis]
-    if isinstance(dim, int):
-        return dim
-    if dim.value is not None:
-        return ("name", dim.value)
-    return ("axis", id(value), axis)
-
-
 def dimensions(value: ir.Value | None) -> tuple[Key, ...] | None:
     """One key for each dimension of a value; ``None`` if the rank is unknown."""
-    if value is None or value.shape is None:
+    shape = known_shape(value)
+    if shape is None:
         return None
-    return tuple(_key(value, axis) for axis in range(len(value.shape)))
+    keys: list[Key] = []
+    for axis, dim in enumerate(shape):
+        name = ("axis", id(value), axis) if dim is None else ("name", dim)
+        keys.append(dim if isinstance(dim, int) else name)
+    return tuple(keys)
 
 
 def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
@@ -65,9 +60,7 @@ def same_view(have: Sequence[Key] | None, want: Sequence[Key] | None) -> bool:
     if have is None or want is None or len(have) != len(want):
         return False
     pairs = [pair for pair in zip(have, want, strict=True) if pair[0] != pair[1]]
-    return not pairs or (
-        len(pairs) == 1 and not all(isinstance(length, int) for length in pairs[0])
-    )
+    return not pairs or (len(pairs) == 1 and not all(isinstance(key, int) for key in pairs[0]))
 
 
 def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None:
@@ -75,16 +68,12 @@ def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None
 
     A number stands for itself, 0 copies the dimension at the same index, -1 (once) is the
     remainder. The remainder of an empty tensor is not defined, so a -1 stands beside a copied
-    dimension, which may be 0, only where the model itself has it (:data:`REST`).
-
-    Args:
-        wanted: The new shape.
-        source: The old shape.
+    dimension, which may be 0, only where the model itself has it (:data:`REST`). If copied
+    dimensions and numbers alone do not give the same number of elements, a name may be wrong, and
+    the dimension is not copied.
 
     Returns:
-        The shape, or ``None`` if constants cannot express it. If copied dimensions and numbers
-        alone do not give the same number of elements, a name may be wrong, and the dimension is not
-        copied.
+        The shape, or ``None`` if constants cannot express it.
 
     Example:
         >>> as_reshape([("name", "n"), ("name", "s"), 12, 64], [("name", "n"), ("name", "s"), 768])
@@ -120,13 +109,10 @@ def is_flat(wanted: Sequence[Key], source: Sequence[Key]) -> bool:
 
 
 def elements(value: ir.Value | None) -> list[Key] | None:
-    """The elements of a small integer tensor that the graph computes from shapes.
-
-    Args:
-        value: A tensor with at most one dimension.
+    """The elements of a small integer tensor, a vector or scalar, that is computed from shapes.
 
     Returns:
-        One key for each element (one for a scalar), or ``None`` if it depends on more than shapes.
+        One key for each element, or ``None`` if it depends on more than shapes.
     """
     return _elements(value, _DEPTH)
 
@@ -151,19 +137,12 @@ def _shape(node: ir.Node, depth: int) -> list[Key] | None:
     keys = dimensions(node.inputs[0])
     if keys is None:
         return None
-    start = node.attributes.get_int("start", 0)
-    end = node.attributes.get_int("end", len(keys))
-    return list(keys[start:end])
+    return list(keys[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)])
 
 
 def _concat(node: ir.Node, depth: int) -> list[Key] | None:
-    found: list[Key] = []
-    for value in node.inputs:
-        part = _elements(value, depth)
-        if part is None:
-            return None
-        found += part
-    return found
+    parts = [_elements(value, depth) for value in node.inputs]
+    return None if None in parts else [key for part in parts for key in part or ()]
 
 
 def _gather(node: ir.Node, depth: int) -> list[Key] | None:
@@ -214,10 +193,8 @@ def _arithmetic(node: ir.Node, depth: int) -> list[Key] | None:
 
 def _result(op: str, a: Key, b: Key) -> Key:
     if isinstance(a, int) and isinstance(b, int):
-        if op == "Div" and b == 0:  # left to the runtime
-            return (op, a, b)
-        if op == "Div":  # integer division truncates toward zero
-            return int(np.trunc(a / b)) if abs(a) < 1 << 50 else (op, a, b)  # exact in float64
+        if op == "Div":  # truncates toward zero, exact in float64; by zero: left to the runtime
+            return int(np.trunc(a / b)) if b and abs(a) < 1 << 50 else (op, a, b)
         return {"Add": a + b, "Sub": a - b, "Mul": a * b}[op]
     # An expression of lengths is a key, too: equal expressions are equal lengths.
     if op == "Mul" and 1 in (a, b):

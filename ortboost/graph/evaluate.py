@@ -17,12 +17,7 @@ __all__ = ["add_initializer", "evaluate_node"]
 def evaluate_node(
     node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int
 ) -> list[NDArray[Any]] | None:
-    """Compute a standard node with the reference implementation of ONNX.
-
-    Args:
-        node: The node.
-        feeds: Input name to array.
-        opset: Version of the standard opset.
+    """Compute a standard node of an opset with the reference implementation of ONNX.
 
     Returns:
         One array for each output, or ``None`` if the reference implementation cannot compute it
@@ -44,11 +39,7 @@ def evaluate_node(
 
 def add_initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """Add an array to a graph as an initializer and return it; the name must be free."""
-    value = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-        shape=ir.Shape(array.shape),
-        const_value=ir.tensor(np.array(array, order="C"), name=name),  # keeps 0 dimensions
-    )
+    tensor = ir.tensor(np.array(array, order="C"), name=name)  # keeps 0 dimensions
+    value = ir.val(name, const_value=tensor)
     graph.register_initializer(value)
     return value

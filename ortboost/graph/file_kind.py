@@ -9,6 +9,7 @@ from typing import Final
 __all__ = ["other_kind", "program_around"]
 
 _STARTS: Final = (
+    (b"{", "JSON text"),
     (b"\x93NUMPY", "a NumPy array (.npy)"),
     (b"\x89HDF", "an HDF5 file, such as a Keras model"),
     (b"\x80\x02", "a Python pickle, such as weights of PyTorch"),
@@ -25,10 +26,7 @@ _HEADER = 64
 
 
 def other_kind(path: Path) -> str | None:
-    """Say what a file is, if it is of a kind that people mistake for ONNX.
-
-    Returns:
-        ``a NumPy archive (.npz)`` and the like; ``None`` if it is not known.
+    """Say what a file is, if it is of a known kind that people mistake for ONNX.
 
     Example:
         >>> import tempfile
@@ -44,8 +42,6 @@ def other_kind(path: Path) -> str | None:
         return "a TensorFlow Lite model"
     if start[4:8] == b"ORTM":
         return "a model in onnxruntime's own format (.ort), made for inference alone"
-    if start[:1] == b"{":
-        return "JSON text"
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size:
         return "a safetensors file: weights without a graph"
     if start[:4] == b"PK\x03\x04":

@@ -7,12 +7,12 @@ shape fixes the dimensions of the input.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.graph.input_config import Dims, InputConfig, fit_dims, require_input
@@ -23,11 +23,7 @@ __all__ = ["fit_inputs", "fix_inputs"]
 
 
 def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
-    """Fix the dimensions and inputs that the configuration names, in place.
-
-    Args:
-        model: The model as loaded.
-        config: Lengths and values; batch axes do not change the graph.
+    """Fix the dimensions and inputs that the configuration names, in place, in a model as loaded.
 
     Raises:
         UsageError: An input or dimension is unknown, or a length or value does not fit.
@@ -62,10 +58,11 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
         for output in node.outputs:
             found = known_shape(output)
             if found is not None:
-                output.shape = ir.Shape(_replaced(found, names))
+                output.shape = ir.Shape(names.get(str(dim), dim) for dim in found)
     for name, array in arrays.items():
-        _make_constant(model, inputs[name], array)
-        report.changed[name] = f"fixed at {_shown(array)}"
+        _make_constant(graph, inputs[name], array)
+        shown = array.item() if array.size == 1 else f"an array {list(array.shape)}"
+        report.changed[name] = f"fixed at {shown}"
     return report
 
 
@@ -75,12 +72,12 @@ def fit_inputs(
     config: InputConfig,
     where: str = "",
 ) -> tuple[dict[str, np.ndarray], dict[str, Dims]]:
-    """Resolve a configuration for given inputs.
+    """Resolve a configuration for given inputs; the shape of a value fixes those of its input.
 
     Args:
         shapes: Input to shape, where the rank is known.
         dtypes: Input to element type.
-        config: Lengths and values; the shape of a value fixes the dimensions of its input.
+        config: Lengths and values.
         where: The model, for error messages.
 
     Returns:
@@ -92,7 +89,7 @@ def fit_inputs(
     for name in config.values:
         require_input(name, dtypes, f"{where}--input {name}")
     arrays = {
-        name: constant_array(name, shapes.get(name), dtypes[name], value)
+        name: _constant_array(name, shapes.get(name), dtypes[name], value)
         for name, value in config.values.items()
     }
     # As if given by --dim, which comes first: fit_dims refuses another length.
@@ -103,20 +100,10 @@ def fit_inputs(
     return arrays, fit_dims(shapes, lengths)
 
 
-def constant_array(
+def _constant_array(
     name: str, shape: Dims | None, dtype: ir.DataType | None, value: object
 ) -> np.ndarray:
-    """Convert the value of an input to the input's dtype and shape.
-
-    Args:
-        name: The input.
-        shape: Its shape; ``None`` if the rank is unknown.
-        dtype: Its type.
-        value: A number or array.
-
-    Raises:
-        UsageError: The value does not fit.
-    """
+    """Convert the value of an input to the input's dtype and shape."""
     array = np.asarray(value)
     expected = array.dtype if dtype is None else np.dtype(dtype.numpy())
     if shape is not None and array.size == 1 and array.ndim < len(shape):
@@ -127,11 +114,7 @@ def constant_array(
         exact = np.array_equal(np.isfinite(cast), np.isfinite(array))
     else:
         exact = np.array_equal(cast, array) and dtype != ir.DataType.STRING
-    fits = shape is None or (
-        array.ndim == len(shape)
-        and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape, strict=True))
-    )
-    if not exact or not fits or not array.size:
+    if not exact or not array.size or not (shape is None or matches(array.shape, shape)):
         kind = "strings" if dtype == ir.DataType.STRING else expected
         raise UsageError(
             f"The value of the input '{name}' does not fit: it is "
@@ -143,18 +126,9 @@ def constant_array(
     return cast
 
 
-def _make_constant(model: ir.Model, value: ir.Value, array: np.ndarray) -> None:
-    graph = model.graph
+def _make_constant(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
     graph.inputs.remove(value)
     value.shape = ir.Shape(array.shape)
     value.const_value = ir.tensor(array, name=value.name)
     value.metadata_props[ROLE_MARK] = "constant"
     graph.register_initializer(value)
-
-
-def _replaced(shape: Dims, names: dict[str, int]) -> Dims:
-    return tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
-
-
-def _shown(array: np.ndarray) -> str:
-    return str(array.item()) if math.prod(array.shape) == 1 else f"an array {list(array.shape)}"

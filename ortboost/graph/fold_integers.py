@@ -8,6 +8,7 @@ computations are kept, except for the scales of a Resize.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
-from ortboost.graph.query import constant, is_standard, known_shape, static_shape
+from ortboost.graph.query import constant, find_nodes, known_shape, producer_of, static_shape
 
 __all__ = ["fold_integers"]
 
@@ -31,17 +32,12 @@ _OPERATORS = frozenset(
 def fold_integers(model: ir.Model) -> Report:
     """Replace nodes of the main graph whose result is a few known integers, in place.
 
-    Args:
-        model: A model whose constants are initializers.
-
-    Returns:
-        A report with the number of folded nodes of each operator. The rewrite is idempotent.
+    Constants of the model are initializers. The report has the number of folded nodes of each
+    operator. The rewrite is idempotent.
     """
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     outputs = {id(value) for value in model.graph.outputs}
-    for node in list(model.graph):
-        if not is_standard(node, *_OPERATORS):
-            continue
+    for node in find_nodes(model.graph, *_OPERATORS):
         (output,) = node.outputs  # as all of these operators have
         if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
             continue
@@ -53,10 +49,9 @@ def fold_integers(model: ir.Model) -> Report:
         output.name = f"{name}/folded"  # the initializer takes over the name
         ir.convenience.replace_all_uses_with(output, add_initializer(model.graph, name, found))
         model.graph.remove(node, safe=True)
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return Report(
-        "fold_integers", changed={op: f"{n} computed" for op, n in sorted(counts.items())}
-    )
+        counts[node.op_type] += 1
+    changed = {op: f"{n} computed" for op, n in sorted(counts.items())}
+    return Report("fold_integers", changed=changed)
 
 
 def _is_setting(value: ir.Value) -> bool:
@@ -68,7 +63,10 @@ def _is_setting(value: ir.Value) -> bool:
 def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
     """The result of a node with constant inputs of these numpy kinds; ``None`` if unknown."""
     if node.op_type in ("Shape", "Size"):
-        return _size(node)
+        lengths = _shape(node)
+        if lengths is None or _OPEN in lengths:
+            return None
+        return lengths if node.op_type == "Shape" else lengths.prod()
     feeds: dict[str, NDArray[Any]] = {}
     for index, value in enumerate(node.inputs):
         if value is None:
@@ -76,7 +74,8 @@ def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
         array = constant(value, limit=_LARGEST)
         # `x.shape[1]` is known even if `x.shape[0]` is not.
         if array is None and not index and node.op_type in ("Gather", "Slice"):
-            array = _lengths(value)
+            made_by = producer_of(value, "Shape")
+            array = None if made_by is None else _shape(made_by)
         if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):
             return None
         feeds[value.name or ""] = array
@@ -90,27 +89,10 @@ def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
     return found[0]
 
 
-def _size(node: ir.Node) -> NDArray[np.generic] | None:
-    lengths = _shape(node)
-    if lengths is None or _OPEN in lengths:
-        return None
-    return np.array(lengths if node.op_type == "Shape" else math.prod(lengths), np.int64)
-
-
-def _lengths(value: ir.Value) -> NDArray[np.generic] | None:
-    """The result of a Shape node with unknown lengths marked, since a slice of it may be known."""
-    node = value.producer()
-    lengths = _shape(node) if node is not None and node.op_type == "Shape" else None
-    return None if lengths is None else np.array(lengths, np.int64)
-
-
-def _shape(node: ir.Node) -> list[int] | None:
-    value = node.inputs[0]
-    shape = None if value is None else known_shape(value)
+def _shape(node: ir.Node) -> NDArray[np.int64] | None:
+    """The dimensions that a Shape or Size reads, with unknown lengths marked."""
+    shape = known_shape(node.inputs[0])
     if shape is None:
         return None
-    if node.op_type == "Shape":
-        start = node.attributes.get_int("start", 0)
-        end = node.attributes.get_int("end", len(shape))
-        shape = shape[start:end]
-    return [size if isinstance(size, int) else _OPEN for size in shape]
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
+    return np.array([n if isinstance(n, int) else _OPEN for n in shape[start:end]], np.int64)

@@ -1,7 +1,4 @@
-"""Operators that the standard defines by others (Attention, RMSNormalization, ...).
-
-The function body comes from the installed onnx.
-"""
+"""Operators that the installed onnx defines by others (Attention, RMSNormalization, ...)."""
 
 from __future__ import annotations
 
@@ -30,10 +27,8 @@ def has_definition(op_type: str, opset: int) -> bool:
 def expand_by_definition(site: Site) -> list[ir.Value | None]:
     """A rule for :func:`ortboost.graph.rewriting.rewrite_nodes`: the nodes of the function body.
 
-    The element types of the inputs must be known.
-
     Raises:
-        Refusal: A type is unknown, or the definition has a subgraph.
+        Refusal: The element type of an input is unknown, or the definition has a subgraph.
     """
     node = site.node
     proto = _body(site)
@@ -42,7 +37,8 @@ def expand_by_definition(site: Site) -> list[ir.Value | None]:
     computed = {name for inner in proto.node for name in inner.output}
     del proto.output[:]
     proto.output.extend(name for name in names if name in computed)
-    body, defaults = ir.serde.deserialize_function(proto), _defaults(site)
+    body = ir.serde.deserialize_function(proto)
+    settings = {**_defaults(site), **node.attributes}
     values: dict[int, ir.Value | None] = {
         id(inner): input_at(node, place) for place, inner in enumerate(body.inputs)
     }
@@ -54,12 +50,9 @@ def expand_by_definition(site: Site) -> list[ir.Value | None]:
         for name, attribute in inner.attributes.items():
             if not attribute.is_ref():
                 attributes[name] = attribute
-            elif attribute.ref_attr_name in node.attributes:
-                given = node.attributes[attribute.ref_attr_name or ""]
+            elif attribute.ref_attr_name in settings:
+                given = settings[attribute.ref_attr_name or ""]
                 attributes[name] = ir.Attr(name, given.type, given.value)
-            elif attribute.ref_attr_name in defaults:
-                default = defaults[attribute.ref_attr_name or ""]
-                attributes[name] = ir.Attr(name, default.type, default.value)
         inputs = [None if value is None else values.get(id(value)) for value in inner.inputs]
         if inner.op_type == "Identity":  # would hide a constant length
             values[id(inner.outputs[0])] = inputs[0]
@@ -87,20 +80,19 @@ def _body(site: Site) -> onnx.FunctionProto:
     node = site.node
     schema: Any = onnx.defs.get_schema(node.op_type, site.opset)  # its methods have no stubs
     proto = onnx.FunctionProto()
+    on_types = schema.context_dependent_function_opset_versions
+    versions = on_types or schema.function_opset_versions
     # The newest body that is not above the model's opset, or the oldest: the body of an operator
     # may be given for newer opsets only.
-    versions = schema.context_dependent_function_opset_versions
-    if schema.has_context_dependent_function and versions:
-        version = max(v for v in versions if v <= max(site.opset, min(versions)))
+    version = max(v for v in versions if v <= max(site.opset, min(versions)))
+    if on_types:
         types = [_type(value) for value in node.inputs]
         data = schema.get_context_dependent_function_with_opset_version(
             version, ir.serde.serialize_node(node).SerializeToString(), types
         )
-        proto.ParseFromString(data)
     else:
-        versions = schema.function_opset_versions
-        version = max(v for v in versions if v <= max(site.opset, min(versions)))
-        proto.ParseFromString(schema.get_function_with_opset_version(version))
+        data = schema.get_function_with_opset_version(version)
+    proto.ParseFromString(data)
     return proto
 
 

@@ -19,12 +19,9 @@ _MASK = 4  # elements: fewer may have only two values by chance
 
 
 def counting(value: ir.Value) -> str | None:
-    """Check whether a tensor counts ``0, 1, 2, ...`` along its only axis of length above 1.
+    """Say if a tensor counts ``0, 1, 2, ...`` along its only axis of length above 1.
 
     Detection models project a distribution to its mean with such a tensor.
-
-    Returns:
-        The reason in words, or ``None``.
 
     Example:
         >>> counting(ir.Value(name="dfl", const_value=ir.tensor(np.arange(8.0).reshape(1, 8, 1))))

@@ -14,33 +14,24 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import all_nodes, constant, input_at, is_read, is_standard
+from ortboost.graph.query import all_nodes, constant, find_nodes, input_at, is_read
 
 __all__ = ["guard_dropouts"]
 
 
 def guard_dropouts(model: ir.Model) -> Report:
-    """Read the mask of each Dropout in training mode whose mask nothing reads, in place.
-
-    Args:
-        model: A step graph, its types inferred.
-    """
+    """Read the mask of each Dropout in training mode of a typed graph if nothing does, in place."""
     report = Report("guard_dropouts")
-    for node in list(all_nodes(model.graph)):
-        if not is_standard(node, "Dropout") or not _trains(node):
-            continue
+    for node in find_nodes(all_nodes(model.graph), "Dropout"):
+        training = input_at(node, 2)
+        known = constant(training)
+        if training is None or (known is not None and not known.any()):
+            continue  # not in training mode
         if len(node.outputs) == 2 and is_read(node.outputs[1]):
             continue
         _read_mask(node)
         report.changed[node.name or ""] = "its mask is read now: onnxruntime would remove it"
     return report
-
-
-def _trains(node: ir.Node) -> bool:
-    """Whether a Dropout is, or may be, in training mode."""
-    training = input_at(node, 2)
-    known = constant(training)
-    return training is not None and (known is None or bool(known.any()))
 
 
 def _read_mask(node: ir.Node) -> None:
@@ -51,14 +42,8 @@ def _read_mask(node: ir.Node) -> None:
     mask = node.outputs[1]
     mask.name = mask.name or f"{dropped.name}/mask"
     mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), dropped.shape
-    readers = list(dropped.uses())  # before the new node becomes one
-    kept = ir.node("Where", [mask, dropped, dropped], name=f"{node.name}/kept")
-    value = kept.outputs[0]
-    value.type, value.shape = dropped.type, dropped.shape
-    value.name, dropped.name = dropped.name, f"{dropped.name}/dropped"
-    for reader, index in readers:
-        reader.replace_input_with(index, value)
-    for index, output in enumerate(graph.outputs):
-        if output is dropped:
-            graph.outputs[index] = value
-    graph.insert_after(node, kept)
+    value = ir.val(dropped.name, shape=dropped.shape, type=dropped.type)
+    dropped.name = f"{dropped.name}/dropped"
+    dropped.replace_all_uses_with(value, replace_graph_outputs=True)
+    operands = [mask, dropped, dropped]
+    graph.insert_after(node, ir.node("Where", operands, outputs=[value], name=f"{node.name}/kept"))

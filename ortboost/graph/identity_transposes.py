@@ -16,10 +16,7 @@ def bypass_identity_transposes(model: ir.Model) -> Report:
     GemmTransposeFusion of onnxruntime 1.19.2 ignores ``perm``: it replaces ``Gemm(Transpose(x,
     perm=[0, 1]), w)`` by ``Gemm(x, w, transA=1)``, which fails if `x` is not square and gives wrong
     results if it is. torch's dynamo exporter writes such nodes for advanced indexing. onnxruntime
-    1.31.1 is correct.
-
-    Returns:
-        A report of the bypassed nodes; a node that computes a graph output is kept.
+    1.31.1 is correct. A node that computes a graph output is kept.
     """
     report = Report("bypass_identity_transposes")
     for node in list(all_nodes(model.graph)):

@@ -11,27 +11,22 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.graph.build import detach
-from ortboost.graph.query import is_standard
+from ortboost.graph.build import detach, unused_name
+from ortboost.graph.query import find_nodes
 
 __all__ = ["inline_branches"]
 
 
 def inline_branches(model: ir.Model) -> Report:
-    """Inline the branch taken by every If in the main graph with a constant condition.
+    """Inline the branch taken by every If in the main graph with a constant condition, in place.
 
-    Args:
-        model: A model whose constants are initializers; changed in place.
-
-    Returns:
-        A report of the branch that replaced each If. The rewrite is idempotent.
+    Constants of the model are initializers. The rewrite is idempotent.
     """
     report = Report("inline_branches")
     graph = model.graph
-    for node in list(graph):
-        if not is_standard(node, "If") or node.inputs[0] is None:
-            continue
-        condition = ir.convenience.get_const_tensor(node.inputs[0])
+    for node in find_nodes(graph, "If"):
+        given = node.inputs[0]
+        condition = None if given is None else ir.convenience.get_const_tensor(given)
         if condition is None:
             continue
         taken = "then_branch" if bool(condition.numpy().all()) else "else_branch"
@@ -54,23 +49,18 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     stored = list(branch.initializers.values())
     branch.outputs.clear()
     branch.remove(nodes)
+    taken = set(graph.initializers)
     for value in stored:
         branch.initializers.pop(value.name or "")
-        name, count = value.name or "constant", 0
-        value.name = name
-        while value.name in graph.initializers:
-            count += 1
-            value.name = f"{name}_{count}"
+        value.name = unused_name(value.name or "constant", taken)
         graph.register_initializer(value)
     graph.insert_before(node, nodes)
     shown = {id(value) for value in graph.outputs}
     for old, new in zip(node.outputs, results, strict=True):
         if id(old) in shown:  # users know its name
-            keep = ir.Node("", "Identity", [new], num_outputs=1)
-            copy = keep.outputs[0]
-            copy.type, copy.shape = old.type, old.shape
-            copy.name, old.name = old.name, None
-            graph.insert_before(node, keep)
+            copy = ir.val(old.name, shape=old.shape, type=old.type)
+            old.name = None
+            graph.insert_before(node, ir.node("Identity", [new], outputs=[copy]))
             index = next(i for i, value in enumerate(graph.outputs) if value is old)
             graph.outputs[index] = new = copy
         ir.convenience.replace_all_uses_with(old, new)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from ortboost.core.arguments import Configuration
-from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.core.errors import ConfigError, UsageError, nearest, require_known
 from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.graph.query import format_shape
 
@@ -67,13 +67,8 @@ class InputConfig(Configuration):
 
 
 def require_input(name: str, known: Collection[str], where: str) -> None:
-    """Reject the name of an input that the model does not have.
-
-    Raises:
-        UsageError: The input is unknown; the nearest name is suggested.
-    """
-    if name not in known:
-        raise UsageError(f"The model has no input '{name}'.", where=where, fix=nearest(name, known))
+    """Raise a UsageError for an input that the model does not have; it suggests the nearest."""
+    require_known(name, known, f"The model has no input '{name}'.", where)
 
 
 def dimension_name(name: str | None) -> str | None:
@@ -89,11 +84,9 @@ def dimension_name(name: str | None) -> str | None:
 
 
 def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, Dims]:
-    """Fix some dimensions of shapes; a name that is fixed in one shape is fixed in all.
+    """Fix some dimensions of the shapes of inputs, those of :attr:`InputConfig.dims`.
 
-    Args:
-        shapes: Input to shape.
-        dims: See :class:`InputConfig`.
+    A name that is fixed in one shape is fixed in all.
 
     Raises:
         UsageError: A dimension is unknown, or has another fixed length.
@@ -103,6 +96,7 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
         {'x': ('n', 3, 8), 'y': (8, 2)}
     """
     fitted, done = dict(shapes), dict[str, int]()
+    where = ", ".join(f"{name} {format_shape(shape)}" for name, shape in shapes.items())
     for key, length in dims.items():
         # Each round anew: a length replaces its name.
         names = sorted({dim for s in fitted.values() for dim in s if isinstance(dim, str)})
@@ -114,30 +108,22 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
         else:
             raise UsageError(
                 f"The inputs have no dimension '{key}'.",
-                where=", ".join(_text(n, s) for n, s in shapes.items()),
+                where=where,
                 fix=f"{nearest(key, names)}; or write INPUT:AXIS for one without a name"
                 if names
                 else "None of them has a name: write INPUT:AXIS.",
             )
         if isinstance(known, str):
-            fitted, done[known] = _named(fitted, known, length), length
+            done[known] = length
+            for name, shape in fitted.items():
+                fitted[name] = tuple(length if dim == known else dim for dim in shape)
         elif known is None:
             shape, index = fitted[name], int(axis)
             fitted[name] = (*shape[:index], length, *shape[index + 1 :])
         elif known != length:
             raise UsageError(
                 f"The dimension '{key}' is {known}; it cannot be {length}.",
-                where=", ".join(_text(n, s) for n, s in shapes.items()),
+                where=where,
                 fix="Give it one length, or export the model with that dimension open.",
             )
     return fitted
-
-
-def _named(shapes: Mapping[str, Dims], name: str, length: int) -> dict[str, Dims]:
-    return {
-        key: tuple(length if dim == name else dim for dim in shape) for key, shape in shapes.items()
-    }
-
-
-def _text(name: str, shape: Dims) -> str:
-    return f"{name} {format_shape(shape)}"

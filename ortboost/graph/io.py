@@ -9,6 +9,7 @@ A loaded model holds all its weights in memory and does not depend on its files.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import secrets
@@ -50,16 +51,13 @@ _MAP = "ortboost.map_type"
 
 
 def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
-    """Load an ONNX model.
+    """Load an ONNX model; :func:`source_name` gives its path or name.
 
     Args:
         source: Path of a ``.onnx`` file, an :class:`onnx.ModelProto`, or an :class:`onnx_ir.Model`
             (which is copied, never changed).
         weights: Whether external data is loaded. Otherwise it stays in its files, which need not
             exist.
-
-    Returns:
-        The model; :func:`source_name` gives its path or name.
 
     Raises:
         FileError: The file is missing, is not ONNX, or its external data is missing, too short, or
@@ -74,21 +72,17 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
           where: no-such-file.onnx
           fix:   Check the path.
     """
-    if isinstance(source, ir.Model):
-        model = source.clone()
-        _name_apart(model)
-        named_source(model, name_of(source))
-        _check_external_data(model, name_of(source))
-        return _finished(ir.external_data.load_to_model(model))
-    if isinstance(source, onnx.ModelProto):
+    if isinstance(source, ir.Model | onnx.ModelProto):
         name = name_of(source)
-        model = _checked(source, name)
+        proto = source if isinstance(source, onnx.ModelProto) else None
+        model = _checked(proto, name) if proto is not None else source.clone()
         _name_apart(model)
         _check_external_data(model, name)
-        if not _has_external_data(model):  # the checker does not know the folder of its files
-            check_standard(source, name)
-        named_source(model, name)
-        return _finished(model)
+        if proto is None:
+            model = ir.external_data.load_to_model(model)
+        elif not _has_external_data(model):  # the checker does not know the folder of its files
+            check_standard(proto, name)
+        return _finished(named_source(model, name))
     path = Path(source)
     check_model_file(path)
     try:
@@ -111,10 +105,9 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     if not model.opset_imports and not len(model.graph):
         raise damaged("The file holds no ONNX graph.", str(path))
     named_source(model, str(path))
-    if not weights:
-        return _finished(model)
-    # If saved elsewhere, the model would look for its data beside the new file, not `path`.
-    return _finished(ir.external_data.load_to_model(model))
+    if weights:  # if saved elsewhere, the model would look for its data beside the new file
+        model = ir.external_data.load_to_model(model)
+    return _finished(model)
 
 
 def name_of(source: ModelSource) -> str:
@@ -130,26 +123,16 @@ def is_folder(source: ModelSource) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def check_model_file(path: Path) -> None:
-    """Check that a path can be that of a model, before anything is read.
-
-    Raises:
-        FileError: The file is missing, or is a folder, pipe or device.
-    """
+    """Raise a FileError, before anything is read, if a path cannot be that of a model."""
     if not path.exists():
         raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
     check_name(path)
     if path.is_dir():
-        raise FileError(
-            "A folder was given where an ONNX file is needed.",
-            where=str(path),
-            fix="Give the .onnx file itself.",
-        )
+        what = "A folder was given where an ONNX file is needed."
+        raise FileError(what, where=str(path), fix="Give the .onnx file itself.")
     if not path.is_file():  # a device has no end, a pipe waits
-        raise FileError(
-            "The model is not a regular file, but a pipe or device.",
-            where=str(path),
-            fix="Write it to a file first.",
-        )
+        what = "The model is not a regular file, but a pipe or device."
+        raise FileError(what, where=str(path), fix="Write it to a file first.")
 
 
 def _name_apart(model: ir.Model) -> None:
@@ -184,16 +167,13 @@ def _finished(model: ir.Model) -> ir.Model:
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
             shape = known_shape(value)
-            if shape is not None:
-                value.shape = ir.Shape(map(_true_dimension, shape))
+            if shape is not None:  # some exporters write -1 for an open length
+                value.shape = ir.Shape(
+                    (None if dim < 0 else dim) if isinstance(dim, int) else dimension_name(dim)
+                    for dim in shape
+                )
     check_slices(model)
     return model
-
-
-def _true_dimension(dim: int | str | None) -> int | str | None:
-    if isinstance(dim, int):
-        return None if dim < 0 else dim  # some exporters write -1 for an open length
-    return dimension_name(dim)
 
 
 def is_map(value: ir.Value) -> bool:
@@ -214,8 +194,8 @@ def save_model(
         model: The model.
         path: Target, usually ``something.onnx``.
         external_data_threshold: Weights of at least this many bytes in total are written to
-            ``<path>.data`` beside the model, or to ``<path>.<random>.data`` if that file exists:
-            the old model may need it until the new one is in place.
+            ``<path>.data``, or to ``<path>.<random>.data`` if that exists: the old model may need
+            it until the new one is in place.
         proto: The serialized model, if the caller has it; not used for weights in another file.
 
     Raises:
@@ -318,8 +298,7 @@ def _from_proto(proto: onnx.ModelProto) -> ir.Model:
             where=f"input '{fed}' of '{proto.graph.name}'",
             fix="Export the model with tensor inputs (scikit-learn: without DictVectorizer).",
         )
-    bare = onnx.ModelProto()  # the caller's proto stays as it is
-    bare.CopyFrom(proto)
+    bare = copy.deepcopy(proto)  # the caller's proto stays as it is
     for value in (*bare.graph.output, *bare.graph.value_info):
         if _has_map(value.type):
             value.ClearField("type")
@@ -350,9 +329,8 @@ def _write_map_types(model: ir.Model, path: Path) -> None:
 def external_fault(tensor: ir.ExternalTensor, folder: Path | None = None) -> tuple[str, str] | None:
     """What keeps the data of a tensor from being read, and how to fix it; ``None`` for nothing.
 
-    Args:
-        tensor: The tensor; its file is not opened.
-        folder: That of the model; the one that the tensor knows if not given.
+    The file is looked for in the ``folder`` of the model, else in the one that the tensor knows. It
+    is not opened.
     """
     location = Path(tensor.location)
     # Resolved, so that a symbolic link cannot lead outside.

@@ -70,8 +70,7 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
     values = [source_before(value, "Cast") for value in node.inputs]
     for graph in subgraphs(node):
         values += [v for inner in graph.all_nodes() for v in inner.inputs]
-    found = [v.name for v in values if v is not None and v.name in known]
-    return list(dict.fromkeys(name for name in found if name is not None))
+    return list(dict.fromkeys(v.name for v in values if v is not None and v.name in known))
 
 
 def _lengths(model: ir.Model, length: int) -> dict[str, int]:

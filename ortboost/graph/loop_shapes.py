@@ -24,8 +24,7 @@ Dims: TypeAlias = list[int | str | None] | None
 def infer_loops(model: ir.Model) -> None:
     """Infer the shapes of what the Loops of the main graph return, and what follows, in place.
 
-    Args:
-        model: The model, with its other shapes inferred.
+    All other shapes of the model have been inferred.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -58,9 +57,7 @@ def infer_loops(model: ir.Model) -> None:
 def infer_body(body: ir.Model, node: ir.Node) -> list[Dims]:
     """Infer the shapes of a body from those of the inputs of its node, in place.
 
-    Args:
-        body: The body of an If, Loop or Scan as a model (:func:`ortboost.graph.bodies.as_model`).
-        node: Its node.
+    The body of an If, Loop or Scan is a model of its own (:func:`ortboost.graph.bodies.as_model`).
 
     Returns:
         The shape of each state, which every iteration keeps.
@@ -75,16 +72,12 @@ def infer_body(body: ir.Model, node: ir.Node) -> list[Dims]:
         inputs[1].type, inputs[1].shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
     for index in range(len(node.inputs) - count - before):  # the slices of a Scan
         _describe_slice(inputs[count + index], node, count, index)
-    guessed = [
-        _guess(initial, inner)
-        for initial, inner in zip(
-            node.inputs[before:], inputs[before : before + count], strict=False
-        )
-    ]
+    states = inputs[before : before + count]
+    guessed = [_guess(*pair) for pair in zip(node.inputs[before:], states, strict=False)]
     results = body.graph.outputs[first : first + count]
     _forget_shapes(body, keep_numbers=True)  # names that an exporter gave may differ for one length
     while True:
-        for inner, dims in zip(inputs[before:], guessed, strict=False):
+        for inner, dims in zip(states, guessed, strict=True):
             inner.shape = None if dims is None else ir.Shape(dims)
         _infer(body)
         kept = [_agreement(dims, value) for dims, value in zip(guessed, results, strict=True)]
@@ -117,11 +110,8 @@ def _forget_shapes(body: ir.Model, *, keep_numbers: bool = False) -> None:
     for node in body.graph.all_nodes():
         for output in node.outputs:
             dims = known_shape(output) if keep_numbers else None
-            output.shape = (
-                None
-                if dims is None
-                else ir.Shape([d if isinstance(d, int) else None for d in dims])
-            )
+            numbers = [dim if isinstance(dim, int) else None for dim in dims or ()]
+            output.shape = None if dims is None else ir.Shape(numbers)
 
 
 def _describe_slice(inner: ir.Value, node: ir.Node, count: int, index: int) -> None:

@@ -76,7 +76,7 @@ def replace_missing_kernels(model: ir.Model) -> None:
         if is_standard(node, *_COMPARISONS):
             for index, value in enumerate(node.inputs):
                 if value is not None and value.dtype in _SMALL_INTEGERS:
-                    node.replace_input_with(index, _cast(builder, value, ir.DataType.INT32))
+                    node.replace_input_with(index, builder.cast(value, ir.DataType.INT32))
         elif is_standard(node, "EyeLike") and node.outputs[0].dtype == ir.DataType.BOOL:
             _eye_of_floats(builder, node)
         # In the node's own graph, which may be that of a branch.
@@ -104,16 +104,12 @@ def _eye_of_floats(builder: Builder, node: ir.Node) -> None:
     if source is None or eye.is_graph_output() or node.graph is None:
         return
     if source.dtype == ir.DataType.BOOL:
-        node.replace_input_with(0, _cast(builder, source, ir.DataType.FLOAT))
+        node.replace_input_with(0, builder.cast(source, ir.DataType.FLOAT))
         node.graph.insert_before(node, builder.take())
     uses = list(eye.uses())
     eye.dtype = ir.DataType.FLOAT
     node.attributes["dtype"] = ir.AttrInt64("dtype", int(ir.DataType.FLOAT))
-    mask = _cast(builder, eye, ir.DataType.BOOL)
+    mask = builder.cast(eye, ir.DataType.BOOL)
     node.graph.insert_after(node, builder.take())
     for use in uses:
         use.node.replace_input_with(use.idx, mask)
-
-
-def _cast(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return builder.op("Cast", value, dtype=dtype, shape=value.shape, to=int(dtype))

@@ -13,29 +13,18 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.graph.bodies import own_outputs
-from ortboost.graph.branch_names import separate_branch_names
-from ortboost.graph.build import Builder
+from ortboost.graph.bodies import own_outputs, separate_branch_names
+from ortboost.graph.build import Builder, unused_name
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.loop_shapes import infer_loops
-from ortboost.graph.missing_kernels import (
-    drop_flat_biases,
-    newest_opset,
-    replace_missing_kernels,
-)
+from ortboost.graph.missing_kernels import drop_flat_biases, newest_opset, replace_missing_kernels
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import (
-    constant,
-    input_at,
-    is_read,
-    is_standard,
-    known_shape,
-)
+from ortboost.graph.query import constant, find_nodes, input_at, is_read, is_standard, known_shape
 from ortboost.graph.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
@@ -78,7 +67,7 @@ def normalize(
     Raises:
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
-    reports = [r for r in (inline_functions(model, kept), free_weights(model)) if r.modified]
+    reports = [inline_functions(model, kept), free_weights(model)]
 
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
@@ -97,9 +86,8 @@ def normalize(
     newest = newest_opset(model)
     if newest is not None:
         opsets = range(min(opsets[0], newest), min(opsets[-1], newest) + 1)
-    report = convert_opset(model, opsets)
-    if report.modified:
-        reports.append(report)
+    reports.append(convert_opset(model, opsets))
+    if reports[-1].modified:
         # The converter writes new Constant nodes, for example for axes that were attributes.
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _make_axes_vectors(model)
@@ -111,59 +99,56 @@ def normalize(
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
     if model.ir_version > ir_version:
-        reports.append(
-            Report("ir_version", changed={"model": f"{model.ir_version} -> {ir_version}"})
-        )
+        change = f"{model.ir_version} -> {ir_version}"
+        reports.append(Report("ir_version", changed={"model": change}))
     model.ir_version = ir_version
 
     # The weights have their final names: stamp what was read above.
     stamp_origins(model, origins)
     stamp_padding_rows(model, padding)
-    report = bypass_identity_transposes(model)
-    if report.modified:
-        reports.append(report)
-    report = empty_reductions(model)
-    if report.modified:
-        reports.append(report)
+    reports += [bypass_identity_transposes(model), empty_reductions(model)]
     _state_channels(model)
 
-    infer_shapes(model)
-    infer_loops(model)
-    name_lengths(model)
+    _infer(model)
     replace_missing_kernels(model)
     check_lengths(model)
+    reports += _settle(model, keep_fused)
+    return [report for report in reports if report.modified]
+
+
+def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
+    """Fold and infer until nothing changes: a constant may give a shape, a shape a constant."""
+    reports: list[Report] = []
     settled = False  # nothing more can be known: then sizes that a run computes
-    for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
+    for _ in range(_ROUNDS):
         parts = unpack_sequences(model, computed=settled)
         if settled and not parts.modified:
             break
         if parts.modified:
             # Inference names the lengths of all elements of a sequence alike, whatever they are.
             _drop_stale_shapes(model)
-            infer_shapes(model)
-            infer_loops(model)
-            name_lengths(model)
+            _infer(model)
         found = [
-            report
-            for report in (
-                parts,
-                *([] if keep_fused else [write_out_runtime_operators(model)]),
-                fold_integers(model),
-                static_shapes(model),
-                inline_branches(model),
-            )
-            if report.modified
+            parts,
+            *([] if keep_fused else [write_out_runtime_operators(model)]),
+            fold_integers(model),
+            static_shapes(model),
+            inline_branches(model),
         ]
-        settled = not found
-        if settled:
-            continue
         reports += found
-        common.RemoveUnusedNodesPass()(model)
-        infer_shapes(model)
-        infer_loops(model)
-        name_lengths(model)
-        check_lengths(model)
+        settled = not any(report.modified for report in found)
+        if not settled:
+            common.RemoveUnusedNodesPass()(model)
+            _infer(model)
+            check_lengths(model)
     return reports
+
+
+def _infer(model: ir.Model) -> None:
+    """Infer shapes, and name unknown lengths."""
+    infer_shapes(model)
+    infer_loops(model)
+    name_lengths(model)
 
 
 def inline_functions(
@@ -207,23 +192,19 @@ def _drop_unused_statistics(model: ir.Model) -> None:
     """Drop unused statistics outputs: five before opset 14, but the converter expects one."""
     if model.opset_imports.get("", 14) >= 14:
         return
-    for node in model.graph.all_nodes():
-        if is_standard(node, "BatchNormalization"):
-            used = [i for i, out in enumerate(node.outputs) if is_read(out)]
-            node.resize_outputs(max(used, default=0) + 1)
+    for node in find_nodes(model.graph.all_nodes(), "BatchNormalization"):
+        used = [i for i, out in enumerate(node.outputs) if is_read(out)]
+        node.resize_outputs(max(used, default=0) + 1)
 
 
 def _drop_idle_attributes(model: ir.Model) -> None:
     """Drop attributes without an effect that newer opsets lack and the converter stumbles over."""
-    for node in model.graph.all_nodes():
-        if (
-            is_standard(node, "Pad")
-            and node.attributes.get_string("mode", "constant") != "constant"
-        ):
+    for node in find_nodes(model.graph.all_nodes(), "Pad"):
+        if node.attributes.get_string("mode", "constant") != "constant":
             node.attributes.pop("value", None)
-        scale = input_at(node, 1) if is_standard(node, "BatchNormalization") else None
+    for node in find_nodes(model.graph.all_nodes(), "BatchNormalization"):
         # With one number for each channel there are no positions: files of MXNet, after a Gemm.
-        if scale is not None and len(known_shape(scale) or ()) == 1:
+        if len(known_shape(input_at(node, 1)) or ()) == 1:
             node.attributes.pop("spatial", None)
 
 
@@ -233,8 +214,8 @@ def _make_axes_vectors(model: ir.Model) -> None:
     onnxruntime runs such a node, but not the Squeeze of the same axes that is its gradient.
     """
     builder = Builder(model.graph, "axes")
-    for node in model.graph.all_nodes():
-        axes = constant(input_at(node, 1)) if is_standard(node, "Unsqueeze") else None
+    for node in find_nodes(model.graph.all_nodes(), "Unsqueeze"):
+        axes = constant(input_at(node, 1))
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
 
@@ -256,9 +237,5 @@ def name_nodes(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:
             base = next((out.name for out in node.outputs if out.name), None) or node.op_type
-            name, count = f"{base}/{node.op_type}", 0
-            while name in taken:
-                count += 1
-                name = f"{base}/{node.op_type}_{count}"
-            node.name = name
+            node.name = unused_name(f"{base}/{node.op_type}", taken)
         taken.add(node.name)

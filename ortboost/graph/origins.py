@@ -30,6 +30,9 @@ import onnx_ir as ir
 from ortboost.graph.query import is_standard, source_before
 
 __all__ = [
+    "CALL_KEY",
+    "SIGNATURE_KEY",
+    "STACK_KEY",
     "Origin",
     "Origins",
     "in_block",
@@ -47,9 +50,10 @@ __all__ = [
 _META = "ortboost.origin"
 _MISSING = "ortboost.missing_parameters"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+SIGNATURE_KEY = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_STACK = "pkg.torch.onnx.stack_trace"
+STACK_KEY = "pkg.torch.onnx.stack_trace"
+CALL_KEY = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
 _GENERATED = re.compile(r'\s*File "<eval_with_key>')
@@ -137,10 +141,9 @@ def missing_parameters(model: ir.Model) -> tuple[str, ...]:
 def tensor_origins(model: ir.Model) -> Origins:
     """The origin of each initializer and of each output of a ``Constant`` node, by name.
 
-    Args:
-        model: The model as loaded, its functions inlined.
+    The model is as loaded, but for its functions, which are inlined.
     """
-    signature = {name: kind for kind, name in _signature(model)}  # empty for TorchScript
+    signature = _signature(model)  # empty for TorchScript
     stored: list[ir.Value] = []
     constants: set[str] = set()
     for graph in model.graphs():
@@ -205,7 +208,7 @@ def in_block(node: ir.Node) -> bool:
         >>> in_block(ir.node("Neg", []))
         False
     """
-    return _GENERATED.match(node.metadata_props.get(_STACK, "")) is not None
+    return _GENERATED.match(node.metadata_props.get(STACK_KEY, "")) is not None
 
 
 def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
@@ -244,15 +247,9 @@ def names_a_parameter(model: ir.Model, name: str) -> bool:
 def original_name(value: ir.Value, reader: ir.Node) -> str:
     """The name of the torch parameter that an exporter stored under a name of its own.
 
-    TorchScript does not tell it, but the name of the node that reads the tensor has the path of
-    the module: ``/encoder/encoder.0/query/MatMul``.
-
-    Args:
-        value: A stored tensor of a normalized model.
-        reader: The node that reads it.
-
-    Returns:
-        The name; that of the tensor if the exporter kept it, or nothing is known.
+    TorchScript does not tell it, but the name of the node that reads the tensor in a normalized
+    model has the path of the module: ``/encoder/encoder.0/query/MatMul``. The result is the name of
+    the tensor if the exporter kept it, or nothing is known.
     """
     name, origin = value.name or "", origin_of(value)
     if origin.kind != "folded" or (origin.known and len(origin.folded_from) != 1):
@@ -282,9 +279,11 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
                 stamp_origin(value, origins.of[name])
 
 
-def _signature(model: ir.Model) -> list[tuple[str, str]]:
-    inputs = model.graph.metadata_props.get(_SIGNATURE, "").partition("# outputs")[0]
-    return _SPEC.findall(inputs)  # outputs repeat names, as PARAMETER_MUTATION
+def _signature(model: ir.Model) -> dict[str, str]:
+    """Name of a tensor to the kind that ``torch.export`` gave it."""
+    inputs = model.graph.metadata_props.get(SIGNATURE_KEY, "").partition("# outputs")[0]
+    # Outputs repeat names, as PARAMETER_MUTATION.
+    return {name: kind for kind, name in _SPEC.findall(inputs)}
 
 
 def _missing(
@@ -295,13 +294,14 @@ def _missing(
         return known
     values = {value.name: value for value in stored}
     parameters = [name for name, kind in signature.items() if kind == "PARAMETER"]
-    # A module that reads a tensor of another one: its own parameter is not missing, but tied.
+    # A module that reads a tensor of another one: its own parameter is not missing, but tied. Only
+    # the innermost module reads it.
     tied = {
-        scope
+        scopes[-1]
         for name in parameters
         if name in values
-        for scope in _readers(values[name])
-        if scope != _module(name)
+        for usage in values[name].uses()
+        if (scopes := scopes_of(usage.node)) and scopes[-1] != _module(name)
     }
     absent = [name for name in parameters if name not in values]
     modules = [_module(name) for name in absent]
@@ -312,11 +312,6 @@ def _missing(
         for n, m in zip(absent, modules, strict=True)
         if m not in tied or modules.count(m) > 1 or n in folded
     ]
-
-
-def _readers(value: ir.Value) -> set[str]:
-    """The innermost modules whose nodes read a tensor: several if modules share a parameter."""
-    return {scopes[-1] for usage in value.uses() if (scopes := scopes_of(usage.node))}
 
 
 def _folded_statistics(signature: Mapping[str, str], stored: Collection[str]) -> set[str]:
@@ -359,13 +354,8 @@ def _folded(value: ir.Value, missing: set[str]) -> Origin:
                 direct = direct and bool(own)
                 break
     transposed = _TRANSPOSED_NAME.fullmatch(value.name or "") is not None
-    return Origin(
-        "folded",
-        tuple(sorted(found)),
-        direct=direct and bool(found),
-        transposed=transposed,
-        known=True,
-    )
+    direct = direct and bool(found)
+    return Origin("folded", tuple(sorted(found)), direct, transposed, known=True)
 
 
 def _module(parameter: str) -> str:

@@ -16,32 +16,25 @@ import re
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.origins import made_by_torch
+from ortboost.graph.origins import CALL_KEY, made_by_torch
 from ortboost.graph.query import input_at, is_standard, static_shape
 
 __all__ = ["find_padding_rows", "padding_rows", "stamp_padding_rows"]
 
 _META = "ortboost.padding_rows"
-_CALL = "pkg.torch.onnx.fx_node"
 _EMBEDDING = re.compile(r"aten\.embedding\.default\]\(args = \(%[^,]+, %[^,)]+(?:, (-?\d+))?")
 
 
 def find_padding_rows(model: ir.Model) -> dict[str, int]:
-    """The padding row of each embedding table that has one, by the name of the table.
-
-    Args:
-        model: The model as loaded, its functions inlined.
-    """
+    """Embedding table to padding row, in a model as loaded with its functions inlined."""
     found: dict[str, int] = {}
     torch = made_by_torch(model)
     for node in model.graph:
         table = _table(node)
-        if table is None or not table.is_initializer():
-            continue
         shape = static_shape(table)
-        if shape is None or len(shape) != 2:
+        if table is None or not table.is_initializer() or shape is None or len(shape) != 2:
             continue
-        call = _EMBEDDING.search(node.metadata_props.get(_CALL, ""))
+        call = _EMBEDDING.search(node.metadata_props.get(CALL_KEY, ""))
         if call is not None:  # torch writes -1 for no padding_idx
             row = None if call[1] is None or int(call[1]) < 0 else int(call[1])
         else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError
 from ortboost.graph.generated import counting, generated
@@ -172,22 +173,14 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             continue
         shape = tuple(tensor.shape.numpy())
         verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
-        if verdict.role in _TRAINABLE and not verdict.doubt:
+        role, doubt = verdict.role, verdict.doubt
+        if role in _TRAINABLE and not doubt:
             merged = model.producer_name == "tf2onnx" and _is_merged(value)
-            folded = _OF_A_NORM.fullmatch(name) is not None
-            doubt = _MERGED if merged else _NORM_FOLDED if folded else ""
-            verdict = dataclasses.replace(verdict, doubt=doubt)
+            doubt = _MERGED if merged else _NORM_FOLDED if _OF_A_NORM.fullmatch(name) else ""
         reader = next((usage.node for usage in value.uses()), None)
-        original = name if reader is None else original_name(value, reader)
-        found[name] = Parameter(
-            name,
-            shape,
-            value.dtype,
-            verdict.role,
-            verdict.reason,
-            verdict.doubt,
-            "" if original == name else original,
-        )
+        original = "" if reader is None else original_name(value, reader)
+        original = "" if original == name else original
+        found[name] = Parameter(name, shape, value.dtype, role, verdict.reason, doubt, original)
     # A network has learned something: where values or names exclude all tensors, they mislead.
     if not any(parameter.trainable for parameter in found.values()):
         for name, verdict in verdicts.items():
@@ -218,12 +211,7 @@ def match_parameters(
 
 
 def named_parameters(trained: Sequence[Parameter], patterns: Iterable[str], where: str) -> set[str]:
-    """The names of the trained parameters that a user's patterns match.
-
-    Args:
-        trained: The trained parameters.
-        patterns: Shell-style patterns, see :func:`~ortboost.graph.query.matches_name`.
-        where: The setting with the patterns, for the message.
+    """The names of the trained parameters that the patterns of a setting match.
 
     Raises:
         ConfigError: A pattern matches none.
@@ -258,21 +246,14 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     values, and the use alone last.
     """
     uses = weight_uses(value)
-    if not uses:
-        return _Verdict("constant", "no differentiable node reads it")
-    where = uses[0].where
-    if ROLE_MARK in value.metadata_props:
-        return _Verdict(value.metadata_props[ROLE_MARK], f"added as such, {where}")
-    statistics = next((use for use in uses if use.role.startswith("running_")), None)
-    if statistics is not None:
-        return _Verdict(statistics.role, statistics.where)
-    if all(use.kind == UseKind.SETTING for use in uses):
-        return _setting(value, uses)
+    certain = _certain(value, uses)
+    if certain is not None:
+        return certain
     # The most conclusive use decides.
     use = min((use for use in uses if use.kind != UseKind.SETTING), key=lambda use: use.kind)
     if use.kind == UseKind.NORM and use.neutral:
-        why = "the groups of a normalization are scaled after it"
-        return _Verdict("constant", f"{why}, {use.where}")
+        why = f"the groups of a normalization are scaled after it, {use.where}"
+        return _Verdict("constant", why)
     origin = origin_of(value)
     single = int(np.prod(shape, dtype=np.int64)) <= 1
     by_use = _role_by_use(use, len(shape), single)
@@ -323,6 +304,18 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict
     return _Verdict(by_use, use.where, "", by_use)
 
 
+def _certain(value: ir.Value, uses: tuple[WeightUse, ...]) -> _Verdict | None:
+    """Classify a tensor without uses, with a mark, a running statistic, or a setting."""
+    if not uses:
+        return _Verdict("constant", "no differentiable node reads it")
+    if ROLE_MARK in value.metadata_props:
+        return _Verdict(value.metadata_props[ROLE_MARK], f"added as such, {uses[0].where}")
+    for use in uses:
+        if use.role.startswith("running_"):
+            return _Verdict(use.role, use.where)
+    return _setting(value, uses) if all(use.kind == UseKind.SETTING for use in uses) else None
+
+
 def _shifts_one_column(value: ir.Value) -> bool:
     """Whether a tensor is added to the product with a stored matrix of one column, and no more."""
     uses = list(value.uses())
@@ -367,25 +360,26 @@ def _formula(
     value: ir.Value, use: WeightUse, uses: tuple[WeightUse, ...], origin: Origin, *, fitted: bool
 ) -> str | None:
     """Why a tensor with these values or uses is not trained; ``None`` if it may be."""
-    tensor = value.const_value
     name = (value.name or "").rpartition(".")[2]
     sure = origin.kind == "parameter" or (
         origin.kind == "module" and _PARAMETER_NAME.fullmatch(name) is not None
     )
     # Scales and biases, fresh from their initialization, hold only 0 and 1 as well.
+    # So do the biases of an LSTM of Keras: a vector of 0 and 1 that is added is no mask.
+    bias = use.op == "Add" and value.shape is not None and len(value.shape) == 1
     examined = use.kind in (UseKind.WEIGHT, UseKind.PLAIN)
-    examined = examined and not _is_fresh_bias(value, use)
+    examined = examined and not (bias and _is_of_0_and_1(value))
     reason = counting(value) if examined and use.role != "bias" else None
     reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
     if reason is not None:
         return reason
     if all(use.waves for use in uses) and not sure:
         return "it is multiplied by integers inside a sine or cosine"
-    if sure or use.kind < UseKind.PLAIN or tensor is None:
+    tensor = value.const_value
+    if sure or use.kind < UseKind.PLAIN or tensor is None or tensor.size <= 1:
         return None
-    if tensor.size > 1 and all(use.raw or (fitted and use.raw_affine) for use in uses):
-        return "it normalizes the raw input"
-    return None
+    normalizes = all(use.raw or (fitted and use.raw_affine) for use in uses)
+    return "it normalizes the raw input" if normalizes else None
 
 
 def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
@@ -442,45 +436,46 @@ def _folded(
     origin: Origin, use: WeightUse, by_use: str, *, same: bool, zero_bias: bool
 ) -> _Verdict:
     """Classify a tensor that the exporter computed: a transposed weight, or a folded one."""
-    source = f", computed from {_listed(origin.folded_from)}" if origin.folded_from else ""
-    reason = f"{use.where}{source}"
+    reason = use.where
+    if origin.folded_from:
+        listed = ", ".join(f"'{name}'" for name in origin.folded_from[:3])
+        reason += f", computed from {listed}{', ...' if len(origin.folded_from) > 3 else ''}"
     if use.kind == UseKind.NORM and use.plain_values and not origin.folded_from:
         return _Verdict("constant", f"a normalization without scale and shift, {use.where}")
     if use.kind == UseKind.PLAIN and same and not origin.folded_from and not zero_bias:
         doubt = _FOLDED if origin.direct else ""  # the softmax of zeros, as learned weights begin
         return _Verdict("constant", f"the same value everywhere, {use.where}", doubt)
-    # Only moved elements, a transposed weight, train like the parameter itself.
-    reordered = use.recurrent or (
-        use.op in _PRODUCTS
-        and not use.computed
-        and origin.direct
-        and origin.transposed
-        and len(origin.folded_from) == 1
-    )
-    if not origin.folded_from and not origin.known:  # TorchScript transposes these weights
-        reordered = use.recurrent or use.linear
-    if by_use != "constant" and use.kind <= UseKind.BIAS and reordered:
-        return _Verdict(by_use, reason, "", by_use)
     if by_use == "constant":
         return _Verdict("constant", f"not a weight position, {use.where}")
-    return _Verdict(by_use, reason, _FOLDED, by_use)
+    # Only moved elements, a transposed weight, train like the parameter itself.
+    if origin.folded_from or origin.known:
+        one = origin.direct and origin.transposed and len(origin.folded_from) == 1
+        reordered = one and use.op in _PRODUCTS and not use.computed
+    else:  # TorchScript transposes these weights
+        reordered = use.linear
+    certain = use.kind <= UseKind.BIAS and (reordered or use.recurrent)
+    return _Verdict(by_use, reason, "" if certain else _FOLDED, by_use)
+
+
+def _stored(value: ir.Value) -> NDArray[Any]:
+    assert value.const_value is not None  # only stored tensors are classified
+    return value.const_value.numpy()
+
+
+def _numbers(value: ir.Value) -> NDArray[np.float32]:
+    return _stored(value).astype(np.float32)
 
 
 def _is_finite(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and bool(np.isfinite(tensor.numpy().astype(np.float32)).all())
+    return bool(np.isfinite(_numbers(value)).all())
 
 
 def _is_zero(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and not tensor.numpy().astype(np.float32).any()
+    return not _numbers(value).any()
 
 
 def _is_one_number(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None:
-        return False
-    array = tensor.numpy().reshape(-1)
+    array = _stored(value).reshape(-1)
     return bool((array == array[0]).all())
 
 
@@ -490,12 +485,6 @@ def _is_filled(value: ir.Value) -> bool:
     return sum(length > 1 for length in shape) > 1 and _is_one_number(value)
 
 
-def _is_fresh_bias(value: ir.Value, use: WeightUse) -> bool:
-    """Whether a vector of 0 and 1 is added, as Keras begins the biases of an LSTM: no mask is."""
-    added = use.op == "Add" and value.shape is not None and len(value.shape) == 1
-    return added and _is_of_0_and_1(value)
-
-
 def _is_merged(value: ir.Value) -> bool:
     """Whether several nodes read a tensor with values that layers begin with."""
     shared = len({usage.node for usage in value.uses()}) > 1 and value.shape
@@ -503,10 +492,4 @@ def _is_merged(value: ir.Value) -> bool:
 
 
 def _is_of_0_and_1(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and bool(np.isin(tensor.numpy().astype(np.float32), (0, 1)).all())
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return f"{shown}, ..." if len(names) > 3 else shown
+    return bool(np.isin(_numbers(value), (0, 1)).all())

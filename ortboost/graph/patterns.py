@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -30,7 +29,6 @@ _CLOSE_DOUBLE: Final = 1e-12
 _SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-@dataclass(frozen=True, init=False)
 class Op:
     """The pattern of a standard operator.
 
@@ -41,20 +39,8 @@ class Op:
         alone: Whether the result must have exactly one consumer.
     """
 
-    op_type: str
-    inputs: tuple[Pattern, ...]
-    name: str = ""
-    alone: bool = False
-
-    # Written out for the sake of *inputs, which a generated constructor cannot take.
     def __init__(self, op_type: str, *inputs: Pattern, name: str = "", alone: bool = False) -> None:
-        for field, value in (
-            ("op_type", op_type),
-            ("inputs", inputs),
-            ("name", name),
-            ("alone", alone),
-        ):
-            object.__setattr__(self, field, value)
+        self.op_type, self.inputs, self.name, self.alone = op_type, inputs, name, alone
 
 
 Pattern: TypeAlias = "Op | str | float | tuple[Pattern, ...]"
@@ -68,13 +54,7 @@ def match(value: ir.Value | None, pattern: Pattern) -> Found | None:
 def matches(
     value: ir.Value | None, pattern: Pattern, found: Found | None = None
 ) -> Iterator[Found]:
-    """All ways in which a value matches a pattern.
-
-    Args:
-        value: The value to match.
-        pattern: The pattern.
-        found: Variables that are already bound.
-    """
+    """All ways in which a value matches a pattern; ``found`` has the variables bound already."""
     known: dict[str, ir.Value] = dict(found or {})  # a copy: alternatives must not share bindings
     if value is None:
         return

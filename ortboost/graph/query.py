@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "all_tensors",
     "constant",
     "count_operators",
+    "find_nodes",
     "find_schema",
     "format_shape",
     "has_subgraph",
@@ -83,14 +85,14 @@ def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]
                 yield value, value.const_value
 
 
-def known_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    """The shape as ints, names and ``None``; ``None`` if even the rank is unknown."""
-    if value.shape is None:
+def known_shape(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+    """The shape as ints, names and ``None``; ``None`` without a value or if the rank is unknown."""
+    if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
-def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape if every dimension is an int, else ``None``."""
     shape = known_shape(value)
     if shape is None:
@@ -117,29 +119,25 @@ def matches_name(name: str, pattern: str) -> bool:
 
 
 def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Match names against shell-style patterns, see :func:`matches_name`.
-
-    Returns:
-        The matched names, and the patterns that matched nothing (usually typos).
+    """The names that patterns match, and the patterns that match nothing (usually typos).
 
     Example:
         >>> sorted(match_names(["fc1.weight", "fc1.bias", "fc2.weight"], ["fc1.*", "x*"])[0])
         ['fc1.bias', 'fc1.weight']
     """
     known = list(names)
-    matched: set[str] = set()
-    unmatched: list[str] = []
-    for pattern in patterns:
-        hits = [name for name in known if matches_name(name, pattern)]
-        matched.update(hits)
-        if not hits:
-            unmatched.append(pattern)
-    return matched, unmatched
+    hits = {p: {name for name in known if matches_name(name, p)} for p in patterns}
+    return set().union(*hits.values()), [pattern for pattern, found in hits.items() if not found]
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
     """Whether a node is a standard ONNX operator, and one of ``op_types`` if any are given."""
     return node.domain in ("", "ai.onnx") and (not op_types or node.op_type in op_types)
+
+
+def find_nodes(nodes: Iterable[ir.Node], *op_types: str) -> list[ir.Node]:
+    """The standard operators of these types among nodes, which may then be replaced."""
+    return [node for node in nodes if is_standard(node, *op_types)]
 
 
 def label(node: ir.Node) -> str:
@@ -177,15 +175,7 @@ def input_at(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that computes a value.
-
-    Args:
-        value: The value; ``None`` has no producer.
-        *op_types: Standard operators to accept; any node if none is given.
-
-    Returns:
-        The node, or ``None`` for inputs and initializers, and for other operators.
-    """
+    """The node that computes a value, if it is one of these standard operators, or any if none."""
     node = None if value is None else value.producer()
     if node is None or (op_types and not is_standard(node, *op_types)):
         return None
@@ -225,16 +215,10 @@ def is_unused(node: ir.Node) -> bool:
 
 
 def constant(value: ir.Value | None, *, limit: int | None = None) -> NDArray[Any] | None:
-    """The array of an initializer or of a Constant node.
+    """The array of an initializer or of a Constant node; ``None`` if there is none.
 
-    An initializer that is also a graph input is not constant: the caller can override it.
-
-    Args:
-        value: The value.
-        limit: Maximum number of elements to read, so that large weights stay on disk.
-
-    Returns:
-        The array, or ``None`` if the value is not constant, holds strings or is too large.
+    An initializer that is also a graph input is not constant: the caller can override it. Strings
+    are not returned, nor arrays of more elements than the ``limit``: large weights stay on disk.
     """
     if value is None or value.is_graph_input():
         return None
@@ -257,8 +241,7 @@ def scalar(value: ir.Value | None) -> float | None:
 
 def count_operators(model: ir.Model) -> dict[str, int]:
     """Number of nodes by operator, subgraphs included; other domains as ``domain::operator``."""
-    counts: dict[str, int] = {}
-    for node in all_nodes(model.graph):
-        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+    return Counter(
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        for node in all_nodes(model.graph)
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = [
@@ -41,7 +42,6 @@ STOPS = frozenset(
 STOP_MARK = "ortboost.stop_gradient"
 """Metadata key of an Identity through which no gradient flows."""
 
-_CALL = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written for
 _DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 
@@ -81,7 +81,7 @@ def stops_gradient(node: ir.Node) -> bool:
     if not is_standard(node, "Identity"):
         return False
     known = node.metadata_props
-    return STOP_MARK in known or _DETACH.search(known.get(_CALL, "")) is not None
+    return STOP_MARK in known or _DETACH.search(known.get(CALL_KEY, "")) is not None
 
 
 def dropped_detaches(graph: ir.Graph) -> set[str]:
@@ -89,7 +89,7 @@ def dropped_detaches(graph: ir.Graph) -> set[str]:
     read: set[str] = set()
     made: set[str] = set()
     for node in graph.all_nodes():
-        call = node.metadata_props.get(_CALL, "")
+        call = node.metadata_props.get(CALL_KEY, "")
         if stops_gradient(node):
             made.add(call.partition(" ")[0])
         else:
@@ -99,9 +99,7 @@ def dropped_detaches(graph: ir.Graph) -> set[str]:
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
     """The value of the main graph with this name, if there is one."""
-    found = graph.initializers.get(name)
-    made = (output for node in graph for output in node.outputs)
-    return found or next((value for value in (*graph.inputs, *made) if value.name == name), None)
+    return values_by_name(graph).get(name)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
@@ -132,9 +130,6 @@ def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
     """The nodes that values depend on: their producers, and those of everything that these read.
 
     A node with subgraphs reads what the nodes in them read, and these count, too.
-
-    Args:
-        values: The values.
     """
     found: set[ir.Node] = set()
     pending = list(values)
@@ -182,11 +177,10 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
         if (node.op_type in STOPS and is_standard(node)) or stops_gradient(node):
             continue
         moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
-        if moving:
-            carried = [o.name for o in node.outputs if o.name and _carries(o)]
-            if carried:
-                forward.update(carried)
-                touched.append((node, moving))
+        carried = [o.name for o in node.outputs if o.name and _carries(o)]
+        if moving and carried:
+            forward.update(carried)
+            touched.append((node, moving))
     targets = {loss} if isinstance(loss, str) else set(loss)
     backward: set[str] = set(targets)
     between: list[ir.Node] = []
@@ -212,9 +206,7 @@ def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
     controls = _CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
     if node.op_type == "BatchNormalization" and not node.attributes.get_int("training_mode", 0):
         controls = ()  # it normalizes by the given statistics; in training mode by its own
-    for index, value in enumerate(node.inputs):
-        if value is not None and index not in controls and _carries(value):
-            yield value
-    for value in uses_inside(node):
-        if _carries(value):
+    read = (value for index, value in enumerate(node.inputs) if index not in controls)
+    for value in (*read, *uses_inside(node)):
+        if value is not None and _carries(value):
             yield value

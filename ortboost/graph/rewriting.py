@@ -82,25 +82,25 @@ class Site:
 
     def rank(self, index: int = 0) -> int:
         """Number of dimensions of an input; raises :class:`Refusal` if it is unknown."""
+        return len(self.shape(index))
+
+    def shape(self, index: int = 0) -> tuple[int | str | None, ...]:
+        """Shape of an input as ints, names and ``None``; raises :class:`Refusal` if not known."""
         shape = known_shape(self.input(index))
         if shape is None:
             raise Refusal(
                 f"the rank of '{self.input(index).name}' is unknown; give the shapes of the "
                 "model's inputs"
             )
-        return len(shape)
-
-    def shape(self, index: int = 0) -> tuple[int | str | None, ...]:
-        """Shape of an input as ints, names and ``None``; raises :class:`Refusal` if not known."""
-        self.rank(index)
-        return known_shape(self.input(index)) or ()
+        return shape
 
     def axis(self, name: str = "axis", default: int = -1) -> int:
         """An axis attribute, counted from the front; raises :class:`Refusal` if it is too low."""
         value = self.node.attributes.get_int(name, default)
-        if value < 0 and value + self.rank() < 0:
+        axis = value + self.rank() if value < 0 else value
+        if axis < 0:
             raise Refusal(f"its input of rank {self.rank()} has no axis {value}")
-        return value + self.rank() if value < 0 else value
+        return axis
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""
@@ -197,7 +197,7 @@ def rewrite_nodes(
             with :attr:`Site.note`.
         only: A filter: whether to apply a rule to a node.
         domain: The domain of the operators; that of the standard if not given.
-        subgraphs: Include the nodes of subgraphs. Their rules must not create nodes.
+        subgraphs: Include the nodes of subgraphs; new constants are those of the main graph.
         bypass: If a rule returns an existing value, let consumers read that value. Otherwise they
             read an Identity of it, which keeps the name of the old output.
 
@@ -205,18 +205,15 @@ def rewrite_nodes(
         A report of the changed nodes, and of the refused ones with the reason.
     """
     report = Report(name)
-    builder: Builder | None = None
+    builder = Builder(model.graph, f"ortboost/{name}")
     removed: dict[int, ir.Node] = {}
     for node in list(model.graph.all_nodes() if subgraphs else model.graph):
         entry = rules.get(node.op_type)
         rule, done = entry if isinstance(entry, tuple) else (entry, what)
-        if node.graph is None or id(node) in removed:  # an earlier rule made it unused
-            continue
         foreign = node.domain != domain if domain else not is_standard(node)
-        if rule is None or foreign or not only(node):
+        gone = node.graph is None or id(node) in removed  # an earlier rule made it unused
+        if rule is None or foreign or gone or not only(node):
             continue
-        if builder is None:  # created on demand: it collects all names of the graph
-            builder = Builder(model.graph, f"ortboost/{name}")
         site = Site(node, builder, model.opset_imports.get("", 18))
         # Before the rule runs: it may rename or disconnect the node.
         node_label, sources = label(node), list(node.inputs)
@@ -239,11 +236,7 @@ def rewrite_nodes(
 
 
 def rewrites(
-    *op_types: str,
-    name: str = "",
-    what: str = "",
-    subgraphs: bool = False,
-    bypass: bool = False,
+    *op_types: str, name: str = "", what: str = "", subgraphs: bool = False, bypass: bool = False
 ) -> Callable[[Rule], Callable[[ir.Model], Report]]:
     """Turn a rule into a rewrite of models that applies it to these operators, as a decorator.
 
@@ -301,11 +294,7 @@ def can_replace(old: ir.Value, new: ir.Value) -> bool:
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> bool:
-    """Let all consumers of ``old`` read ``new``; a graph output keeps its name.
-
-    Returns:
-        Whether the value was replaced; see :func:`can_replace`.
-    """
+    """Let all consumers of ``old`` read ``new``, if they can; a graph output keeps its name."""
     if not can_replace(old, new):
         return False
     if not old.is_graph_output():

@@ -22,6 +22,7 @@ __all__ = ["attention", "multi_head_attention", "rotary_embedding"]
 
 _BY_HEAD = (0, 2, 1, 3)  # [batch, length, heads, size] to [batch, heads, length, size], and back
 _CACHE = "it reads a cache of earlier tokens; export the model without a cache"
+_START_OVER = "start from the unoptimized export"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def attention(site: Site) -> list[ir.Value | None]:
     if len(node.outputs) > 1 and is_read(node.outputs[1]):
         raise Refusal("its keys and values are read; export the model without a cache")
     if site.integer("do_rotary", 0):
-        raise Refusal("it turns queries and keys (do_rotary); start from the unoptimized export")
+        raise Refusal(f"it turns queries and keys (do_rotary); {_START_OVER}")
     projected = site.op("MatMul", site.input(0), site.input(1))
     if site.optional(2) is not None:
         projected = site.op("Add", projected, site.input(2))
@@ -75,11 +76,9 @@ def multi_head_attention(site: Site) -> list[ir.Value | None]:
     if any(site.optional(index) is not None for index in range(6, len(node.inputs))):
         raise Refusal(_CACHE)
     if len(node.outputs) > 3 and is_read(node.outputs[3]):
-        raise Refusal("its scores are read; start from the unoptimized export")
+        raise Refusal(f"its scores are read; {_START_OVER}")
     if site.rank(0) != 3 or site.optional(1) is None or site.optional(2) is None:
-        raise Refusal(
-            "queries, keys and values are packed in one tensor; start from the unoptimized export"
-        )
+        raise Refusal(f"queries, keys and values are packed in one tensor; {_START_OVER}")
     width, bias = site.shape(0)[2], site.optional(3)
     if not isinstance(width, int) or not heads:
         raise Refusal("its width is unknown; give the shapes of the model's inputs")
@@ -87,15 +86,13 @@ def multi_head_attention(site: Site) -> list[ir.Value | None]:
     if bias is not None:
         total = (known_shape(bias) or (None,))[0]
         if not isinstance(total, int) or site.rank(1) != 3 or site.rank(2) != 3:
-            raise Refusal(
-                "its bias does not fit its keys and values; start from the unoptimized export"
-            )
+            raise Refusal(f"its bias does not fit its keys and values; {_START_OVER}")
         widths = site.ints(width, width, total - 2 * width)
         shifts = site.ops("Split", bias, widths, count=3, axis=0)
         parts = [site.op("Add", part, shift) for part, shift in zip(parts, shifts, strict=True)]
     ranks = [site.rank(index) for index in range(3)]
     if not {3, 4}.issuperset(ranks):
-        raise Refusal("keys and values are packed in one tensor; start from the unoptimized export")
+        raise Refusal(f"keys and values are packed in one tensor; {_START_OVER}")
     q, k, v = (
         _by_head(site, part, heads) if rank == 3 else part
         for part, rank in zip(parts, ranks, strict=True)
@@ -116,9 +113,7 @@ def rotary_embedding(site: Site) -> list[ir.Value]:
     x, places, rank = site.input(0), site.input(1), site.rank()
     half = site.shape(2)[-1]
     if site.number("scale", 1.0) != 1 or site.integer("is_packed_batching", 0):
-        raise Refusal(
-            "its scale or is_packed_batching is not known; start from the unoptimized export"
-        )
+        raise Refusal(f"its scale or is_packed_batching is not known; {_START_OVER}")
     if not isinstance(half, int) or rank not in (3, 4):
         raise Refusal("its sizes are unknown; give the shapes of the model's inputs")
     turned = site.integer("rotary_embedding_dim", 0) or 2 * half
@@ -129,8 +124,7 @@ def rotary_embedding(site: Site) -> list[ir.Value]:
         split = (0, 0, heads, -1) if site.integer("rotary_embedding_dim", 0) else (0, 0, -1, turned)
         x = site.op("Reshape", x, site.ints(*split))
     if site.rank(1) == 1:  # the first position, of all samples
-        length = site.op("Squeeze", site.shape_of(x, 1 if rank == 3 else 2, 2 if rank == 3 else 3))
-        steps = site.op("Range", _int(site, 0), length, _int(site, 1), dtype=ir.DataType.INT64)
+        steps = _places(site, x, rank - 2)
         places = site.op("Unsqueeze", site.op("Add", steps, places), site.ints(0))
     axis = site.ints(2 if rank == 3 else 1)  # that of the heads
     cos, sin = (
@@ -200,9 +194,7 @@ def _hidden_keys(site: Site, mask: ir.Value, k: ir.Value) -> ir.Value:
     """
     shape = known_shape(mask)
     if shape is None or len(shape) not in (1, 2, 3):
-        raise Refusal(
-            f"the rank of its mask '{mask.name}' is unknown or 4; start from the unoptimized export"
-        )
+        raise Refusal(f"the rank of its mask '{mask.name}' is unknown or 4; {_START_OVER}")
     if len(shape) == 1:
         batch = site.shape(0)[0]
         if batch is None or shape[0] != batch:
@@ -211,9 +203,8 @@ def _hidden_keys(site: Site, mask: ir.Value, k: ir.Value) -> ir.Value:
                 "the export"
             )
         ends = site.op("Unsqueeze", mask, site.ints(1))
-        seen = site.op(
-            "Less", site.cast(_places(site, k), ends.dtype), ends, dtype=ir.DataType.BOOL
-        )
+        places = site.cast(_places(site, k, 2), ends.dtype)
+        seen = site.op("Less", places, ends, dtype=ir.DataType.BOOL)
         axes = [1, 2]
     else:
         zero = site.const(0, mask.dtype or ir.DataType.INT32)
@@ -231,9 +222,9 @@ def _later_keys(site: Site, q: ir.Value, k: ir.Value) -> ir.Value:
     return site.op("Trilu", site.filled(lowest, sizes), _int(site, 1), upper=1)
 
 
-def _places(site: Site, k: ir.Value) -> ir.Value:
-    """0, 1, ..., keys - 1."""
-    length = site.op("Squeeze", site.shape_of(k, 2, 3))
+def _places(site: Site, x: ir.Value, axis: int) -> ir.Value:
+    """The places 0, 1, ... along an axis."""
+    length = site.op("Squeeze", site.shape_of(x, axis, axis + 1))
     return site.op("Range", _int(site, 0), length, _int(site, 1), dtype=ir.DataType.INT64)
 
 

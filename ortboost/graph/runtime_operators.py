@@ -79,11 +79,7 @@ def oldest_opset(model: ir.Model) -> int:
 def write_out_runtime_operators(model: ir.Model) -> Report:
     """Replace operators of com.microsoft by operators of the standard, in place.
 
-    Args:
-        model: The model; one of an opset below 18 is left alone.
-
-    Returns:
-        A report of the replaced nodes, and of others with the reason. The rewrite is idempotent.
+    A model of an opset below 18 is left alone. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''
@@ -217,12 +213,12 @@ def _fused_gemm(site: Site) -> list[ir.Value]:
         for name in site.node.attributes
         if name.startswith("activation_")
     }
-    return [_activated(site, _plain(site, "Gemm", 3), given)]
+    return [_activated(site, _plain(site, "Gemm"), given)]
 
 
 def _fused_conv(site: Site) -> list[ir.Value]:
     """Conv, plus a tensor, then an activation; its settings are a list."""
-    result, added = _plain(site, "Conv", 3), site.optional(3)
+    result, added = _plain(site, "Conv"), site.optional(3)
     if added is not None:
         result = site.op("Add", result, added)
     numbers = site.node.attributes.get_floats("activation_params", None) or ()
@@ -230,10 +226,10 @@ def _fused_conv(site: Site) -> list[ir.Value]:
     return [_activated(site, result, dict(zip(names, map(float, numbers), strict=False)))]
 
 
-def _plain(site: Site, op_type: str, inputs: int) -> ir.Value:
-    """The standard operator within a fused one."""
+def _plain(site: Site, op_type: str) -> ir.Value:
+    """The standard operator, of three inputs, within a fused one."""
     settings = {k: v for k, v in site.node.attributes.items() if not k.startswith("activation")}
-    return site.op(op_type, *site.node.inputs[:inputs], **settings)
+    return site.op(op_type, *site.node.inputs[:3], **settings)
 
 
 def _activated(site: Site, value: ir.Value, settings: dict[str, float]) -> ir.Value:

@@ -24,11 +24,7 @@ __all__ = ["separate_equals"]
 def separate_equals(model: ir.Model) -> Report:
     """Replace each such Identity by a tensor of its own, in place.
 
-    Args:
-        model: A model whose constants are initializers.
-
-    Returns:
-        A report of the tensors. Idempotent.
+    Constants of the model are initializers. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, producer_name: "pytorch",

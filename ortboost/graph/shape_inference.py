@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -27,6 +27,7 @@ from onnx_ir import serde
 from ortboost.core.errors import ModelError, first_line
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.query import (
+    FLOAT_TYPES,
     find_schema,
     input_at,
     is_standard,
@@ -58,7 +59,7 @@ _ELEMENTWISE = {
     **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),
 }
 _CAST_LIKE = 15  # the first opset with this operator
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -88,11 +89,8 @@ def infer_missing(model: ir.Model) -> None:
 def check_lengths(model: ir.Model) -> None:
     """Reject a model in which a dimension is negative.
 
-    In the branches of an If, some of which these lengths may exclude, only the inputs of Slices are
-    checked.
-
-    Args:
-        model: The model, with its shapes inferred.
+    Its shapes have been inferred. In the branches of an If, some of which these lengths may
+    exclude, only the inputs of Slices are checked.
 
     Raises:
         ModelError: The output of a node has a negative length.
@@ -110,21 +108,11 @@ def check_lengths(model: ir.Model) -> None:
     """
     for node in model.graph.all_nodes():
         for value in node.outputs:
-            dims = known_shape(value) or ()
-            negative = any(isinstance(dim, int) and dim < 0 for dim in dims)
-            if negative and _matters(value, model):
-                raise _too_short(node, list(dims))
+            _check_dims(value, known_shape(value) or (), model)
 
 
 def check_slices(model: ir.Model) -> None:
-    """Reject a model with a Slice and a negative dimension before a runtime infers its shapes.
-
-    Args:
-        model: The model as loaded; not changed.
-
-    Raises:
-        ModelError: The output of a node has a negative length.
-    """
+    """Raise a ModelError for a model as loaded with a Slice and an output of a negative length."""
     if not any(is_standard(node, "Slice") for node in model.graph.all_nodes()):
         return
     proto = _described(model)
@@ -134,24 +122,21 @@ def check_slices(model: ir.Model) -> None:
         return
     for node, (_, lengths) in zip(model.graph.all_nodes(), _lengths(found.graph), strict=True):
         for value in node.outputs:
-            dims = lengths.get(value.name or "") or []
-            if min(dims, default=0) < 0 and _matters(value, model):
-                raise _too_short(node, [*dims])
+            _check_dims(value, lengths.get(value.name or "") or (), model)
 
 
-def _matters(value: ir.Value, model: ir.Model) -> bool:
-    """Whether a value is computed in any case, not only in a branch, or a Slice reads it."""
+def _check_dims(value: ir.Value, dims: Sequence[int | str | None], model: ir.Model) -> None:
+    """Reject a negative length of a value that is computed in any case, or that a Slice reads."""
     node = value.producer()
-    certain = node is not None and node.graph is model.graph
-    return certain or any(is_standard(use.node, "Slice") and use.idx == 0 for use in value.uses())
-
-
-def _too_short(node: ir.Node, dims: list[int | str | None]) -> ModelError:
-    return ModelError(
-        f"The output of {node.op_type} has the shape {dims}.",
-        where=f"'{label(node)}'",
-        fix="Its input is too short: check the lengths of the model's inputs.",
-    )
+    if node is None or not any(isinstance(dim, int) and dim < 0 for dim in dims):
+        return
+    sliced = any(is_standard(use.node, "Slice") and use.idx == 0 for use in value.uses())
+    if node.graph is model.graph or sliced:
+        raise ModelError(
+            f"The output of {node.op_type} has the shape {list(dims)}.",
+            where=f"'{label(node)}'",
+            fix="Its input is too short: check the lengths of the model's inputs.",
+        )
 
 
 def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]:
@@ -159,11 +144,7 @@ def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]
 
     Exporters may name the dimensions of outputs anew (``out0``), and inference with names loses
     them where lengths are computed. So the shape is inferred twice with numbers: primes, which no
-    rounding to multiples leaves as they are.
-
-    Args:
-        model: The model; it is not changed.
-        output: One of its outputs.
+    rounding to multiples leaves as they are. The model is not changed.
 
     Returns:
         One name or ``None`` for each dimension; nothing if the rank cannot be inferred.
@@ -353,7 +334,8 @@ def _described(model: ir.Model) -> onnx.ModelProto:
 def _casts_floats(node: ir.Node) -> bool:
     x = input_at(node, 0) if is_standard(node, "Cast") else None
     # As a number: that of a damaged file may be no type.
-    return x is not None and x.dtype in _FLOATS and node.attributes.get_int("to", 1) in _FLOATS
+    floats = x is not None and x.dtype in FLOAT_TYPES
+    return floats and node.attributes.get_int("to", 1) in FLOAT_TYPES
 
 
 def _cast_by_example(node: onnx.NodeProto) -> int:
@@ -432,4 +414,4 @@ def _take_type(value: ir.Value, found: onnx.TypeProto) -> None:
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     kind = dim.WhichOneof("value")
-    return None if kind is None else dim.dim_value if kind == "dim_value" else dim.dim_param
+    return None if kind is None else getattr(dim, kind)

@@ -16,15 +16,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.dimensions import (
-    REST,
-    Key,
-    as_reshape,
-    dimensions,
-    elements,
-    is_flat,
-)
-from ortboost.graph.query import constant, input_at, is_standard, label
+from ortboost.graph.dimensions import REST, Key, as_reshape, dimensions, elements, is_flat
+from ortboost.graph.query import constant, find_nodes, input_at, is_standard, label
 from ortboost.graph.symbolic_shapes import name_lengths
 
 __all__ = ["static_shapes"]
@@ -47,9 +40,7 @@ def static_shapes(model: ir.Model) -> Report:
     name_lengths(model)
     _store_numbers(model.graph, builder, report)
     # Nodes that take a shape: as constants if possible, else as fewer nodes.
-    for node in list(model.graph):
-        if not is_standard(node, *_TAKERS):
-            continue
+    for node in find_nodes(model.graph, *_TAKERS):
         place = _TAKERS[node.op_type]
         value = input_at(node, place)
         if value is None or constant(value) is not None or value.is_initializer():
@@ -69,7 +60,8 @@ def static_shapes(model: ir.Model) -> Report:
             report.changed[label(node)] = f"shape {shape}"
             continue
         source = node.inputs[0]
-        if node.op_type == "Reshape" and source is not None and _is_flat(source, keys):
+        flattens = is_flat(keys, dimensions(source) or ()) and not isinstance(keys[-1], int)
+        if node.op_type == "Reshape" and flattens and source is not None:
             out = node.outputs[0]
             dims = out.shape
             if dims is not None and source.shape is not None:
@@ -93,9 +85,9 @@ def static_shapes(model: ir.Model) -> Report:
 
 def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
     """Store integers that shapes determine, whatever reads them."""
-    for node in list(graph):
-        out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
-        if out is None or out.shape is None or out.dtype not in _INTEGERS or not out.uses():
+    for node in find_nodes(graph, *_COMPUTING):
+        out = node.outputs[0]
+        if out.shape is None or out.dtype not in _INTEGERS or not out.uses():
             continue
         # A node that only such nodes read becomes unused when those are stored.
         if out.is_graph_output() or all(_computes(use.node) for use in out.uses()):
@@ -130,11 +122,6 @@ def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
         else:
             wanted.append(key)
     return as_reshape(wanted, source)  # None for more than one -1
-
-
-def _is_flat(source: ir.Value, keys: list[Key]) -> bool:
-    have = dimensions(source)
-    return have is not None and not isinstance(keys[-1], int) and is_flat(keys, have)
 
 
 Piece = tuple[ir.Value, int, int] | list[int]

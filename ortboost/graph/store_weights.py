@@ -28,7 +28,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import Origin, origin_of, stamp_origin
-from ortboost.graph.query import FLOAT_TYPES, is_standard, source_before, static_shape
+from ortboost.graph.query import FLOAT_TYPES, find_nodes, is_standard, source_before, static_shape
 from ortboost.graph.weight_uses import weight_uses
 
 __all__ = ["COMPUTED", "MOVED", "POSITIONS", "store_weights"]
@@ -51,11 +51,8 @@ _OPERATORS = frozenset(
 def store_weights(model: ir.Model) -> Report:
     """Precompute tensors that depend only on constants, and move weights out of branches, in place.
 
-    Args:
-        model: A model whose constants are initializers, its shapes inferred.
-
-    Returns:
-        A report of the tensors computed, moved or copied, and of those too large. Idempotent.
+    Constants of the model are initializers, and its shapes inferred. The report has the tensors
+    computed, moved or copied, and those too large. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -140,9 +137,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 def _made_statistics(model: ir.Model) -> set[ir.Node]:
     """Nodes that compute running statistics from stored tensors."""
     found: set[ir.Node] = set()
-    for norm in model.graph:
-        if not is_standard(norm, "BatchNormalization"):
-            continue
+    for norm in find_nodes(model.graph, "BatchNormalization"):
         for value in norm.inputs[3:5]:
             chain = _chain(value)
             if chain and any(node.op_type != "Identity" for node in chain):
@@ -250,10 +245,8 @@ def _leave_branches(model: ir.Model, report: Report) -> None:
 def _own_statistics(model: ir.Model, report: Report) -> None:
     """Copy running statistics that other inputs of nodes read, too."""
     made: dict[tuple[ir.Value | None, ...], ir.Value] = {}
-    builder: Builder | None = None
-    for norm in model.graph:
-        if not is_standard(norm, "BatchNormalization"):
-            continue
+    builder = Builder(model.graph, "ortboost/statistics")
+    for norm in find_nodes(model.graph, "BatchNormalization"):
         for index, role in ((3, "running_mean"), (4, "running_var")):
             given = norm.inputs[index]
             stored = source_before(given, "Identity")
@@ -264,7 +257,7 @@ def _own_statistics(model: ir.Model, report: Report) -> None:
             if module not in made:
                 if all(use.role.startswith("running_") for use in weight_uses(stored)):
                     continue  # shared with other statistics: to_training separates them
-                builder = builder or Builder(model.graph, "ortboost/statistics")
+
                 name = given.name or ""  # that of torch, if the exporter wrote an Identity
                 if given is not stored and not given.is_graph_output():
                     given.name = builder.unique(f"{name}/shared")

@@ -41,8 +41,7 @@ _CUT = re.compile(rf"(.+){_AT_MOST}\d+")
 def name_lengths(model: ir.Model) -> None:
     """Name the unknown lengths of the main graph by what they equal, in place.
 
-    Args:
-        model: A model whose constants are initializers, its shapes inferred.
+    Constants of the model are initializers, and its shapes inferred.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -59,7 +58,9 @@ def name_lengths(model: ir.Model) -> None:
             _rename(value, renamed)
         output, rule = node.outputs[0], _RULES.get(node.op_type)
         old = known_shape(output)
-        if rule is None or not is_standard(node) or not _is_open(old, given):
+        # Only where a dimension has no name, or one that inference invented.
+        known = old is not None and not any(dim is None or _is_invented(dim, given) for dim in old)
+        if rule is None or not is_standard(node) or known:
             continue
         if output.type is None:  # behind an operator of a runtime; a file cannot keep its shape
             continue
@@ -72,8 +73,8 @@ def name_lengths(model: ir.Model) -> None:
         if old is None:
             output.shape = ir.Shape(new)
         elif None in old:
-            known = (now if was is None else was for was, now in zip(old, new, strict=True))
-            output.shape = ir.Shape(known)
+            pairs = zip(old, new, strict=True)
+            output.shape = ir.Shape(now if was is None else was for was, now in pairs)
         _rename(output, renamed)
 
 
@@ -84,11 +85,6 @@ def is_cut(dim: Dim, whole: Dim) -> bool:
     """
     found = _CUT.fullmatch(dim) if isinstance(dim, str) else None
     return found is not None and found[1] == whole
-
-
-def _is_open(shape: Dims | None, given: set[Dim]) -> bool:
-    """Whether a dimension has no name, or one that inference invented."""
-    return shape is None or any(dim is None or _is_invented(dim, given) for dim in shape)
 
 
 def _is_invented(dim: Dim, given: set[Dim]) -> bool:
@@ -143,6 +139,12 @@ def _quotient(product: _Product, divisor: _Product) -> Dim:
     return _spelled((number // by, names - others))
 
 
+def _times(dims: Iterable[Dim], given: set[Dim]) -> Dim:
+    """The product of lengths as a length."""
+    product = _product(dims, given)
+    return None if product is None else _spelled(product)
+
+
 def _spelled(product: _Product) -> Dim:
     number, names = product
     factors = sorted(names.elements())
@@ -160,14 +162,12 @@ def _named(key: Key, given: set[Dim]) -> Dim:
     if isinstance(key, tuple) and key[0] == "name":
         return str(key[1])
     if isinstance(key, tuple) and key[0] == "Mul":
-        product = _product([_named(part, given) for part in key[1:]], given)
-        return None if product is None else _spelled(product)
+        return _times([_named(part, given) for part in key[1:]], given)
     return None
 
 
 def _shape_of(node: ir.Node, place: int = 0) -> Dims | None:
-    value = input_at(node, place)
-    return None if value is None else known_shape(value)
+    return known_shape(input_at(node, place))
 
 
 def _lengths(value: ir.Value | None, given: set[Dim]) -> list[Dim] | None:
@@ -240,18 +240,13 @@ def _flatten(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     if source is None:
         return None
     axis = node.attributes.get_int("axis", 1)
-    products = [_product(part, given) for part in (source[:axis], source[axis:])]
-    return [None if product is None else _spelled(product) for product in products]
+    return [_times(part, given) for part in (source[:axis], source[axis:])]
 
 
 def _expand(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     source = _shape_of(node)
     wanted = _lengths(node.inputs[1], given)
     return None if wanted is None else _broadcast((source, tuple(wanted)))
-
-
-def _filled(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
-    return _lengths(node.inputs[0], given)
 
 
 def _range(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
@@ -271,8 +266,7 @@ def _tile(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     source, repeats = _shape_of(node), _lengths(node.inputs[1], given)
     if source is None or repeats is None or len(source) != len(repeats):
         return None
-    products = [_product(pair, given) for pair in zip(source, repeats, strict=True)]
-    return [None if product is None else _spelled(product) for product in products]
+    return [_times(pair, given) for pair in zip(source, repeats, strict=True)]
 
 
 def _slice(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
@@ -345,7 +339,7 @@ _ELEMENTWISE = (
 )
 _RULES: dict[str, Callable[[ir.Node, set[Dim]], list[Dim] | None]] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
-    "ConstantOfShape": _filled,
+    "ConstantOfShape": lambda node, given: _lengths(node.inputs[0], given),
     "Conv": _conv,
     "Expand": _expand,
     "Flatten": _flatten,

@@ -17,6 +17,7 @@ jax2onnx stores in the body of a loop that reads a weight from outside.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
@@ -33,23 +34,20 @@ from ortboost.graph.store_weights import MOVED
 __all__ = ["tie_copies"]
 
 _NAMED = ("parameter", "module")
-_ANONYMOUS = ("folded", "literal")
+_ANONYMOUS = ("folded", "literal", "unknown")
 _DISTINCT = 4  # fewer different values may be equal by chance: the ones of a fresh layer
 _SAMPLE = 1024
 
 _Key: TypeAlias = tuple[str, int, bytes]
+# Tensors by their first elements, so that not every pair has to be compared.
+_Index = defaultdict[_Key | None, list[ir.Value]]
 
 
 def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
-    """Compute each copy from the tensor that it is a copy of, in place.
+    """Compute each copy from the tensor that it is a copy of, in place, but for those named.
 
-    Args:
-        model: A model with its origins stamped, see :func:`~ortboost.graph.origins.stamp_origins`;
-            its constants are initializers.
-        apart: Names of copies to leave as they are.
-
-    Returns:
-        A report of the copies. One that equals several named tensors is left alone, with a note.
+    The origins of the model are stamped, see :func:`~ortboost.graph.origins.stamp_origins`, and its
+    constants are initializers. A copy that equals several named tensors is left alone, with a note.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -62,27 +60,27 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     report = Report("tie_copies")
     stored = list(_stored(model.graph))
     builder = Builder(model.graph, "tied")
-    named, earlier = _Index(), _Index()
+    named, earlier = _Index(list), _Index(list)
     tied: dict[ir.Value, ir.Value] = {}
     # A copy made by torch's exporters may be used before the parameter itself, so all of these are
     # known first. In other files, only the order of use tells the copy from its source.
     for value in stored:
         if origin_of(value).kind in _NAMED:
-            named.add(value)
+            named[_key(_array(value))].append(value)
     for copy in stored:
         kind = origin_of(copy).kind
-        if kind in (*_ANONYMOUS, "unknown"):
-            earlier.add(copy)
-        if kind not in (*_ANONYMOUS, "unknown") or copy.is_graph_output() or copy.name in apart:
+        if kind not in _ANONYMOUS:
             continue
-        sources = []
-        if kind != "unknown":
-            sources = [v for v in named.alike(copy) if _is_copy(copy, v, in_order=True)]
+        earlier[_key(_array(copy))].append(copy)
+        if copy.is_graph_output() or copy.name in apart:
+            continue
+        candidates = [] if kind == "unknown" else _alike(copy, named)
+        sources = [v for v in candidates if _is_copy(copy, v, in_order=True)]
         by_order = not sources  # no names, or names that a tool has replaced by numbers
         if by_order:
             sources = [
                 v
-                for v in earlier.alike(copy)
+                for v in _alike(copy, earlier)
                 if _is_copy(copy, v, in_order=_of_one_parameter(copy, v) or _captured(copy, v))
             ]
         if len(sources) > 1 and not all(_of_one_parameter(copy, v) for v in sources):
@@ -104,28 +102,15 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     return report
 
 
-class _Index:
-    """Tensors by their first elements, so that not every pair has to be compared.
-
-    Tensors of few different values are left out: they may be equal by chance.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[_Key, list[ir.Value]] = {}
-
-    def add(self, value: ir.Value) -> None:
-        key = _key(_array(value))
-        if key is not None:
-            self._found.setdefault(key, []).append(value)
-
-    def alike(self, value: ir.Value) -> list[ir.Value]:
-        """The tensors that begin as this one, or as its transposition."""
-        array = _array(value)
-        keys = dict.fromkeys(map(_key, [array, array.T] if array.ndim > 1 else [array]))
-        return [other for key in keys if key is not None for other in self._found.get(key, ())]
+def _alike(value: ir.Value, index: _Index) -> list[ir.Value]:
+    """The tensors that begin as this one, or as its transposition."""
+    array = _array(value)
+    keys = dict.fromkeys(map(_key, [array, array.T] if array.ndim > 1 else [array]))
+    return [other for key in keys if key is not None for other in index[key]]
 
 
 def _key(array: NDArray[np.generic]) -> _Key | None:
+    """The first elements; ``None`` if few of them differ: tensors may be equal by chance."""
     first = array.flat[:_SAMPLE]
     if np.unique(first).size < _DISTINCT:
         return None
@@ -175,8 +160,7 @@ def _is_copy(copy: ir.Value, source: ir.Value, *, in_order: bool) -> bool:
     """Whether a tensor has the elements of another one, transposed or, if allowed, in order."""
     if source.dtype != copy.dtype or source.name == copy.name:
         return False
-    same = _in_order(copy, source)
-    return in_order if same else _transposed(copy, source)
+    return in_order if _in_order(copy, source) else _transposed(copy, source)
 
 
 def _in_order(copy: ir.Value, source: ir.Value) -> bool:

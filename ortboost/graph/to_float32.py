@@ -30,25 +30,14 @@ __all__ = ["as_float32", "to_float32"]
 
 # Attributes of standard operators that name a type.
 _TYPE_ATTRIBUTES = (
-    "dtype",
-    "output_datatype",
-    "output_dtype",
-    "precision",
-    "softmax_precision",
-    "stash_type",
-    "to",
+    "dtype output_datatype output_dtype precision softmax_precision stash_type to".split()
 )
 
 
 def to_float32(model: ir.Model, types: Collection[ir.DataType]) -> Report:
-    """Convert all values of some floating-point types to float32, in place.
+    """Convert all values of some floating-point types to float32, and inline functions, in place.
 
-    Args:
-        model: The model as loaded; its functions are inlined.
-        types: The types, for example ``{FLOAT16}``.
-
-    Returns:
-        The report; its note names the inputs whose data are float32 from now on.
+    The note of the report names the inputs whose data are float32 from now on.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

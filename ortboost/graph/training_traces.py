@@ -23,22 +23,26 @@ jax2onnx writes ``lax.stop_gradient`` as an Identity whose output it names ``sto
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections import defaultdict
 
 import onnx_ir as ir
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.origins import in_block, scopes_of, tensor_origins
+from ortboost.graph.origins import (
+    CALL_KEY,
+    SIGNATURE_KEY,
+    STACK_KEY,
+    in_block,
+    scopes_of,
+    tensor_origins,
+)
 from ortboost.graph.patterns import Op, match
-from ortboost.graph.query import is_standard, label, producer_of
+from ortboost.graph.query import input_at, is_standard, label, producer_of
 from ortboost.graph.reach import STOP_MARK, dropped_detaches, reach, stops_gradient
 
 __all__ = ["find_training_traces"]
 
-_CALL = "pkg.torch.onnx.fx_node"
-_STACK = "pkg.torch.onnx.stack_trace"
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", re.MULTILINE)
 _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
@@ -48,20 +52,56 @@ _STRAIGHT_THROUGH = Op("Add", "x", Op("Sub", "q", "x"))
 _SHORTENED = "aten.embedding_renorm"
 # embedding(weight, ids, padding_idx, scale_grad_by_freq)
 _BY_FREQUENCY = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, -?\d+, True")
+# Key of a finding to the noun for what is found, and the note on it.
+_NOTES = {
+    "detached": (
+        "value",
+        "the torch module detaches {}, but the exporter dropped this: gradients flow through; "
+        "export again with optimize=False to stop them as torch does",
+    ),
+    "straight": (
+        "Add",
+        "{} of x + (q - x), a straight-through estimator whose detach() TorchScript drops: the "
+        "gradient goes to q instead of x; export again with dynamo=True and optimize=False",
+    ),
+    "passed": (
+        "value",
+        "{} of a block such as torch.no_grad() or torch.autocast(): the file does not say which, "
+        "and gradients flow through; if it is the former, detach what it computes in the torch "
+        "module and export again with optimize=False",
+    ),
+    "functions": (
+        "torch.autograd.Function",
+        "the torch module calls {}, whose backward() is not in the file: the gradient is that of "
+        "its forward()",
+    ),
+    "changed": (
+        "tensor",
+        "forward() of the torch module changes {} in place (as spectral norms, running averages "
+        "and nn.Embedding(max_norm=...) do), which the file does not: apart from gradients, they "
+        "stay as they are",
+    ),
+    "scaled": (
+        "table",
+        "torch divides gradients of {} by the frequency of each row in the batch "
+        "(scale_grad_by_freq), which is not in the file: they are not divided",
+    ),
+    "replaced": (
+        "ScatterElements",
+        "{} of an index_add: where an index repeats, as in graphs, torch adds, but the file keeps "
+        "one value; export again with dynamo=True",
+    ),
+}
 
 
 def find_training_traces(model: ir.Model) -> Report:
     """What becomes of values that the network detaches, and notes on what the file lacks.
 
-    Args:
-        model: The model as loaded; changed in place where an embedding shortens its rows, and where
-            only a name tells that a gradient stops.
+    The model, as loaded, is changed in place where an embedding shortens its rows, and where only a
+    name tells that a gradient stops.
     """
     report = Report("training_traces")
-    functions: set[str] = set()
-    scaled: set[str] = set()
-    replaced: set[str] = set()
-    straight: set[str] = set()
+    found: defaultdict[str, set[str]] = defaultdict(set)
     of_jax = model.producer_name == "jax2onnx"
     for node in list(model.graph.all_nodes()):
         if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
@@ -74,54 +114,23 @@ def find_training_traces(model: ir.Model) -> Report:
             report.changed[node.outputs[0].name or ""] = "detached: gets no gradient"
         function = _function_of(node)
         if function is not None:
-            functions.add(function)
+            found["functions"].add(function)
         if model.producer_name == "pytorch" and _replaces(node):
-            replaced.add(label(node))
+            found["replaced"].add(label(node))
         if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
-            straight.add(label(node))
-        if _BY_FREQUENCY.search(node.metadata_props.get(_CALL, "")) and node.inputs[0] is not None:
-            scaled.add(node.inputs[0].name or "")
-    detached = dropped_detaches(model.graph)
-    if detached:
-        report.notes.append(
-            f"the torch module detaches {_listed(detached, 'value')}, but the exporter dropped "
-            "this: gradients flow through; export again with optimize=False to stop them as torch "
-            "does"
-        )
-    elif straight:
-        report.notes.append(
-            f"{_listed(straight, 'Add')} of x + (q - x), a straight-through estimator whose "
-            "detach() TorchScript drops: the gradient goes to q instead of x; export again with "
-            "dynamo=True and optimize=False"
-        )
-    if passed := _passed_by_blocks(model):
-        report.notes.append(
-            f"{_listed(passed, 'value')} of a block such as torch.no_grad() or torch.autocast(): "
-            "the file does not say which, and gradients flow through; if it is the former, detach "
-            "what it computes in the torch module and export again with optimize=False"
-        )
-    if functions:
-        report.notes.append(
-            f"the torch module calls {_listed(functions, 'torch.autograd.Function')}, whose "
-            "backward() is not in the file: the gradient is that of its forward()"
-        )
-    if changed := _changed_tensors(model):
-        report.notes.append(
-            f"forward() of the torch module changes {_listed(changed, 'tensor')} in place (as "
-            "spectral norms, running averages and nn.Embedding(max_norm=...) do), which the file "
-            "does not: apart from gradients, they stay as they are"
-        )
-    if scaled:
-        report.notes.append(
-            f"torch divides gradients of {_listed(scaled, 'table')} by the frequency of each row "
-            "in the batch (scale_grad_by_freq), which is not in the file: they are not divided"
-        )
-    if replaced:
-        report.notes.append(
-            f"{_listed(replaced, 'ScatterElements', 'ScatterElements')} of an index_add: where an "
-            "index repeats, as in graphs, torch adds, but the file keeps one value; export again "
-            "with dynamo=True"
-        )
+            found["straight"].add(label(node))
+        table, call = input_at(node, 0), node.metadata_props.get(CALL_KEY, "")
+        if table is not None and _BY_FREQUENCY.search(call):
+            found["scaled"].add(table.name or "")
+    found["passed"], found["changed"] = _passed_by_blocks(model), _changed_tensors(model)
+    found["detached"] = dropped_detaches(model.graph)
+    if found["detached"]:
+        found.pop("straight", None)
+    for key, (noun, note) in _NOTES.items():
+        if names := sorted(found[key]):
+            plural = noun if noun.endswith("s") else None
+            listed = f"{count_of(len(names), noun, plural)} ({', '.join(names[:3])})"
+            report.notes.append(note.format(listed))
     return report
 
 
@@ -149,13 +158,13 @@ def _passed_by_blocks(model: ir.Model) -> set[str]:
 
 def _shortens(node: ir.Node) -> bool:
     """Whether only ``nn.Embedding(max_norm=...)`` reads what a node detaches."""
-    readers = [use.node.metadata_props.get(_CALL, "") for use in node.outputs[0].uses()]
+    readers = [use.node.metadata_props.get(CALL_KEY, "") for use in node.outputs[0].uses()]
     return bool(readers) and all(_SHORTENED in call for call in readers)
 
 
 def _function_of(node: ir.Node) -> str | None:
     """The name of the ``torch.autograd.Function`` that a node belongs to, if any."""
-    frames = _FRAME.findall(node.metadata_props.get(_STACK, ""))
+    frames = _FRAME.findall(node.metadata_props.get(STACK_KEY, ""))
     calls = [i for i, (name, _) in enumerate(frames) if name == "forward"]
     modules = scopes_of(node)
     if not modules or len(calls) <= len(modules):  # each forward is that of a module
@@ -166,14 +175,10 @@ def _function_of(node: ir.Node) -> str | None:
 
 def _changed_tensors(model: ir.Model) -> set[str]:
     """Tensors that ``forward`` changes in place, but for the statistics of BatchNormalization."""
-    changed = set(_CHANGED.findall(model.graph.metadata_props.get(_SIGNATURE, "")))
+    changed = set(_CHANGED.findall(model.graph.metadata_props.get(SIGNATURE_KEY, "")))
     stored = set(model.graph.initializers)
     for name in stored:  # of a spectral norm, by its names: eval() leaves no other trace
         base = name.removesuffix("_u")
         if base != name and (f"{base}_orig" in stored or ".parametrizations." in base):
             changed.add(name)
     return {name for name in changed if not name.endswith(_UPDATED)}
-
-
-def _listed(names: Collection[str], noun: str, plural: str | None = None) -> str:
-    return f"{count_of(len(names), noun, plural)} ({', '.join(sorted(names)[:3])})"

@@ -11,47 +11,45 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of
+from ortboost.graph.query import (
+    constant,
+    find_nodes,
+    input_at,
+    is_standard,
+    known_shape,
+    producer_of,
+)
 
 __all__ = ["unpack_sequences"]
 
 _END = 2**63 - 1
-_READERS = ("SequenceAt", "ConcatFromSequence")
 
 
 def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """Replace what reads a sequence, in place, if index and sizes, or its elements, are known.
 
-    Args:
-        model: The model.
-        computed: Also where the one size of all parts is computed when the model runs, for example
-            from the batch. Once everything that can be known is: it costs nodes.
-
-    Returns:
-        A report of the replaced nodes; others are kept. The rewrite is idempotent.
+    With ``computed``, this includes sequences whose parts have one size that is computed when the
+    model runs, for example from the batch. That costs nodes: it is for the end, when everything
+    that can be known is. The rewrite is idempotent.
     """
     report = Report("unpack_sequences")
-    builder: Builder | None = None
-    for node in list(model.graph):
-        elements = _elements(node.inputs[0]) if is_standard(node, *_READERS) else None
+    builder = Builder(model.graph, "ortboost/sequence")
+    for node in find_nodes(model.graph, "SequenceAt", "ConcatFromSequence"):
+        elements = _elements(node.inputs[0])
         if elements:
-            builder = builder or Builder(model.graph, "ortboost/sequence")
             read = _read(node, elements, builder)
             if read is not None:
                 replace_node(node, [read], builder)
                 report.changed[node.name or ""] = f"of {len(elements)} known tensors"
             continue
-        if not is_standard(node, "SequenceAt"):
-            continue
         split = producer_of(node.inputs[0], "SplitToSequence")
-        if split is None:
+        if split is None or node.op_type != "SequenceAt":
             continue
         place, data = _numbers(node, 1), split.inputs[0]
         bounds = _bounds(split, place)
         size = _computed_size(split, place) if computed and bounds is None else None
         if (bounds is None and size is None) or not place or data is None:
             continue
-        builder = builder or Builder(model.graph, "ortboost/sequence")
         axis = split.attributes.get_int("axis", 0)
         if bounds is not None:
             start, end = (builder.ints(bound) for bound in bounds)
@@ -113,7 +111,7 @@ def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
     if not place:
         return None
     index, axis = place[0], split.attributes.get_int("axis", 0)
-    shape = None if split.inputs[0] is None else known_shape(split.inputs[0])
+    shape = known_shape(split.inputs[0])
     length = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     given = input_at(split, 1)
     sizes = [1] if given is None else _numbers(split, 1)

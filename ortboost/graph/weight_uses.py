@@ -143,14 +143,14 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
     standard = is_standard(node)
     if op == "BatchNormalization" and index in (3, 4):
-        return WeightUse(
-            UseKind.SETTING, "running_mean" if index == 3 else "running_var", op, where
-        )
+        role = "running_mean" if index == 3 else "running_var"
+        return WeightUse(UseKind.SETTING, role, op, where)
     if index in _SETTINGS.get(op, ()):
         return WeightUse(UseKind.SETTING, "constant", op, where)
     if index in _NORM_OPS.get(op, ()):
-        plain = _is_neutral(value, index)
-        role = "norm_scale" if index == 1 else "norm_shift"
+        role, neutral = ("norm_scale", 1) if index == 1 else ("norm_shift", 0)
+        tensor = value.const_value
+        plain = tensor is not None and bool((tensor.numpy() == neutral).all())
         return WeightUse(UseKind.NORM, role, op, where, plain and _normalizes_groups(node), plain)
     role_here = _WEIGHTS.get(op, {}).get(index) if standard else None
     if role_here is not None:
@@ -167,8 +167,6 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
             start=matrix is not None and _is_stored(matrix, {}),
             linear=data is not None and not _is_stored(data, {}),
         )
-    raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
-    affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
     # A non-standard operator may have weights at any input: it is trained, or rejected later.
     plain = not standard or op not in (*_STATE, *_RECURRENT)
     return WeightUse(
@@ -176,8 +174,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
         "weight",
         op,
         where,
-        raw=raw,
-        raw_affine=affine,
+        raw=op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0]),
+        raw_affine=op in ("Mul", "Add") and _is_raw(node.inputs[1 - index]),
         waves=waves,
         computed=computed,
     )
@@ -199,25 +197,25 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
             continue
         seen.add((id(current), waves, computed))
         for usage in current.uses():
-            node, index = usage.node, usage.idx
+            node, index, op = usage.node, usage.idx, usage.node.op_type
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
-            if node.op_type in _STOPS or not floats:
+            if op in _STOPS or not floats:
                 continue
             # The order matters: a tensor that is multiplied by integers for a sine is no weight of
             # the product, and a layer is a use even where the rest of its inputs is stored.
-            if node.op_type in _WAVES and waves:
+            if op in _WAVES and waves:
                 pending += [(out, True, True) for out in floats]
-            elif index in _MOVES.get(node.op_type, ()):
+            elif index in _MOVES.get(op, ()):
                 pending += [(out, waves, computed) for out in floats]
             elif (inner := _in_body(node, index)) is not None:
                 pending.append((inner, waves, computed))
             elif _makes_waves(node, index):
                 pending += [(out, True, True) for out in floats]
-            elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
+            elif index in (*_NORM_OPS.get(op, ()), *_WEIGHTS.get(op, ()), *_SETTINGS.get(op, ())):
                 yield node, index, waves, computed
             elif all(_is_stored(other, known) for other in node.inputs if other is not None):
                 # Not yet combined with data: follow the result. Concat only moves elements.
-                arithmetic = computed or node.op_type != "Concat"
+                arithmetic = computed or op != "Concat"
                 pending += [(out, waves, arithmetic) for out in floats]
             else:
                 yield node, index, waves, computed
@@ -235,15 +233,10 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
     place = index - before + first  # of the state among the outputs of the body
     if body is None or not before <= index < before + count:
         return None
-    if len(body.inputs) <= index or len(body.outputs) <= place:  # a damaged file
+    if len(body.inputs) <= index or len(body.outputs) <= place:  # the file is damaged
         return None
     inner, after = body.inputs[index], source_before(body.outputs[place], "Identity")
     return inner if after is inner else None
-
-
-def _is_layer(node: ir.Node, index: int) -> bool:
-    op = node.op_type
-    return index in _NORM_OPS.get(op, ()) or index in _WEIGHTS.get(op, ())
 
 
 def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
@@ -308,12 +301,6 @@ def _only_waves(value: ir.Value) -> bool:
             elif usage.node.op_type not in _STOPS:
                 return False
     return found
-
-
-def _is_neutral(value: ir.Value, index: int) -> bool:
-    """Whether a scale is all 1, or a shift all 0."""
-    tensor = value.const_value
-    return tensor is not None and bool((tensor.numpy() == (1 if index == 1 else 0)).all())
 
 
 def _normalizes_groups(node: ir.Node) -> bool:

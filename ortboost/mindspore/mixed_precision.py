@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AmpLevel: TypeAlias = Literal["O0", "O1", "O2", "O3", "auto"]
-"""Mixed-precision levels, see :mod:`ortboost.transforms.precision.levels`."""
+"""Mixed-precision levels, see :mod:`ortboost.transforms.precision.policy`."""
 _DTYPES: Final[dict[str, Literal["fp16", "bf16"]]] = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -46,7 +46,7 @@ def auto_mixed_precision(
     Args:
         network: The network, or a :class:`ortboost.mindspore.nn.WithLossCell` of it; modified in
             place.
-        amp_level: ``O0`` to ``O3`` or ``auto``, see :mod:`ortboost.transforms.precision.levels`.
+        amp_level: ``O0`` to ``O3`` or ``auto``, see :mod:`ortboost.transforms.precision.policy`.
         dtype: ``float16`` or ``bfloat16``, by name or as a numpy type.
         keep_batchnorm_fp32: Overrides the rules of O2 and O3 for normalizations.
 

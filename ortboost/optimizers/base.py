@@ -99,15 +99,9 @@ class Optimizer(Protocol):
 
 
 def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
-    """The gradient after weight decay and after the transform of boosts.
+    """The gradient after weight decay, ``g <- g + wd w``, and after the transform of boosts.
 
-        g <- g + wd w
-        g <- after_decay(g)
-
-    Args:
-        b: Receives the nodes.
-        p: The parameter and its gradient.
-        decay: False for rules that decay the weight directly.
+    Without ``decay``, for rules that decay the weight directly, only after the latter.
     """
     grad = p.grad
     if decay and p.weight_decay:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
 from ortboost.boosts.roles import PART
 from ortboost.core.errors import ConfigError
-from ortboost.graph.branches import choose
+from ortboost.graph.bodies import choose
 from ortboost.graph.build import Builder
 from ortboost.program import names
 from ortboost.program.catalogue import StateEntry

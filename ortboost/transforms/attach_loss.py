@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
+from ortboost.core.errors import ConfigError, ModelError, UsageError, require_known
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape, producer_of, source_before
@@ -91,11 +91,9 @@ class AttachedLoss:
 
 
 def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
-    """Append the loss to the graph and make it the output ``loss``; labels become an input.
+    """Append the loss to a normalized forward model, opset 18 or newer, in place.
 
-    Args:
-        model: A normalized forward model (opset 18 or newer); changed in place.
-        config: The loss.
+    It becomes the output ``loss``; labels become an input.
 
     Raises:
         ConfigError: Dense labels for another loss than cross entropy, or weights that do not
@@ -119,10 +117,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         scalar = _own_loss(model, prediction, builder).name or ""
         report.changed[name] = "differentiated as the loss of the model"
         return AttachedLoss(report, scalar, scalar, scalar, None, inputs=class_inputs(model))
-
     if config.is_file:
         return _from_file(model, prediction, config, builder)
-
     axis = _class_axis(model, prediction, config)
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
@@ -138,10 +134,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     else:
         losses = dense_losses(builder, scores, labels, config, axis)
         loss, objective = reduce_losses(builder, losses, config.reduction)
-    builder.flush()
-    _rename_to_loss(graph, loss)
-    graph.outputs.append(loss)
-    infer_missing(model)
+    _add_output(model, loss, builder)
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
         + ("" if axis is None else f", classes in axis {axis}")
@@ -149,36 +142,24 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
-    producer = producer_of(source_before(prediction, "Identity"))
-    if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:
+    activation = _APPLIED_BY_LOSS.get(config.name, "")
+    if activation and producer_of(source_before(prediction, "Identity"), activation):
         report.notes.append(
-            f"the output '{prediction.name}' is already a {producer.op_type}, which {config.name} "
+            f"the output '{prediction.name}' is already a {activation}, which {config.name} "
             "applies itself: training will be slow and inaccurate; export the model without it, or "
             "name an output with the logits with --output"
         )
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
-    return AttachedLoss(
-        report,
-        prediction.name or "",
-        loss.name or "",
-        objective.name or "",
-        labels.name,
-        count if isinstance(count, int) else None,
-        axis,
-        config.ignore_index,
-    )
+    names = (prediction.name or "", loss.name or "", objective.name or "", labels.name)
+    classes = count if isinstance(count, int) else None
+    return AttachedLoss(report, *names, classes, axis, config.ignore_index)
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
-    """The class axis of cross entropy; ``None`` for other losses.
-
-    Raises:
-        ModelError: It is ambiguous or has one class, or labels cannot be shifted along the output.
-    """
-    shape = known_shape(prediction)
-    axis = None
+    """The class axis of cross entropy; ``None`` for other losses."""
+    axis, shape = None, known_shape(prediction)
     if config.name == "softmax-cross-entropy" and shape is not None and len(shape) > 1:
         # Only language models shift labels, and their class axis is the last.
         given = -1 if config.shift_labels and config.class_axis is None else config.class_axis
@@ -212,17 +193,14 @@ def _from_file(
     labels, loss, picking = splice_loss(model, prediction, config.name, builder)
     labels.name = config.labels
     model.graph.inputs.append(labels)
-    builder.flush()
-    _rename_to_loss(model.graph, loss)
-    model.graph.outputs.append(loss)
-    infer_missing(model)
+    _add_output(model, loss, builder)
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
     attached = AttachedLoss(report, name, "loss", "loss", labels.name)
     if picking is None:
         return attached
-    scores = None if picking.inputs[0] is None else known_shape(picking.inputs[0])
+    scores = known_shape(picking.inputs[0])
     count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
     if not isinstance(count, int):
         raise ModelError(
@@ -235,11 +213,7 @@ def _from_file(
 
 
 def _require_free(model: ir.Model, labels: str) -> None:
-    """Make a name available for the labels.
-
-    Raises:
-        UsageError: The model has an input with that name.
-    """
+    """Make a name available for the labels, if no input of the model has it."""
     if any(value.name == labels for value in model.graph.inputs):
         raise UsageError(
             f"The model already has an input '{labels}'.",
@@ -253,12 +227,8 @@ def _require_free(model: ir.Model, labels: str) -> None:
 def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
     outputs = {value.name or "": value for value in model.graph.outputs}
     if config.output is not None:
-        if config.output not in outputs:
-            raise UsageError(
-                f"The model has no output '{config.output}'.",
-                where=source_name(model),
-                fix=nearest(config.output, outputs),
-            )
+        what = f"The model has no output '{config.output}'."
+        require_known(config.output, outputs, what, source_name(model))
         return outputs[config.output]
     # Only float outputs can be trained; but an unknown type may be one, too.
     floats = [value for value in outputs.values() if value.dtype in FLOAT_TYPES]
@@ -328,11 +298,8 @@ def _label_input(
             )
         shape = _named_as_inputs(model, prediction, shape)
         label_shape = tuple(d for i, d in enumerate(shape) if i != axis) if sparse else shape
-    labels = ir.Value(
-        name=config.labels,
-        type=ir.TensorType(ir.DataType.INT64 if sparse else ir.DataType.FLOAT),
-        shape=ir.Shape(label_shape),
-    )
+    dtype = ir.DataType.INT64 if sparse else ir.DataType.FLOAT
+    labels = ir.val(config.labels, dtype, label_shape)
     model.graph.inputs.append(labels)
     return labels
 
@@ -352,6 +319,14 @@ def _named_as_inputs(
         dim if isinstance(dim, int) or name is None else name
         for dim, name in zip(shape, names, strict=True)
     )
+
+
+def _add_output(model: ir.Model, loss: ir.Value, builder: Builder) -> None:
+    """Add the nodes to the graph, and the loss to its outputs."""
+    builder.flush()
+    _rename_to_loss(model.graph, loss)
+    model.graph.outputs.append(loss)
+    infer_missing(model)
 
 
 def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:

@@ -33,16 +33,13 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
         y = scale (x - mean) / sqrt(var + epsilon) + bias
 
     with the mean and the biased variance over all axes but the second, or with those that the graph
-    computes. The gradient goes through both.
-
-    Returns:
-        A report of the replaced nodes. Nodes with stored statistics, and nodes of neither form, are
-        kept unchanged.
+    computes. The gradient goes through both. Nodes with stored statistics, and nodes of neither
+    form, are kept unchanged.
     """
     report = Report("write_out_batch_statistics")
-    for node in list(batch_norms(model)):
+    for node in batch_norms(model):
         x = node.inputs[0]
-        shape = None if x is None else known_shape(x)
+        shape = known_shape(x)
         if x is None or shape is None or running_statistics(node) is not None:
             continue
         if is_training(node):  # it normalizes by the batch, whatever its inputs 3 and 4
@@ -50,7 +47,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
             if any(map(is_read, node.outputs[1:])):
                 continue
             what = "the statistics of its input"
-        elif all(_depends(statistic, x) for statistic in node.inputs[3:5]):
+        elif all(any(x in n.inputs for n in ancestors([given])) for given in node.inputs[3:5]):
             what = "computed statistics"
         else:
             continue
@@ -82,7 +79,3 @@ def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int) -> None:
     b.nodes[-1].metadata_props[WRITTEN_OUT_KEY] = node.name or ""
     node.resize_outputs(1)
     replace_node(node, [result], b)
-
-
-def _depends(value: ir.Value | None, source: ir.Value) -> bool:
-    return any(source in node.inputs for node in ancestors([value]))

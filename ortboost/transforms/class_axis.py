@@ -79,7 +79,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return axis
     if rank == 2:
         return 1
-    known: _Known = {}
+    known = _Known()
     for node in model.graph:  # in graph order, each after what it reads
         known.update((output, _of_node(output, known)) for output in node.outputs)
     by_operator, by_lengths = known.get(prediction), _by_lengths(model, shape)
@@ -108,19 +108,18 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
     if op in ("Softmax", "LogSoftmax"):  # the default axis depends on the opset
         given = node.attributes.get_int("axis", None)
         return None if given is None or not rank else given % rank
-    if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
+    if op == "Gemm":
         return rank - 1
+    if op == "MatMul":
+        matrix = node.inputs[1]
+        stored = matrix is not None and _rank(matrix) == 2 and _constant(matrix)
+        return rank - 1 if stored else None
     if op in _AS_THE_FIRST:
-        source = node.inputs[0]
-        same = source is not None and _rank(source) == rank
-        return known.get(source) if same else None
+        return known.get(node.inputs[0]) if _rank(node.inputs[0]) == rank else None
     if op in _AS_ALL:
         # All operands but constants must agree; one whose axis is unknown (`None`) counts.
-        found = {
-            known.get(operand)
-            for operand in node.inputs
-            if operand is not None and not _constant(operand) and _rank(operand) == rank
-        }
+        operands = [v for v in node.inputs if v is not None and _rank(v) == rank]
+        found = {known.get(operand) for operand in operands if not _constant(operand)}
         return found.pop() if len(found) == 1 else None
     if op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
         return _moved(node, value, known)
@@ -129,12 +128,9 @@ def _of_node(value: ir.Value, known: _Known) -> int | None:
 
 def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     """The axis after an operator that moves axes; ``None`` if it may have been split or merged."""
-    source = node.inputs[0]
-    before, after = (None if source is None else known_shape(source)), known_shape(value)
-    if source is None or before is None or after is None:
-        return None
-    axis = known.get(source)
-    if axis is None:
+    source, after = node.inputs[0], known_shape(value)
+    before, axis = known_shape(source), known.get(source)
+    if before is None or after is None or axis is None:
         return None
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm", list(range(len(before)))[::-1])
@@ -152,10 +148,6 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     return None
 
 
-def _stored_matrix(value: ir.Value | None) -> bool:
-    return value is not None and _rank(value) == 2 and _constant(value)
-
-
 def _constant(value: ir.Value, depth: int = 8) -> bool:
     """Whether a value depends only on stored tensors."""
     node = value.producer()
@@ -164,7 +156,7 @@ def _constant(value: ir.Value, depth: int = 8) -> bool:
     return depth > 0 and all(v is None or _constant(v, depth - 1) for v in node.inputs)
 
 
-def _rank(value: ir.Value) -> int | None:
+def _rank(value: ir.Value | None) -> int | None:
     shape = known_shape(value)
     return None if shape is None else len(shape)
 
@@ -172,14 +164,9 @@ def _rank(value: ir.Value) -> int | None:
 def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | None:
     """The only axis with a fixed length, if all others are dimensions of an input."""
     fixed = [axis for axis in range(1, len(shape)) if isinstance(shape[axis], int)]
-    named = {
-        dim
-        for value in model.graph.inputs
-        for dim in known_shape(value) or ()
-        if isinstance(dim, str)
-    }
-    others = [shape[axis] for axis in range(1, len(shape)) if axis not in fixed]
-    if len(fixed) != 1 or not all(dim in named for dim in others):
+    named = {dim for value in model.graph.inputs for dim in known_shape(value) or ()} - {None}
+    others = {shape[axis] for axis in range(1, len(shape)) if axis not in fixed}
+    if len(fixed) != 1 or not others <= named:
         return None
     # An axis in the middle is neither convention.
     return fixed[0] if fixed[0] in (1, len(shape) - 1) else None

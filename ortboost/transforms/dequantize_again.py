@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.delay import false_after
-from ortboost.graph.query import FLOAT_TYPES, constant, is_standard
+from ortboost.graph.query import FLOAT_TYPES, constant, find_nodes, is_standard
 from ortboost.graph.rewriting import remove_unused
 
 __all__ = ["dequantize_again"]
@@ -27,8 +27,7 @@ __all__ = ["dequantize_again"]
 def dequantize_again(model: ir.Model) -> None:
     """Give each of several readers of a dequantized weight its own DequantizeLinear, in place.
 
-    Args:
-        model: A gradient graph; only its main graph is changed.
+    Only the main graph of the gradient graph is changed.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -41,17 +40,15 @@ def dequantize_again(model: ir.Model) -> None:
     graph = model.graph
     b = Builder(graph, "ortboost/dequantize")
     places = {node: place for place, node in enumerate(graph)}
-    for node in list(graph):
-        if not is_standard(node, "DequantizeLinear") or constant(node.inputs[0]) is None:
+    for node in find_nodes(graph, "DequantizeLinear"):
+        if constant(node.inputs[0]) is None:
             continue
         value = node.outputs[0]
         # A reader in a subgraph has no place in the main graph.
         readers = {use.node for use in value.uses() if use.node in places}
-        for reader in (
-            sorted(readers, key=lambda reader: places[reader]) if len(readers) > 1 else ()
-        ):
+        for reader in sorted(readers, key=lambda reader: places[reader]):
             arriving = _arriving(reader)
-            if arriving is None:
+            if arriving is None or len(readers) == 1:
                 continue
             again = _copy(node, arriving, b)
             graph.insert_before(reader, b.take())

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import RANDOM_OPERATORS, input_at, is_standard, label, scalar
+from ortboost.graph.query import RANDOM_OPERATORS, find_nodes, input_at, label, scalar
 
 __all__ = ["dropout_to_training"]
 
@@ -16,14 +16,8 @@ def dropout_to_training(model: ir.Model) -> Report:
 
     Without its third input, or with a false one, a Dropout is an identity. It gets a true one, and
     a mask output, bool with the shape of the data, which its gradient needs. A Dropout with a ratio
-    of 0 is kept unchanged.
-
-    Args:
-        model: Model whose main graph is changed.
-
-    Returns:
-        The report; it notes other operators that draw random numbers, since these are not
-        reproducible. The rewrite is idempotent.
+    of 0 is kept unchanged. The report notes other operators that draw random numbers, since these
+    are not reproducible. The rewrite is idempotent.
     """
     report = Report("dropout_to_training")
     # Their kernels are seeded when a session is created; only Dropout can be seeded at each step.
@@ -34,9 +28,7 @@ def dropout_to_training(model: ir.Model) -> Report:
             "runtime: a resumed run draws other numbers than an uninterrupted one"
         )
     builder = Builder(model.graph, "ortboost/dropout")
-    for node in model.graph:
-        if not is_standard(node, "Dropout"):
-            continue
+    for node in find_nodes(model.graph, "Dropout"):
         name = label(node)
         ratio = _number(node, 1, 0.5)
         mode = _number(node, 2, 0.0)

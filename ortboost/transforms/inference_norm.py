@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import is_read, is_standard, is_unused, label
+from ortboost.graph.query import find_nodes, input_at, is_read, is_unused, label
 from ortboost.transforms.trainable_norm import (
     MOMENTUM_KEY,
     NEXT,
@@ -19,14 +19,11 @@ __all__ = ["to_inference"]
 
 
 def to_inference(model: ir.Model) -> Report:
-    """Put BatchNormalization and Dropout nodes in inference form, in place.
+    """Put BatchNormalization and Dropout nodes of the main graph in inference form, in place.
 
     BatchNormalization normalizes by its running statistics and has one output; the nodes that
     compute the next statistics are removed, also from the graph's outputs. Dropout passes on its
     input.
-
-    Args:
-        model: Model whose main graph is changed.
     """
     report = Report("to_inference")
     graph = model.graph
@@ -51,9 +48,13 @@ def to_inference(model: ir.Model) -> Report:
         report.changed[label(node)] = "put in inference mode"
     if report.modified:
         _remove_unused(graph)
-    for node in graph:
-        if is_standard(node, "Dropout"):
-            _dropout_off(node, report)
+    for node in find_nodes(graph, "Dropout"):
+        if input_at(node, 2) is not None:
+            node.replace_input_with(2, None)
+            node.resize_inputs(2)
+            report.changed[label(node)] = "put in inference mode"
+        if len(node.outputs) > 1 and not is_read(node.outputs[1]):
+            node.resize_outputs(1)
     return report
 
 
@@ -92,12 +93,3 @@ def _remove_unused(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if name.startswith(OWN_PREFIX) and not value.uses():
             graph.initializers.pop(name)
-
-
-def _dropout_off(node: ir.Node, report: Report) -> None:
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        node.replace_input_with(2, None)
-        node.resize_inputs(2)
-        report.changed[label(node)] = "put in inference mode"
-    if len(node.outputs) > 1 and not is_read(node.outputs[1]):
-        node.resize_outputs(1)

@@ -34,14 +34,9 @@ def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value
 def sparse_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Cross entropy with class indices.
+    """Cross entropy of logits ``x``, ``[batch, ..., classes, ...]``, with class indices.
 
-    Args:
-        builder: Receives the nodes.
-        x: Logits, ``[batch, ..., classes, ...]``.
-        labels: Class indices, int64, with the shape of ``x`` without the class axis.
-        config: Reduction, label to ignore, class weights and label smoothing.
-        axis: The class axis; ``None`` for axis 1.
+    The labels, int64, have the shape of ``x`` without the class axis, which is 1 if not given.
 
     Returns:
         The loss to show, and the scalar to differentiate.
@@ -55,23 +50,20 @@ def sparse_cross_entropy(
             x = builder.op("Transpose", x, shape=[shape[i] for i in perm], perm=perm)
         x = builder.op("Flatten", x, shape=(None, shape[axis]), axis=rank - 1)
         target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
+    losses = _cross_entropy(builder, x, target, config)
     if config.reduction != "none":
-        loss = _cross_entropy(builder, x, target, config, config.reduction)
-        return loss, loss
+        return losses, losses
     # The losses of the flattened samples go back to the positions of the labels.
-    losses = _cross_entropy(builder, x, target, config, "none")
     if target is not labels:
         size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
         losses = builder.op("Reshape", losses, size, shape=known_shape(labels) or ())
     return reduce_losses(builder, losses, "none")
 
 
-def _cross_entropy(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
-) -> ir.Value:
+def _cross_entropy(builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
     """The loss of scores with the classes in axis 1."""
-    shape = known_shape(labels) if reduction == "none" else ()
-    settings: dict[str, Any] = {"reduction": reduction}
+    shape = known_shape(labels) if config.reduction == "none" else ()
+    settings: dict[str, Any] = {"reduction": config.reduction}
     if config.ignore_index is not None:
         settings["ignore_index"] = config.ignore_index
     if not config.label_smoothing:
@@ -114,17 +106,11 @@ def _mixed(builder: Builder, of_label: ir.Value, of_all: ir.Value, share: float)
 def dense_losses(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> ir.Value:
-    """The losses for labels in the shape of the predictions.
-
-    Args:
-        builder: Receives the nodes.
-        x: Predictions, ``[batch, ...]``.
-        labels: Probabilities or targets, in the same shape.
-        config: The loss.
-        axis: The class axis of cross entropy; ``None`` for the last.
+    """The losses for labels, probabilities or targets, in the shape of the predictions ``x``.
 
     Returns:
-        The loss of each element, or for cross entropy of each position, without the class axis.
+        The loss of each element, or for cross entropy of each position, without the class axis,
+        which is the last if ``axis`` is ``None``.
 
     Raises:
         ConfigError: A weight does not broadcast to ``x``.

@@ -51,11 +51,7 @@ class DenseLayer:
 
 
 def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
-    """Find the fully connected layer that computes an output of the model.
-
-    Args:
-        model: A normalized model.
-        output: Name of the output; the first one if not given.
+    """Find the fully connected layer that computes an output, by default the first, of a model.
 
     Raises:
         UsageError: The output does not exist.
@@ -105,11 +101,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
 def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = None) -> Report:
     """Give the last fully connected layer ``size`` outputs and new random weights, in place.
 
-    Args:
-        model: A normalized model.
-        size: Number of outputs of the new head.
-        seed: Seed of the new weights.
-        output: The output whose head is replaced; the first one if not given.
+    It is that of the first output of the normalized model, unless another one is named.
 
     Raises:
         UsageError: ``size`` is not positive or too large, or the output does not exist.

@@ -31,8 +31,8 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.query import (
     FLOAT_TYPES,
     ROLE_MARK,
+    find_nodes,
     format_shape,
-    is_standard,
     known_shape,
     source_before,
 )
@@ -51,13 +51,7 @@ _LABELS = ("y", "labels", "label", "targets", "target")
 def splice_loss(
     model: ir.Model, prediction: ir.Value, path: str, builder: Builder
 ) -> tuple[ir.Value, ir.Value, ir.Node | None]:
-    """Append the nodes of a loss to a graph.
-
-    Args:
-        model: The forward model; changed in place.
-        prediction: The output that the loss is computed from.
-        path: The file.
-        builder: Receives the nodes, and provides unused names.
+    """Append the nodes of the loss in a file to a forward model, in place.
 
     Returns:
         The labels, a new value that is not an input yet; the loss, a scalar; and the node that uses
@@ -79,11 +73,12 @@ def splice_loss(
         prediction = builder.cast(prediction, ir.DataType.FLOAT)
     lengths = _match(scores, prediction, path, source_name(model))
     _merge_opsets(model, loss, path)
-    target = ir.Value(
-        name=labels.name,
-        type=labels.type,
-        shape=ir.Shape(_named(dim, lengths) for dim in known_shape(labels) or ()),
-    )
+    # The network's names for dimensions; one that only the labels have is renamed.
+    dims = [
+        lengths.get(dim, f"{dim}_of_labels") if isinstance(dim, str) else dim
+        for dim in known_shape(labels) or ()
+    ]
+    target = ir.val(labels.name, shape=dims, type=labels.type)
     graph = loss.graph
     # Its weights become constants of the network's graph, which are not trained.
     for value in list(graph.initializers.values()):
@@ -109,15 +104,9 @@ def splice_loss(
 
 
 def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None]]:
-    """Inputs that a model with a loss of its own reads as class indices.
-
-    Returns:
-        Input to the number of classes and the label to ignore, if any.
-    """
+    """Input that a model's own loss reads as class indices, to their number and the ignored one."""
     found: dict[str, tuple[int, int | None]] = {}
-    for node in model.graph.all_nodes():
-        if not is_standard(node, *_PICKING) or node.inputs[0] is None:
-            continue
+    for node in find_nodes(model.graph.all_nodes(), *_PICKING):
         labels, scores = source_before(node.inputs[1], *_MOVING), known_shape(node.inputs[0])
         count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
         if labels is not None and labels.is_graph_input() and isinstance(count, int):
@@ -163,12 +152,8 @@ def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
-    """The node that uses the labels as class indices.
-
-    Raises:
-        ModelError: The loss computes class indices from its labels, so that they cannot be checked.
-    """
-    found = [node for node in loss.graph.all_nodes() if is_standard(node, *_PICKING)]
+    """The node that uses the labels, not indices computed from them, as class indices."""
+    found = find_nodes(loss.graph.all_nodes(), *_PICKING)
     for node in found:
         if source_before(node.inputs[1], *_MOVING) is not labels:
             raise ModelError(
@@ -183,11 +168,7 @@ def _picking(loss: ir.Model, labels: ir.Value, path: str) -> ir.Node | None:
 def _match(
     scores: ir.Value, prediction: ir.Value, path: str, source: str
 ) -> dict[str, int | str | None]:
-    """Match the scores to the output: symbolic dimension of the loss to that of the network.
-
-    Raises:
-        ModelError: Types, ranks or lengths differ.
-    """
+    """Match the scores to the output: symbolic dimension of the loss to that of the network."""
     expected, found = known_shape(scores), known_shape(prediction)
     where = (
         f"{path}: '{scores.name}' {scores.dtype} {format_shape(expected)}; "
@@ -207,11 +188,6 @@ def _match(
         if isinstance(known, int) and isinstance(actual, int) and known != actual:
             raise ModelError("The loss expects scores of another shape.", where=where, fix=fix)
     return lengths
-
-
-def _named(dim: int | str | None, lengths: dict[str, int | str | None]) -> int | str | None:
-    """The network's name for a dimension; one that only the labels have is renamed."""
-    return lengths.get(dim, f"{dim}_of_labels") if isinstance(dim, str) else dim
 
 
 def _merge_opsets(model: ir.Model, loss: ir.Model, path: str) -> None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_standard, label, source_before, static_shape
+from ortboost.graph.query import find_nodes, label, source_before, static_shape
 
 __all__ = ["join_padding_rows", "protect_padding_rows"]
 
@@ -26,14 +26,13 @@ _DETACHED = "ortboost/detached/"
 def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
     """Block the gradient from lookups of padding tokens to their rows, in place.
 
-    Args:
-        model: A model whose parameters are graph inputs, not differentiated yet.
-        rows: Trained table to the row of its padding token.
+    The parameters of the model, which is not differentiated yet, are graph inputs. ``rows`` has the
+    row of the padding token of each trained table.
     """
     report = Report("protect_padding_rows")
     detached: dict[str, ir.Value] = {}
-    for node in list(model.graph) if rows else ():
-        if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+    for node in find_nodes(model.graph, "Gather") if rows else ():
+        if node.attributes.get_int("axis", 0) != 0:
             continue  # padding_idx counts along axis 0
         data, ids = node.inputs
         table = source_before(data, "Cast", "Identity")  # mixed precision casts the table
@@ -43,9 +42,8 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         row = rows[name]
         b = Builder(model.graph, "ortboost/padding")
         # One copy for all lookups of a table.
-        apart = detached.setdefault(
-            name, ir.Value(name=_DETACHED + name, type=table.type, shape=table.shape)
-        )
+        copy = ir.val(_DETACHED + name, shape=table.shape, type=table.type)
+        apart = detached.setdefault(name, copy)
         fixed = b.op("Gather", apart, b.const(row, ir.DataType.INT64), axis=0)
         if data.dtype != table.dtype and data.dtype is not None:
             fixed = b.cast(fixed, data.dtype)

@@ -11,14 +11,13 @@ with ``momentum = 0`` on the node itself, which then outputs the statistics of t
 onnxruntime would overwrite the stored statistics in place, even in a skipped step, which must keep
 them.
 
-The ONNX convention is ``next = old * momentum + batch * (1 - momentum)`` with the *biased* variance
-of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore use the unbiased one, ``/ (N - 1)``,
-which is the default here.
+ONNX does so with the *biased* variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and
+MindSpore use the unbiased one, ``/ (N - 1)``, which is the default here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,8 +29,8 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.origins import origin_of
 from ortboost.graph.query import (
+    find_nodes,
     is_read,
-    is_standard,
     known_shape,
     label,
     source_before,
@@ -93,11 +92,9 @@ def next_name(state: str) -> str:
     return f"{NEXT}{state}"
 
 
-def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
+def batch_norms(model: ir.Model) -> list[ir.Node]:
     """The BatchNormalization nodes of the main graph, in graph order."""
-    for node in model.graph:
-        if is_standard(node, "BatchNormalization"):
-            yield node
+    return find_nodes(model.graph, "BatchNormalization")
 
 
 def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -152,7 +149,8 @@ def to_training(
     nodes = []
     for node in batch_norms(model):
         # Sort the nodes: done by an earlier call, frozen, or to be put in training mode.
-        if is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
+        names = [output.name or "" for output in node.outputs]
+        if is_training(node) and len(names) == 3 and names[1].startswith((NEXT, OWN_PREFIX)):
             state.report.kept[label(node)] = "already in training mode"
         elif frozen(node):
             state.report.kept[label(node)] = "frozen: it keeps its running statistics"
@@ -176,18 +174,14 @@ def to_training(
         statistics = running_statistics(node)
         if statistics is None:  # excluded above
             continue
-        was_training = is_training(node)
-        chained = statistics[0] in latest
-        for index, buffer in zip((3, 4), statistics, strict=True):
-            node.replace_input_with(index, latest.get(buffer, buffer))
+        what = "outputs its running statistics" if is_training(node) else "put in training mode"
+        if statistics[0] in latest:
+            what += ", continues the statistics of the node before it"
+        state.report.changed[label(node)] = f"{what} (running variance: {running_variance})"
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-        following = _add_statistics(model, node, builder, running_variance, factors)
+        stored = [latest.get(buffer, buffer) for buffer in statistics]
+        following = _add_statistics(model, node, stored, builder, running_variance, factors)
         latest.update(zip(statistics, following, strict=True))
-        state.report.changed[label(node)] = (
-            ("outputs its running statistics" if was_training else "put in training mode")
-            + (", continues the statistics of the node before it" if chained else "")
-            + f" (running variance: {running_variance})"
-        )
     # Only the newest value of a buffer gets the name of its next value.
     for buffer, new in latest.items():
         if new.is_graph_output():  # keep its name, and add another value
@@ -203,10 +197,6 @@ def to_training(
     return state
 
 
-def _is_ours(output: ir.Value) -> bool:
-    return (output.name or "").startswith((NEXT, OWN_PREFIX))
-
-
 def _freeze(node: ir.Node, report: Report) -> None:
     """Put a node that was exported in training mode in inference form."""
     if any(map(is_read, node.outputs[1:])):
@@ -216,13 +206,6 @@ def _freeze(node: ir.Node, report: Report) -> None:
     node.attributes.pop("training_mode", None)
     report.changed[label(node)] = "put in inference mode: frozen"
     report.kept.pop(label(node), None)
-
-
-def _momentum(node: ir.Node) -> float:
-    """The momentum of a node; the default instead of 1, see :func:`has_no_momentum`."""
-    if has_no_momentum(node):
-        return _DEFAULT_MOMENTUM
-    return float(node.attributes.get_float("momentum", _DEFAULT_MOMENTUM))
 
 
 def has_no_momentum(node: ir.Node) -> bool:
@@ -237,10 +220,11 @@ def has_no_momentum(node: ir.Node) -> bool:
 def _add_statistics(
     model: ir.Model,
     node: ir.Node,
+    stored: list[ir.Value],
     builder: Builder,
     running_variance: RunningVariance,
     factors: dict[Hashable, ir.Value],
-) -> tuple[ir.Value, ir.Value]:
+) -> list[ir.Value]:
     """Let the node output the batch statistics, and compute the next running ones beside it.
 
         next mean = momentum mean + (1 - momentum) batch mean
@@ -249,25 +233,22 @@ def _add_statistics(
     ``factors`` caches the factors ``(1 - momentum) N / (N - 1)`` by element count, which layers of
     the same size share.
     """
-    stored = (node.inputs[3], node.inputs[4])
-    momentum = _momentum(node)
+    momentum = _DEFAULT_MOMENTUM
+    if not has_no_momentum(node):
+        momentum = float(node.attributes.get_float("momentum", _DEFAULT_MOMENTUM))
     node.metadata_props[MOMENTUM_KEY] = repr(momentum)
     node.metadata_props[VARIANCE_KEY] = running_variance
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     node.resize_outputs(3)
-    for index, old in enumerate(stored):
+    for index, old in enumerate(stored, 3):
         # onnxruntime writes outputs 1 and 2 into the memory of inputs 3 and 4, even if these are
         # the caller's arrays. Therefore the inputs become temporaries; with momentum 0 their
         # values have no effect.
-        if old is not None:
-            half = builder.const(0.5, old.dtype or ir.DataType.FLOAT)
-            unused = builder.op("Mul", old, half, shape=old.shape)
-            node.replace_input_with(3 + index, unused)
+        half = builder.const(0.5, old.dtype or ir.DataType.FLOAT)
+        node.replace_input_with(index, builder.op("Mul", old, half, shape=old.shape))
     model.graph.insert_before(node, builder.take())
     following = []
     for kind, old, batch in zip(("mean", "var"), stored, node.outputs[1:], strict=True):
-        if old is None:
-            raise TypeError("running_statistics() returned it before")
         if not batch.is_graph_output():
             batch.name = builder.unique(f"{OWN_PREFIX}{label(node)}/{kind}")
         batch.type, batch.shape = old.type, old.shape
@@ -281,19 +262,16 @@ def _add_statistics(
                 factors[key] = _unbiased(node, old, 1.0 - momentum, builder, dtype)
             weight = factors[key]
         share = builder.op("Mul", batch, weight, shape=old.shape)
-        new = builder.op("Add", kept, share, shape=old.shape)
-        following.append(new)
+        following.append(builder.op("Add", kept, share, shape=old.shape))
     model.graph.insert_after(node, builder.take())
-    return following[0], following[1]
+    return following
 
 
 def _element_count(node: ir.Node) -> tuple[int | str, ...] | None:
     """The dimensions that a statistic is computed over; ``None`` if one of them is unknown."""
-    shape = known_shape(node.inputs[0]) if node.inputs[0] is not None else None
-    if shape is None:
-        return None
+    shape = known_shape(node.inputs[0]) or ()
     dims = tuple(dim for dim in (*shape[:1], *shape[2:]) if dim is not None)
-    return dims if len(dims) == len(shape) - 1 else None
+    return dims if dims and len(dims) == len(shape) - 1 else None
 
 
 def _unbiased(
@@ -304,8 +282,6 @@ def _unbiased(
     For a single element, the biased variance is 0 and remains 0.
     """
     data = node.inputs[0]
-    if data is None:
-        raise TypeError("BatchNormalization has five inputs")
     shape = static_shape(data)
     if shape is not None:
         # Elements per channel; 1 in place of no channel, for an empty tensor.
@@ -349,21 +325,17 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
                     fix="Convert from the model as exported, where the statistics are "
                     "initializers.",
                 )
-            own_name = (direct.name if direct is not None else None) or key
-            if direct is not value and direct is not None:
-                direct.name = builder.unique(f"{own_name}/shared")
-            copy = ir.Value(
-                name=own_name if direct is not value else builder.unique(f"{key}/{node.name}"),
-                type=value.type,
-                shape=value.shape,
-                const_value=value.const_value,
-            )
+            if direct is value or direct is None:
+                name = builder.unique(f"{key}/{node.name}")
+            else:  # the Identity has the name of the exporter's other tensor
+                name = direct.name or key
+                direct.name = builder.unique(f"{name}/shared")
+            copy = ir.val(name, const_value=value.const_value)
             model.graph.register_initializer(copy)
             node.replace_input_with(index, copy)
-            owner[copy.name or ""] = module
+            owner[name] = module
             report.notes.append(
-                f"'{copy.name}' of node '{node.name}' shared its tensor with '{key}'; it now has "
-                "its own"
+                f"'{name}' of node '{node.name}' shared its tensor with '{key}'; it now has its own"
             )
 
 

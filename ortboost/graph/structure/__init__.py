@@ -87,7 +87,7 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
             _check_attributes(node, opset, where)
     if proto.graph.node and not proto.graph.output:
         raise damaged("The graph has no output.", where)
-    check_constants(proto, where, limits)
+    check_constants(proto.graph, where, limits)
     return in_order
 
 
@@ -103,8 +103,9 @@ def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[Iterable[onnx.NodeProto], 
 def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
     if node.domain not in STANDARD:
         return
-    for what, names in (("inputs", node.input), ("outputs", node.output)):
-        least, most = _counts(node.op_type, opset)[what]
+    counts = _counts(node.op_type, opset)
+    given = (("inputs", node.input), ("outputs", node.output))
+    for (what, names), (least, most) in zip(given, counts, strict=True):
         if not least <= len(names) <= most:
             raise damaged(f"A {node.op_type} has {len(names)} {what}.", where, node)
 
@@ -149,15 +150,12 @@ def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: st
 
 
 @functools.cache
-def _counts(op: str, opset: int) -> Mapping[str, tuple[int, int]]:
-    """Least and most ``inputs`` and ``outputs``; any number for an operator that is not known."""
+def _counts(op: str, opset: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Least and most inputs, and outputs; any number for an operator that is not known."""
     schema = find_schema(op, opset)
     if schema is None:
-        return {"inputs": (0, sys.maxsize), "outputs": (0, sys.maxsize)}
-    return {
-        "inputs": (schema.min_input, schema.max_input),
-        "outputs": (schema.min_output, schema.max_output),
-    }
+        return (0, sys.maxsize), (0, sys.maxsize)
+    return (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
 
 
 @functools.cache
@@ -171,12 +169,9 @@ def _attribute_types(op: str, opset: int) -> Mapping[str, int]:
 
 
 def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None) -> None:
-    """Run ``onnx.checker``.
+    """Run ``onnx.checker`` on a model, or the file of one, that has passed the checks above.
 
-    Args:
-        proto: The model, which has passed :func:`check_structure`.
-        where: Name of the model, for errors.
-        path: Its file, if any; external data is looked for beside it.
+    External data is looked for beside the file.
 
     Raises:
         FileError: The model is invalid; with the first line of the checker's message.

@@ -15,11 +15,7 @@ __all__ = ["check_names", "check_text"]
 
 
 def check_text(message: Message, where: str) -> None:
-    """Check that all text of a proto is UTF-8; protobuf returns any other text as bytes.
-
-    Raises:
-        FileError: A field is not UTF-8.
-    """
+    """Raise a FileError for text that is not UTF-8; protobuf returns it as bytes."""
     if isinstance(message, onnx.TensorProto):  # avoid copying its data
         _check_field(message.name, "TensorProto.name", where)
         return
@@ -40,13 +36,10 @@ def _check_field(text: str | bytes, field: str, where: str) -> None:
 
 
 def check_names(proto: onnx.ModelProto, where: str) -> bool:
-    """Check all names.
+    """Raise a FileError for a name that is defined twice, or not at all.
 
     Returns:
         Whether the nodes are in topological order.
-
-    Raises:
-        FileError: A name is defined twice, or not at all.
     """
     in_order = _check_graph(proto.graph, frozenset(), where)
     for function in proto.functions:

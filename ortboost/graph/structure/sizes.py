@@ -26,47 +26,29 @@ _FILLS = {
 _ASSEMBLES = frozenset({"Cast", "Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COMPUTES = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
 _LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+_CHECKED = _LOSSES | {"Div", "Mod"}
 _MOST = 64  # more values than any shape has dimensions
 _MOST_ELEMENTS = 2**62
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 _INTEGERS = frozenset(
-    {
-        *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),
-        *(onnx.TensorProto.INT64, onnx.TensorProto.UINT8, onnx.TensorProto.UINT16),
-        *(onnx.TensorProto.UINT32, onnx.TensorProto.UINT64),
-    }
+    onnx.TensorProto.DataType.Value(f"{kind}{bits}")
+    for kind in ("INT", "UINT")
+    for bits in (8, 16, 32, 64)
 )
 _Constants = Mapping[str, onnx.TensorProto]
 
 
 def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Reject a model that would exhaust memory or time.
-
-    Raises:
-        FileError: A limit is exceeded; the fix names the setting that raises it.
-    """
+    """Raise a FileError if a limit is exceeded; the fix names the setting that raises it."""
     total = _count_nodes(proto, where, limits)
     if total > limits.nodes:
-        raise FileError(
-            f"The model has more than {limits.nodes:,} nodes once its functions are inlined.",
-            where=where,
-            fix=f"If that is intended, set {LIMITS_VARIABLE}=nodes={total}.",
-        )
+        what = f"The model has more than {limits.nodes:,} nodes once its functions are inlined."
+        raise _exceeded(what, where, f"nodes={total}")
     for graph in all_graphs(proto):
         for value in graph.input:  # arrays of these shapes are created
-            dims = [
-                d.dim_value for d in value.type.tensor_type.shape.dim if d.HasField("dim_value")
-            ]
+            shape = value.type.tensor_type.shape
+            dims = [dim.dim_value for dim in shape.dim if dim.HasField("dim_value")]
             _check_bytes(dims, f"{where}: input '{value.name}'", limits)
-
-
-def check_constants(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Reject constant sizes and numbers of turns that are too large, and integers divided by 0.
-
-    The tensors of the model must have passed
-    :func:`~ortboost.graph.structure.tensors.check_tensors`.
-    """
-    _check_constants(proto.graph, where, limits, {}, 1)
 
 
 def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
@@ -76,11 +58,8 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
 
     def count(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
         if depth > limits.depth:
-            raise FileError(
-                f"Subgraphs are nested more than {limits.depth} deep.",
-                where=where,
-                fix=f"If that is intended, set {LIMITS_VARIABLE}=depth={2 * limits.depth}.",
-            )
+            what = f"Subgraphs are nested more than {limits.depth} deep."
+            raise _exceeded(what, where, f"depth={2 * limits.depth}")
         total = 0
         for node in nodes:
             total += 1 + sum(count(graph.node, depth + 1) for graph in subgraphs(node))
@@ -104,10 +83,24 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
     return count(proto.graph.node, 0)
 
 
-def _check_constants(
-    graph: onnx.GraphProto, where: str, limits: Limits, outer: _Constants, turns: int
+def check_constants(
+    graph: onnx.GraphProto,
+    where: str,
+    limits: Limits,
+    outer: Mapping[str, onnx.TensorProto] | None = None,
+    turns: int = 1,
 ) -> None:
-    known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
+    """Reject constant sizes and numbers of turns that are too large, and integers divided by 0.
+
+    Args:
+        graph: A graph, whose tensors have passed
+            :func:`~ortboost.graph.structure.tensors.check_tensors`.
+        where: Name of the model, for errors.
+        limits: The limits.
+        outer: For a body: the constants around it, by name.
+        turns: For a body: the number of turns of the loops around it.
+    """
+    known = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     # Constants first: the nodes need not be in order.
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in STANDARD and node.output:
@@ -116,22 +109,16 @@ def _check_constants(
         at = f"{where}: {label(node)}"
         if node.domain in STANDARD:
             _check_bytes(_least_shape(node, known), at, limits)
-            if node.op_type in ("Div", "Mod") and len(node.input) > 1:
-                _check_divisor(_integers(known.get(node.input[1])), at)
-            if node.op_type in _LOSSES and len(node.input) > 1:
-                _check_labels(node, _integers(known.get(node.input[1])), at)
+            if node.op_type in _CHECKED and len(node.input) > 1:
+                _check_numbers(node, _integers(known.get(node.input[1])), at)
             # A shape may be put together by several nodes before a Reshape or Expand reads it.
             if (sizes := _assembled(node, known)) is not None:
                 known[node.output[0]] = sizes
         inside = turns * _turns(node, known)
         if inside > limits.turns:
-            raise FileError(
-                f"A loop runs {inside:,} times.",
-                where=f"{where}: {label(node)}",
-                fix=f"If that is intended, set {LIMITS_VARIABLE}=turns={inside}.",
-            )
+            raise _exceeded(f"A loop runs {inside:,} times.", at, f"turns={inside}")
         for inner in subgraphs(node):
-            _check_constants(inner, where, limits, known, inside)
+            check_constants(inner, where, limits, known, inside)
 
 
 def _least_shape(node: onnx.NodeProto, known: _Constants) -> list[int]:
@@ -211,18 +198,15 @@ def _scalar(tensor: onnx.TensorProto | None) -> list[float]:
     return [number] if math.isfinite(number) else []
 
 
-def _check_labels(node: onnx.NodeProto, labels: NDArray[np.integer] | None, at: str) -> None:
-    """Reject stored labels below 0, which onnxruntime uses as indices."""
-    ignored = next((a.i for a in node.attribute if a.name == "ignore_index"), None)
-    if labels is None:
+def _check_numbers(node: onnx.NodeProto, numbers: NDArray[np.integer] | None, at: str) -> None:
+    """Reject divisors of 0, and stored labels below 0, which onnxruntime uses as indices."""
+    if numbers is None:
         return
-    wrong = labels[(labels < 0) & (labels != ignored if ignored is not None else True)]
-    if wrong.size:
+    ignored = next((a.i for a in node.attribute if a.name == "ignore_index"), None)
+    wrong = numbers[(numbers < 0) & (numbers != ignored if ignored is not None else True)]
+    if node.op_type in _LOSSES and wrong.size:
         raise damaged(f"The constant label {wrong.reshape(-1)[0]} is negative.", at)
-
-
-def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:
-    if divisor is not None and bool((divisor == 0).any()):
+    if node.op_type not in _LOSSES and (numbers == 0).any():
         raise FileError(
             "An integer is divided by a constant 0, which crashes the process.",
             where=at,
@@ -233,8 +217,11 @@ def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:
 def _check_bytes(dims: list[int], where: str, limits: Limits) -> None:
     size = 4 * math.prod(max(dim, 1) for dim in dims)  # float32; 0 and -1 of a Reshape
     if size > limits.tensor_bytes:
-        raise FileError(
-            f"A tensor of shape {dims} needs at least {size:,} bytes.",
-            where=where,
-            fix=f"If that is intended, set {LIMITS_VARIABLE}=tensor_bytes={size}.",
-        )
+        what = f"A tensor of shape {dims} needs at least {size:,} bytes."
+        raise _exceeded(what, where, f"tensor_bytes={size}")
+
+
+def _exceeded(what: str, where: str, setting: str) -> FileError:
+    return FileError(
+        what, where=where, fix=f"If that is intended, set {LIMITS_VARIABLE}={setting}."
+    )

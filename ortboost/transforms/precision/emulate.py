@@ -39,15 +39,10 @@ _ROUND = "ortboost/precision/round"
 
 
 def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = False) -> Report:
-    """Replace a 16-bit type by float32 with rounding, in place.
+    """Replace a 16-bit type, FLOAT16 or BFLOAT16, by float32 with rounding, in place.
 
-    Args:
-        model: A mixed-precision graph, differentiated or not.
-        low: FLOAT16 or BFLOAT16.
-        keep_names: Keep every tensor of the model; nodes that would be removed become Identities.
-
-    Returns:
-        A report of the nodes whose results are rounded. The rewrite is idempotent.
+    The report has the nodes whose results are rounded. With ``keep_names``, every tensor of the
+    model is kept: nodes that would be removed become Identities. The rewrite is idempotent.
     """
     report = Report("emulate_precision")
     complete_types(model)
@@ -65,14 +60,17 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
     low_values = {
         id(value)
         for node in model.graph.all_nodes()
-        if not (node.name or "").startswith(_ROUND)
+        if not _rounds(node)
         for value in node.outputs
         if value.dtype == low
     }
     nodes = list(model.graph.all_nodes())
     # A cast of the low type to float32 has no effect once both are float32.
     upcasts = {id(node) for node in nodes if _is_upcast(node, low)}
-    ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
+    ends = [
+        value.dtype == low and (node := value.producer()) is not None and not _rounds(node)
+        for value in model.graph.outputs
+    ]
     _upcast_inputs(model.graph, low, builder)
     for node in nodes:
         if id(node) in upcasts and keep_names:
@@ -90,10 +88,10 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
 def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
     """Keep the types of the inputs, whose values are already rounded, and cast them to float32."""
     for value in graph.inputs:
-        readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
+        readers = [usage for usage in value.uses() if not _rounds(usage.node)]
         if value.dtype != low or not readers:
             continue
-        upcast = _cast(value, _FLOAT, builder)
+        upcast = builder.cast(value, _FLOAT, _ROUND)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, upcast)
         graph.insert_before(graph[0], builder.take())
@@ -107,7 +105,7 @@ def _cast_outputs(
         value = graph.outputs[index]
         name = value.name or ""
         value.name = builder.unique(f"{name}/fp32")
-        rounded = _cast(value, low, builder)
+        rounded = builder.cast(value, low, _ROUND)
         builder.flush()
         graph.outputs[index] = rounded
         rounded.name = name
@@ -117,9 +115,8 @@ def _emulate_node(
     node: ir.Node, low: ir.DataType, low_values: set[int], builder: Builder, report: Report
 ) -> None:
     graph = node.graph
-    if not isinstance(graph, ir.Graph):
-        raise TypeError("a node of a graph was expected")
-    if (node.name or "").startswith(_ROUND):
+    assert isinstance(graph, ir.Graph)  # it was found there
+    if _rounds(node):
         return
     _retype_attributes(node, low)
     if node.op_type == "Cast" and id(node.outputs[0]) in low_values:
@@ -145,16 +142,15 @@ def _emulate_node(
 
 def _is_upcast(node: ir.Node, low: ir.DataType) -> bool:
     """Whether a node casts from the low-precision type to float32."""
-    value = node.inputs[0] if node.op_type == "Cast" else None
-    ours = (node.name or "").startswith(_ROUND)
-    return not ours and value is not None and value.dtype == low and node.outputs[0].dtype == _FLOAT
+    value = node.inputs[0] if node.op_type == "Cast" and not _rounds(node) else None
+    return value is not None and value.dtype == low and node.outputs[0].dtype == _FLOAT
 
 
 def _drop_cast(node: ir.Node) -> None:
     """Remove a Cast back to float32, which has no effect any more."""
     source, output, graph = node.inputs[0], node.outputs[0], node.graph
-    if source is None or not isinstance(graph, ir.Graph):
-        raise TypeError("a Cast of a graph has an input")
+    assert source is not None
+    assert isinstance(graph, ir.Graph)
     # The output keeps its name, so what computes it takes the name over.
     if output.is_graph_output():
         fixed = source.producer() is None or source.is_graph_output()
@@ -171,8 +167,7 @@ def _emulate_cast(
 ) -> None:
     """Turn a Cast to the low-precision type into a rounding."""
     source, output = node.inputs[0], node.outputs[0]
-    if source is None:
-        raise TypeError("a Cast has an input")
+    assert source is not None
     name, readers = output.name or "", list(output.uses())
     report.changed[node.name or name] = "rounds"
     if source.dtype == _FLOAT:
@@ -183,7 +178,7 @@ def _emulate_cast(
         node.attributes["to"] = ir.AttrInt64("to", int(low))
         node.name = builder.unique(f"{_ROUND}/node")
         output.name = builder.unique(f"{name}/exact")
-        upcast = _cast(output, _FLOAT, builder)
+        upcast = builder.cast(output, _FLOAT, _ROUND)
     _take_over(output, upcast, graph, readers)
     graph.insert_after(node, builder.take())
     if source.dtype == _FLOAT:
@@ -191,18 +186,14 @@ def _emulate_cast(
     upcast.name = name
 
 
-def _is_rounded(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is None or (node.name or "").startswith(_ROUND)
+def _rounds(node: ir.Node) -> bool:
+    """Whether a node was added by this rewrite."""
+    return (node.name or "").startswith(_ROUND)
 
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
     """Round a value to the low-precision type with a pair of Casts."""
-    return _cast(_cast(value, low, builder, f"{_ROUND}/{value.name}"), _FLOAT, builder)
-
-
-def _cast(value: ir.Value, to: ir.DataType, b: Builder, name: str = _ROUND) -> ir.Value:
-    return b.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
+    return builder.cast(builder.cast(value, low, f"{_ROUND}/{value.name}"), _FLOAT, _ROUND)
 
 
 def _take_over(
@@ -221,8 +212,6 @@ def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:
         if attribute.type == ir.AttributeType.INT and attribute.as_int() == int(low):
             if name in ("to", "dtype", "output_type", "output_dtype", "stash_type"):
                 node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
-        elif attribute.type == ir.AttributeType.TENSOR:
-            tensor = attribute.as_tensor()
-            if tensor.dtype == low:
-                array = np.asarray(tensor.numpy()).astype(np.float32)
-                node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
+        elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == low:
+            array = attribute.as_tensor().numpy().astype(np.float32)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))

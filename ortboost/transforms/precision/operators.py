@@ -47,13 +47,7 @@ class Form:
 
 
 def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
-    """Find the inputs and outputs of a node that low precision would change.
-
-    Args:
-        node: The node; the types of its values must be known.
-        low: The low-precision type.
-        opsets: Domain to version.
-    """
+    """The inputs and outputs of a node, with values of known types, that low precision changes."""
     reads = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.dtype == _FLOAT)
     writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
     # Nodes whose types cannot be changed, or are not known.
@@ -88,8 +82,7 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
         if not possible:
             return Form((), (), reads, "an attribute sets its type")
     if not possible:
-        name = _TENSORS[low][len("tensor(") : -1]
-        return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
+        return Form((), (), reads, _too_new(node.op_type, domain, low, opsets))
     if node.op_type in _ONE_TYPE:
         return Form(reads, writes, ())
     # The type variable of the data; others are those of settings, such as the scales of a Resize.
@@ -155,13 +148,12 @@ def _formal(formals: object, index: int) -> str:
     return str(known[min(index, len(known) - 1)].type_str) if known else ""
 
 
-def _too_new(op: str, domain: str, low: ir.DataType, opsets: Mapping[str, int], name: str) -> str:
+def _too_new(op: str, domain: str, low: ir.DataType, opsets: Mapping[str, int]) -> str:
     """Explain that an operator lacks the type, and name the first opset that has it."""
     version = opsets.get(domain, 1)
-    text = f"{op} has no {name} at opset {version}"
-    if domain:
-        return text
-    for later in range(version + 1, onnx.defs.onnx_opset_version() + 1):
+    text = f"{op} has no {low.numpy().name} at opset {version}"
+    last = version if domain else onnx.defs.onnx_opset_version()
+    for later in range(version + 1, last + 1):
         schema = onnx.defs.get_schema(op, later)
         if any(_TENSORS[low] in c.allowed_type_strs for c in schema.type_constraints):
             return f"{text}; opset {later} has it"

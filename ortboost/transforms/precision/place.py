@@ -104,16 +104,17 @@ class _Casts:
         """Cast inputs of low nodes, cast back their outputs for fp32 nodes, and report it."""
         # A value to its copy in the low precision, shared by all that read it.
         copies: dict[int, ir.Value] = {}
-        if not self.config.keep_io_types:
-            self._cast_inputs()
+        for value in list(self.graph.inputs) if not self.config.keep_io_types else ():
+            if value.dtype == _FLOAT and not value.is_initializer():
+                self._cast_back(value, None)
         for entry in self.plan.of.values():
             if entry.choice != "low":
                 continue
             for index in entry.form.reads:
-                value = entry.node.inputs[index]
+                read = entry.node.inputs[index]
                 # Those of a low node that was treated before are low already.
-                if value is not None and value.dtype == _FLOAT:
-                    entry.node.replace_input_with(index, self._to_low(value, entry.node, copies))
+                if read is not None and read.dtype == _FLOAT:
+                    entry.node.replace_input_with(index, self._to_low(read, entry.node, copies))
             for index in entry.form.writes:
                 self._cast_back(entry.node.outputs[index], entry.node)
         self._merge_pairs()
@@ -131,7 +132,7 @@ class _Casts:
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str, kind: str) -> ir.Value:
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        return self.builder.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
+        return self.builder.cast(value, to, name)
 
     def _to_low(self, value: ir.Value, consumer: ir.Node, made: dict[int, ir.Value]) -> ir.Value:
         """The value in the low-precision type; the Cast is inserted before the first consumer."""
@@ -140,9 +141,8 @@ class _Casts:
         producer = value.producer()
         if self.plan.is_constant(value) and value.const_value is not None:
             array = value.const_value.numpy().astype(self.low.numpy())
-            low = add_initializer(
-                self.graph, self.builder.unique(f"{value.name}/{self.name}"), array
-            )
+            name = self.builder.unique(f"{value.name}/{self.name}")
+            low = add_initializer(self.graph, name, array)
         elif (source := _before_cast(producer)) is not None and source.dtype == self.low:
             low = source  # it was low precision before an fp32 node wanted it
         else:
@@ -156,11 +156,6 @@ class _Casts:
         made[id(value)] = low
         return low
 
-    def _cast_inputs(self) -> None:
-        for value in list(self.graph.inputs):
-            if value.dtype == _FLOAT and not value.is_initializer():
-                self._cast_back(value, None)
-
     def _cast_back(self, value: ir.Value, node: ir.Node | None) -> None:
         """Make a value low precision, with one Cast back for all fp32 consumers.
 
@@ -173,9 +168,8 @@ class _Casts:
         if not fp32_readers and not output:
             return
         name = value.name or ""
-        upcast = self._cast(
-            value, _FLOAT, f"{name}/fp32", "inputs" if node is None else "other values"
-        )
+        kind = "inputs" if node is None else "other values"
+        upcast = self._cast(value, _FLOAT, f"{name}/fp32", kind)
         if node is None:
             self.graph.insert_before(self.graph[0], self.builder.take())
         else:

@@ -45,13 +45,8 @@ class NodePrecision:
 class PrecisionPlan:
     """The precision of every node that reads or writes a float32 tensor.
 
-    Args:
-        model: The model.
-        config: The policy.
-        low: Its element type.
-        stored: Whether parameters are converted once instead of cast at each step.
-        masters: Names of the parameters; determined if not given.
-        ranges: Name of a tensor to its largest measured magnitude.
+    See :func:`~ortboost.transforms.precision.place.place_precision` for the arguments; ``low`` is
+    the element type of the policy.
     """
 
     def __init__(
@@ -73,10 +68,6 @@ class PrecisionPlan:
 
     def find(self, fixed: Mapping[str, str], unsupported: Mapping[str, str]) -> None:
         """Classify each node with a float32 tensor as low, fp32 or free.
-
-        Args:
-            fixed: Name of a node to the reason why it stays in float32.
-            unsupported: Operator to the reason why it stays in float32.
 
         Raises:
             UsageError: A pattern matches no node, or a node cannot be forced to low precision.
@@ -141,20 +132,14 @@ class PrecisionPlan:
         """Why the constants or measured values of a node do not fit the low-precision format."""
         for index in form.reads:
             value = node.inputs[index]
-            array = None if value is None else self._constant(value)
-            if value is None or array is None:
-                continue
-            lost = _lost(array, self.low, is_weight=array.size > 1)
+            array = constant(value) if value is not None and self.is_constant(value) else None
+            lost = None if array is None else _lost(array, self.low)
             if lost is not None:
                 return f"its constant {lost} does not fit {self.config.compute}"
-        for value in (*node.inputs, *node.outputs):
-            size = self.ranges.get(value.name or "", 0.0) if value is not None else 0.0
-            if size > largest(self.low):
-                return f"'{value.name if value else ''}' was measured up to {size:.4g}"
+        for name in [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]:
+            if (size := self.ranges.get(name, 0.0)) > largest(self.low):
+                return f"'{name}' was measured up to {size:.4g}"
         return None
-
-    def _constant(self, value: ir.Value) -> NDArray[Any] | None:
-        return constant(value) if self.is_constant(value) else None
 
     def decide(self) -> None:
         """Choose low or fp32 for every free node, with the fewest casts."""
@@ -176,13 +161,11 @@ class PrecisionPlan:
         return 1
 
     def _values(self) -> list[ir.Value]:
-        found: dict[int, ir.Value] = {}
-        for entry in self.of.values():
-            for value in (*entry.node.inputs, *entry.node.outputs):
-                # A value is on a wire once, however many nodes touch it.
-                if value is not None and value.dtype == _FLOAT:
-                    found.setdefault(id(value), value)
-        return list(found.values())
+        touched = (
+            v for entry in self.of.values() for v in (*entry.node.inputs, *entry.node.outputs)
+        )
+        # A value is on a wire once, however many nodes touch it.
+        return list(dict.fromkeys(v for v in touched if v is not None and v.dtype == _FLOAT))
 
     def _producer(self, value: ir.Value) -> Hashable:
         if self.is_constant(value):
@@ -207,14 +190,10 @@ class PrecisionPlan:
         )
 
     def _consumers(self, value: ir.Value) -> tuple[Hashable, ...]:
-        found: list[Hashable] = []
-        for usage in value.uses():
-            end = self.consumer(usage.node, usage.idx)
-            if end is not None:
-                found.append(end)
+        found = [self.consumer(node, index) for node, index in value.uses()]
         if value.is_graph_output():
             found.append(not self.config.keep_io_types)
-        return tuple(found)
+        return tuple(end for end in found if end is not None)
 
     def consumer(self, node: ir.Node, index: int) -> Hashable:
         """How a node reads an input: ``True`` for low, ``False`` for fp32, ``None`` for either.
@@ -224,9 +203,7 @@ class PrecisionPlan:
         entry = self.of.get(id(node))
         if entry is None:  # in a subgraph, or an operator for any type (Shape)
             return None if node.graph is self.graph else False
-        if index in entry.form.reads:
-            return entry.end
-        return False
+        return entry.end if index in entry.form.reads else False
 
 
 def largest(dtype: ir.DataType) -> float:
@@ -235,13 +212,13 @@ def largest(dtype: ir.DataType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
 
 
-def _lost(array: NDArray[Any], low: ir.DataType, *, is_weight: bool) -> str | None:
+def _lost(array: NDArray[Any], low: ir.DataType) -> str | None:
     """An element that becomes infinite in low precision, or for a scalar zero, as text."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         rounded = array.astype(low.numpy()).astype(np.float32)
     # A few weights that underflow are noise; a scalar that becomes 0 changes the computation.
     lost = np.isinf(rounded) & np.isfinite(array)
-    if not is_weight:
+    if array.size <= 1:
         lost |= (rounded == 0) & (array != 0)
     return f"{array[lost].flat[0]:.4g}" if lost.any() else None
 

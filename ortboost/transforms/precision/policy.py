@@ -14,6 +14,19 @@ ONNX operators:
 
 There are two conservative deviations: batch normalization is entirely in float32 (PyTorch reads and
 writes float16 and computes in float32), and so is GlobalAveragePool, a mean over many elements.
+
+MindSpore's levels are such policies, too:
+
+- ``O0``: float32.
+- ``O1``: a list of operators in float16, the rest in float32: the policy ``autocast``.
+- ``O2``: everything in float16 except batch and layer normalization and the loss; dynamic loss
+  scale.
+- ``O3``: normalizations in float16 too; no default loss scale.
+- ``auto``: lists of operators for float16 and float32, the others follow their inputs: the policy
+  ``autocast``.
+
+``keep_batchnorm_fp32`` overrides how O2 and O3 treat normalizations. Source: the documentation
+of `mindspore.amp.auto_mixed_precision` and `mindspore.amp.build_train_network`, 2.10.
 """
 
 from __future__ import annotations
@@ -25,17 +38,19 @@ from typing import Final, Literal, TypeAlias
 import onnx_ir as ir
 
 from ortboost.core.arguments import Configuration
-from ortboost.core.errors import ConfigError
+from ortboost.core.errors import ConfigError, require_known
 from ortboost.core.field_types import check_kinds
 
 __all__ = [
     "COMPUTE",
     "FP32_OPERATORS",
+    "LEVELS",
     "LOSSES",
     "LOW_PRECISION_OPERATORS",
     "Choice",
     "PrecisionConfig",
     "classify",
+    "precision_for_level",
 ]
 
 Choice: TypeAlias = Literal["low", "fp32", "free"]
@@ -87,6 +102,9 @@ FP32_OPERATORS: Final[Mapping[str, str]] = {
 """Operators that stay in float32, with the reason."""
 
 _STAY = (*_GRIDS, *_QUANTIZERS)
+
+LEVELS: Final = ("O0", "O1", "O2", "O3", "auto")
+"""MindSpore's levels of mixed precision."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +161,7 @@ class PrecisionConfig(Configuration):
 def classify(
     op_type: str, policy: str = "autocast", keep_batchnorm: bool = True
 ) -> tuple[Choice, str]:
-    """The class of an operator, and the reason.
-
-    Args:
-        op_type: Name of the operator.
-        policy: ``autocast`` or ``all``.
-        keep_batchnorm: With the policy ``all``, whether normalizations stay in float32.
+    """The class of an operator, and the reason; see :class:`PrecisionConfig` for the policies.
 
     Example:
         >>> classify("Softmax")
@@ -162,3 +175,24 @@ def classify(
     if op_type in FP32_OPERATORS:
         return "fp32", FP32_OPERATORS[op_type]
     return "free", "to minimize the number of casts"
+
+
+def precision_for_level(
+    level: str, keep_batchnorm_fp32: bool | None = None, compute: Literal["fp16", "bf16"] = "fp16"
+) -> PrecisionConfig:
+    """The policy of one of the :data:`LEVELS`, with this low-precision format.
+
+    Raises:
+        ConfigError: The level is unknown.
+
+    Example:
+        >>> precision_for_level("O2").policy
+        'all'
+    """
+    require_known(level, LEVELS, f"Unknown mixed-precision level '{level}'.", "level", ConfigError)
+    if level == "O0":
+        return PrecisionConfig()
+    if level in ("O1", "auto"):
+        return PrecisionConfig(compute)
+    keep = level == "O2" if keep_batchnorm_fp32 is None else keep_batchnorm_fp32
+    return PrecisionConfig(compute, policy="all", keep_batchnorm=keep)
