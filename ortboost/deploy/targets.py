@@ -171,7 +171,7 @@ TARGETS: Final[dict[str, Target]] = {
 CHECKERS: Final = {
     "cuda": "ortboost.deploy.check_cuda:check_cuda",
     "onnxruntime": "ortboost.deploy.check_runtime:check_onnxruntime",
-    "tensorrt": "ortboost.deploy.tensorrt.checker:check_release",
+    "tensorrt": "ortboost.deploy.tensorrt.checker:check_tensorrt",
 }
 """Target without version to the function that lists what it would reject.
 

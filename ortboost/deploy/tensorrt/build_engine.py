@@ -20,12 +20,12 @@ from ortboost.core.errors import DependencyError, FileError
 from ortboost.core.files import atomic_path
 from ortboost.deploy.synthetic_inputs import seeded_batch
 from ortboost.deploy.tensorrt.api import Toolkit, build_plan, load_toolkit
-from ortboost.deploy.tensorrt.checker import open_lazily
 from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
 from ortboost.deploy.tensorrt.recipe import recipe
 from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.deploy.tolerance import AGREEMENT, Tolerance
 from ortboost.deploy.verify import Parity, compare
+from ortboost.graph.io import load_model
 from ortboost.graph.query import known_shape
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
@@ -96,7 +96,7 @@ def build_engine(
     """
     # What can fail without TensorRT is checked first, so that a build of minutes is not in vain.
     source, path = Path(model), Path(out)
-    graph = open_lazily(source)[0].graph
+    graph = load_model(source, weights=False).graph
     fed = [value for value in graph.inputs if not value.is_initializer()]
     settled = settle_profiles({value.name or "": known_shape(value) for value in fed}, profiles)
     line = recipe(

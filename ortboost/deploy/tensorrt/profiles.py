@@ -15,7 +15,7 @@ from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape
 
-__all__ = ["Profile", "parse_profile", "settle_profiles", "suggestion"]
+__all__ = ["Profile", "parse_profile", "refuse_profiles", "settle_profiles", "suggestion"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,18 @@ def parse_profile(text: str) -> Profile:
             )
         columns.append((low, best, high))
     return Profile(name, *zip(*columns, strict=True))
+
+
+def refuse_profiles(given: Sequence[Profile]) -> None:
+    """Refuse profiles for another target than TensorRT.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if given:
+        raise UsageError(
+            "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
+        )
 
 
 def settle_profiles(

@@ -14,6 +14,6 @@ from ortboost.deploy.tensorrt.rules import (  # noqa: F401  importing them fills
     shapes,
     types,
 )
-from ortboost.deploy.tensorrt.rules.registry import RULES, Context, Finding, Rule, rule
+from ortboost.deploy.tensorrt.rules.registry import RULES, Context, Rule, rule
 
-__all__ = ["RULES", "Context", "Finding", "Rule", "rule"]
+__all__ = ["RULES", "Context", "Rule", "rule"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule
+from ortboost.deploy.findings import Finding, error
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import input_at, known_shape
 
 __all__: list[str] = []

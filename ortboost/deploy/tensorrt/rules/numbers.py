@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.deploy.findings import Finding, info, warn
 from ortboost.deploy.rewrites.clamp_infinite import FP16_MAX
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, info, rule, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import all_tensors
 
 __all__: list[str] = []

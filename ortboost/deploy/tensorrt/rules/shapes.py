@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from ortboost.core.errors import UsageError
+from ortboost.deploy.findings import Finding, error, warn
 from ortboost.deploy.tensorrt.profiles import settle_profiles, suggestion
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import input_at, known_shape
 
 __all__: list[str] = []
@@ -18,9 +19,9 @@ __all__: list[str] = []
 def profiles(context: Context) -> Iterator[Finding]:
     """Every dynamic input needs a profile."""
     shapes = {value.name or "": known_shape(value) for value in context.inputs}
-    if context.profiles is not None:
+    if context.profiles:
         try:
-            settle_profiles(shapes, context.profiles.values())
+            settle_profiles(shapes, context.profiles)
         except UsageError as refused:
             yield error((refused.where, "input"), refused.what, refused.fix)
         return

@@ -7,7 +7,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.deploy.findings import Finding, error, info, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import all_tensors
 
 __all__ = ["TENSORRT_TYPES"]
