@@ -47,23 +47,21 @@ def settle_shapes(inputs: Sequence[TensorSpec], batch: int, *, where: str) -> li
     Raises:
         UsageError: Another dimension is open.
     """
-    return [dataclasses.replace(spec, shape=_settled(spec, batch, where)) for spec in inputs]
-
-
-def _settled(spec: TensorSpec, batch: int, where: str) -> tuple[int, ...]:
-    lengths = []
-    for axis, dim in enumerate(spec.shape):
-        if not isinstance(dim, int) and axis != batch_index(spec):
-            open_one = f"'{dim}'" if dim else f"number {axis}"
-            raise UsageError(
-                f"The dimension {open_one} of the input '{spec.name}' is open, "
-                "and no length was given.",
-                where=f"{where}: {spec.name} {format_shape(spec.shape)}",
-                fix=f"Give one, for example --dim {dim or f'{spec.name}:{axis}'}=128, or real "
-                "data.",
-            )
-        lengths.append(dim if isinstance(dim, int) else batch)
-    return tuple(lengths)
+    settled = []
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape):
+            if not isinstance(dim, int) and axis != batch_index(spec):
+                open_one = f"'{dim}'" if dim else f"number {axis}"
+                raise UsageError(
+                    f"The dimension {open_one} of the input '{spec.name}' is open, "
+                    "and no length was given.",
+                    where=f"{where}: {spec.name} {format_shape(spec.shape)}",
+                    fix=f"Give one, for example --dim {dim or f'{spec.name}:{axis}'}=128, or real "
+                    "data.",
+                )
+        lengths = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
+        settled.append(dataclasses.replace(spec, shape=lengths))
+    return settled
 
 
 def make_feeds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,16 +44,10 @@ def faulty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Mode
 
     if not passes_after(0):
         return ""
-    good, bad = 0, len(steps)  # invariant: passes after `good` steps, fails after `bad`
-    if passes_after(bad - 1):  # usually it is the last, the conversion to a lower precision
-        good = bad - 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if passes_after(middle):
-            good = middle
-        else:
-            bad = middle
-    return steps[bad - 1].name
+    if passes_after(len(steps) - 1):  # usually it is the last, the conversion to a lower precision
+        return steps[-1].name
+    counts = range(1, len(steps))
+    return steps[bisect_left(counts, True, key=lambda count: not passes_after(count))].name
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def check_onnxruntime(
             # The runtime runs nodes in training mode, but with training semantics.
             severity="warn" if ours == "ORT003" else finding.severity,
             fixable=False,
-            fix=_without_flag(finding.fix),
+            fix="ortboost export MODEL -o OUT fixes it." if "--fix" in finding.fix else finding.fix,
         )
         for theirs, ours in _SHARED.items()
         for finding in RULES[theirs].check(context)
@@ -98,7 +98,3 @@ def _saturation(model: ir.Model) -> Iterator[Finding]:
             "ortboost export --precision int8 of the float model writes 7-bit weights.",
             rule="ORT006",
         )
-
-
-def _without_flag(fix: str) -> str:
-    return "ortboost export MODEL -o OUT fixes it." if "--fix" in fix else fix

@@ -215,7 +215,6 @@ def synthetic_feeds(
     seed: int = 0,
     batch: int = _BATCH,
     length: int = _LENGTH,
-    image: int = _IMAGE,
 ) -> dict[str, NDArray[Any]]:
     """Make one batch of synthetic inputs.
 
@@ -225,9 +224,8 @@ def synthetic_feeds(
         seed: Seed of the random generator.
         batch: Length of open batch axes, and of dimensions of the same name.
         length: Length of other open dimensions.
-        image: Height and width of images, if open.
     """
-    shapes = _shapes(inputs, batch=batch, length=length, image=image)
+    shapes = _shapes(inputs, batch=batch, length=length, image=_IMAGE)
     return _drawn(inputs, shapes, ranges, seed)
 
 

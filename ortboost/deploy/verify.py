@@ -39,6 +39,12 @@ class Difference:
     sample: int = 0
     sqnr: float | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, without the name; infinities become ``None``."""
+        found = dataclasses.asdict(self)
+        del found["output"]
+        return {**found, "sqnr": self.sqnr if math.isfinite(self.sqnr or 0.0) else None}
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -81,16 +87,7 @@ class Parity:
             "atol": self.tolerance.atol,
             "scaled": self.tolerance.scaled,
             "sqnr": self.tolerance.sqnr,
-            "outputs": {
-                d.output: {
-                    "max_abs": d.max_abs,
-                    "max_rel": d.max_rel,
-                    "within": d.within,
-                    "sample": d.sample,
-                    "sqnr": d.sqnr if d.sqnr is not None and math.isfinite(d.sqnr) else None,
-                }
-                for d in self.differences
-            },
+            "outputs": {d.output: d.to_dict() for d in self.differences},
         }
 
     @property
@@ -122,14 +119,14 @@ class Parity:
             return
         bad = self.worst
         because = f" The cause is {cause}." if cause else ""
+        samples = f"sample {bad.sample} of {self.samples}"
         if self.tolerance.by_noise(bad.output):
-            raise ParityError(
-                f"{what} gives different outputs: {self._difference(bad)}.{because}",
-                where=f"{where}: output '{bad.output}', {self.samples} samples",
-                fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
-                "for the affected layers, --verify data with labels, or a lower --min-sqnr.",
+            samples = f"{self.samples} samples"
+            fix = (
+                "Try another --calibration, more data in --calib, --skip for the affected layers, "
+                "--verify data with labels, or a lower --min-sqnr."
             )
-        if fix is None:
+        elif fix is None:
             search = "Export with --no-optimize to see whether a rewrite is the cause, or widen"
             fix = (
                 f"{'Widen' if cause else search} --rtol/--atol if this difference is acceptable; "
@@ -137,7 +134,7 @@ class Parity:
             )
         raise ParityError(
             f"{what} gives different outputs: {self._difference(bad)}.{because}",
-            where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
+            where=f"{where}: output '{bad.output}', {samples}",
             fix=f"Nothing was written. {fix}",
         )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from ortboost.core.files import atomic_path
 from ortboost.deploy.synthetic_inputs import seeded_batch
 from ortboost.deploy.tensorrt.api import Toolkit, build_plan, load_toolkit
 from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
-from ortboost.deploy.tensorrt.recipe import recipe
 from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.deploy.tolerance import AGREEMENT, Tolerance
 from ortboost.deploy.verify import Parity, compare
@@ -29,7 +29,7 @@ from ortboost.graph.io import load_model
 from ortboost.graph.query import known_shape
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["EngineFile", "build_engine"]
+__all__ = ["EngineFile", "build_engine", "recipe"]
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def build_engine(
         ) from error
     cache = None if timing_cache is None else Path(timing_cache)
     timings = cache.read_bytes() if cache is not None and cache.is_file() else b""
-    built = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
+    plan, timings = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
     allowed = tolerance or Tolerance(1e-2, 1e-2, scaled=True, agreement=AGREEMENT)
-    parity = _compare(kit, built.plan, source, settled, feeds, allowed)
+    parity = _compare(kit, plan, source, settled, feeds, allowed)
     fix = "Keep more operators in FLOAT, or widen the tolerance."
     parity.require(str(path), what="The engine", fix=fix)
     metadata = {
@@ -139,12 +139,12 @@ def build_engine(
     with atomic_path(sidecar) as new_sidecar:
         new_sidecar.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
         with atomic_path(path) as new_plan:
-            new_plan.write_bytes(built.plan)
+            new_plan.write_bytes(plan)
             sidecar.unlink(missing_ok=True)  # an old one must not vouch for a new engine
     if cache is not None:
         with atomic_path(cache) as new_cache:
-            new_cache.write_bytes(built.timings)
-    return EngineFile(path, sidecar, len(built.plan), metadata, parity)
+            new_cache.write_bytes(timings)
+    return EngineFile(path, sidecar, len(plan), metadata, parity)
 
 
 def _compare(
@@ -163,3 +163,43 @@ def _compare(
     expected = [reference.evaluate(batch) for batch in feeds]
     actual = [engine.evaluate(batch) for batch in feeds]
     return compare(expected, actual, engine.outputs, tolerance=tolerance)
+
+
+def recipe(
+    model: str | os.PathLike[str],
+    engine: str | os.PathLike[str],
+    profiles: Iterable[Profile] = (),
+    *,
+    major: int = 11,
+    workspace: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+) -> str:
+    """Format the command line for a machine with TensorRT.
+
+    The graph itself contains the precision (casts and Q/DQ pairs), so there is no precision flag.
+    TensorRT 10 needs a flag for a strongly typed network; in TensorRT 11 every network is.
+
+    Args:
+        model: The ONNX file.
+        engine: The engine to write.
+        profiles: Shapes of the dynamic inputs.
+        major: Major version of TensorRT.
+        workspace: Bytes of scratch memory.
+        timing_cache: File with timings to start from, and to write.
+
+    Example:
+        >>> recipe("m.onnx", "m.engine", major=10)
+        'trtexec --onnx=m.onnx --saveEngine=m.engine --stronglyTyped'
+    """
+    words = ["trtexec", f"--onnx={model}", f"--saveEngine={engine}"]
+    given = list(profiles)
+    for which in ("minimum", "optimum", "maximum") if given else ():  # --minShapes, --optShapes...
+        shapes = (f"{p.name}:{'x'.join(map(str, getattr(p, which)))}" for p in given)
+        words.append(f"--{which[:3]}Shapes={','.join(shapes)}")
+    if workspace is not None:
+        words.append(f"--memPoolSize=workspace:{max(workspace >> 20, 1)}M")  # in MiB
+    if timing_cache is not None:
+        words.append(f"--timingCacheFile={timing_cache}")
+    if major <= 10:
+        words.append("--stronglyTyped")
+    return " ".join(quote(word) for word in words)

@@ -6,9 +6,7 @@ findings, registered with ``@rule("TRT0xx", "what it looks for")`` in the file o
 
 from ortboost.deploy.tensorrt.rules import (  # noqa: F401  importing them fills the registry
     attributes,
-    constants,
     files,
-    numbers,
     operators,
     quantization,
     shapes,
