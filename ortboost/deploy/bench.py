@@ -22,10 +22,17 @@ import onnx_ir as ir
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.printable import count_of
-from ortboost.deploy.bench_feeds import Bind, batch_index, has_open_batch, make_feeds, settle_shapes
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
-from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
+from ortboost.deploy.session_inputs import (
+    Bind,
+    batch_index,
+    fix_specs,
+    has_open_batch,
+    make_feeds,
+    settle_shapes,
+    with_batch_axes,
+)
 from ortboost.graph.io import check_model_file, load_model
 from ortboost.graph.query import all_tensors
 from ortboost.program.catalogue import TensorSpec
@@ -68,11 +75,7 @@ def take_turns(
 
 
 def plan_turns(config: BenchConfig, latencies: Sequence[float]) -> tuple[list[int], int]:
-    """Choose the runs per round of each file, and the number of rounds.
-
-    Args:
-        config: The configuration.
-        latencies: Approximate seconds per run of each file.
+    """Choose the runs per round of each file, from its approximate latency, and the rounds.
 
     Example:
         >>> plan_turns(BenchConfig(seconds=2.0, rounds=10), [0.01, 0.1])

@@ -47,11 +47,6 @@ def time_runs(
     """Time each of ``count`` runs in seconds, after one run that is not counted.
 
     Another contestant filled the caches before: the first run of a turn is not representative.
-
-    Args:
-        run: Executes one run.
-        count: Number of runs to time.
-        clock: Returns the time in seconds.
     """
     run()
     spent = []

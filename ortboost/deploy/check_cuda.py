@@ -87,13 +87,7 @@ def check_cuda(
 def graph_findings(
     graph: ir.Model, kernels: Kernels, replay: Finding | None = None
 ) -> Iterator[Finding]:
-    """Check one graph, which is not modified.
-
-    Args:
-        graph: The graph.
-        kernels: The kernels of a release.
-        replay: Of a step: whether training captures it.
-    """
+    """Check one graph, which is not modified; ``replay`` says whether training captures a step."""
     opset = graph.opset_imports.get("", 18)
     if opset > kernels.newest_opset:
         yield error(

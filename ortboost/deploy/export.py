@@ -92,12 +92,7 @@ class ExportSettings:
 
 
 def export_model(program: Program, state: Mapping[str, NDArray[Any]], **settings: Any) -> Exported:
-    """Build the inference graph of a trained program.
-
-    Args:
-        program: The program.
-        state: The trained state.
-        **settings: See :class:`ExportSettings`.
+    """Build the inference graph of a trained program; ``settings``: :class:`ExportSettings`.
 
     Raises:
         ModelError: The opset conversion is not possible.

@@ -6,7 +6,7 @@ normalizations.
 
 Each rewrite is a function ``(model, target) -> Report`` that works in place. :func:`optimize`
 records every step, so that a faulty one can be found by replaying them
-(:mod:`ortboost.deploy.bisect`).
+(:func:`ortboost.deploy.write_verified.faulty_step`).
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def accepted_feeds(
         inputs: The inputs of the graph.
         run: Runs the model; an error means that it rejects these sizes.
         ranges: See :func:`input_ranges`.
-        seed: Seed.
+        seed: Seed of the random generator.
 
     Raises:
         UsageError: It runs with none of the sizes tried.

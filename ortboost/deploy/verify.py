@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from ortboost.core.errors import ParityError
 from ortboost.deploy.tolerance import Tolerance
 
 __all__ = ["Difference", "Parity", "compare"]
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,9 @@ class _Seen:
             self.fits, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
             return
         # The scale of a tolerance is that of this batch; that of the report is over all of them.
-        finite = (np.abs(e[np.isfinite(e)]) for e, _ in pieces)
+        finite = (np.abs(e[np.isfinite(e)]) for e, _, _ in pieces)
         largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
-        for e, a in pieces:
+        for e, a, is_float in pieces:
             within, off = _within(e, a, *tolerance.of(name, largest))
             self.within &= within
             with np.errstate(over="ignore"):  # an infinite difference
@@ -217,8 +219,8 @@ class _Seen:
             if worst > self.max_abs:  # the first axis counts samples
                 place = np.unravel_index(int(off.argmax()), off.shape) if off.ndim else (0,)
                 self.max_abs, self.sample = worst, samples + int(place[0])
+            self.floats &= is_float
         self.scale = max(self.scale, largest)
-        self.floats &= _is_float(want)
 
     def difference(self, name: str, tolerance: Tolerance) -> Difference:
         """The result for this output."""
@@ -248,9 +250,7 @@ class _Seen:
         return 10 * math.log10(share) if share > 0 else -math.inf
 
 
-def _within(
-    e: NDArray[np.float64], a: NDArray[np.float64], rtol: float, atol: float
-) -> tuple[bool, NDArray[np.float64]]:
+def _within(e: Array, a: Array, rtol: float, atol: float) -> tuple[bool, Array]:
     """Whether all of ``a`` is within the tolerance, and the absolute differences."""
     same = (e == a) | (np.isnan(e) & np.isnan(a))
     with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
@@ -265,20 +265,17 @@ def _length(answer: Any) -> int:
     return 1 if isinstance(answer, (list, dict)) or not np.ndim(answer) else len(answer)
 
 
-def _is_float(answer: Any) -> bool:
-    """Whether all values of an output are floats."""
-    if isinstance(answer, (dict, list)):
-        return all(map(_is_float, answer.values() if isinstance(answer, dict) else answer))
-    return _kind(np.asarray(answer)) == "float"
-
-
 def _kind(array: NDArray[Any]) -> str:
     kinds = {"i": "int", "u": "int", "b": "bool", "O": "text", "U": "text", "S": "text"}
     return kinds.get(array.dtype.kind, "float")
 
 
-def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]] | None:
-    """Pair the arrays of two outputs; ``None`` if their structures, shapes or kinds differ."""
+def _pieces(want: Any, have: Any) -> list[tuple[Array, Array, bool]] | None:
+    """Pair the arrays of two outputs, and say which are floats.
+
+    Returns:
+        ``None`` if the structures, shapes or kinds of the outputs differ.
+    """
     if isinstance(want, dict) and isinstance(have, dict):
         if list(want) != list(have):
             return None
@@ -292,7 +289,7 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
     if e.shape != a.shape or _kind(e) != _kind(a):
         return None
     if _kind(e) == "text":  # as numbers: 0 where equal, else infinitely far apart
-        return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
+        return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf), False)]
     one, other = e.astype(np.float64), a.astype(np.float64)
     # Integers beyond 2^53 may be equal in float64 only.
-    return [(one, np.where((one == other) & (e != a), np.inf, other))]
+    return [(one, np.where((one == other) & (e != a), np.inf, other), _kind(e) == "float")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ModelError, ParityError, first_line
+from ortboost.core.errors import ModelError, OrtBoostError, ParityError, first_line
 from ortboost.core.files import temporary_folder, writable_path
-from ortboost.deploy.bisect import faulty_step
 from ortboost.deploy.export import Exported
+from ortboost.deploy.pipeline import Step
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import save_model
 from ortboost.runtime.session import TooNewError, open_session
 from ortboost.transforms.precision import emulate_precision
 
-__all__ = ["write_verified"]
+__all__ = ["faulty_step", "write_verified"]
 
 Batch: TypeAlias = Mapping[str, NDArray[Any]]
 Batches: TypeAlias = Sequence[Batch]
@@ -192,3 +193,33 @@ class _Trial:
             return None
         name = faulty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
         return f"the rewrite '{name}'" if name else _BASE
+
+
+def faulty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
+    """Find the rewrite that breaks a graph, by bisection.
+
+    Args:
+        base: The graph before all steps; it is not modified.
+        steps: The steps applied to it, in order. The result of all of them fails.
+        passes: Whether a graph is correct.
+
+    Returns:
+        The name of the first step after which the graph fails, assuming that it then keeps failing;
+        an empty string if ``base`` itself fails.
+    """
+
+    def passes_after(count: int) -> bool:
+        model = base.clone()
+        try:
+            for step in steps[:count]:
+                step.apply(model)
+            return passes(model)
+        except OrtBoostError:  # a graph that cannot be run fails, too
+            return False
+
+    if not passes_after(0):
+        return ""
+    if passes_after(len(steps) - 1):  # usually it is the last, the conversion to a lower precision
+        return steps[-1].name
+    counts = range(1, len(steps))
+    return steps[bisect_left(counts, True, key=lambda count: not passes_after(count))].name

@@ -20,10 +20,9 @@ from ortboost.core.files import atomic_path
 from ortboost.core.report import Report
 from ortboost.drawing.collapse import Part, collapse
 from ortboost.drawing.dot import to_dot
-from ortboost.drawing.html import to_html
 from ortboost.drawing.marks import BOOKKEEPING, marks_against, marks_of_reports
 from ortboost.drawing.picture import Box, Picture, around, picture_of
-from ortboost.drawing.svg import to_svg
+from ortboost.drawing.svg import to_html, to_svg
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model
 from ortboost.graph.query import label

@@ -74,8 +74,8 @@ def picture_of(
         model: The model.
         marks: Node name to the description of its change.
         weights: Graph inputs that are weights, as in the graphs of a program.
-        title: The title.
-        notes: Lines below it.
+        title: See :class:`Picture`.
+        notes: See :class:`Picture`.
     """
     marks = marks or {}
     inside = {*model.graph.initializers, *weights}
@@ -107,12 +107,7 @@ def picture_of(
 
 
 def around(picture: Picture, name: str, hops: int) -> Picture:
-    """The neighbourhood of a box; omitted boxes are shown as a dashed box.
-
-    Args:
-        picture: The whole picture.
-        name: Name of a node, input or output.
-        hops: Size of the neighbourhood, in arrows.
+    """The neighbourhood of a box, ``hops`` arrows wide; omitted boxes are shown as a dashed box.
 
     Raises:
         UsageError: There is no box with this name.

@@ -174,18 +174,10 @@ def recipe(
     workspace: int | None = None,
     timing_cache: str | os.PathLike[str] | None = None,
 ) -> str:
-    """Format the command line for a machine with TensorRT.
+    """The ``trtexec`` command line that builds the same engine; arguments as :func:`build_engine`.
 
     The graph itself contains the precision (casts and Q/DQ pairs), so there is no precision flag.
     TensorRT 10 needs a flag for a strongly typed network; in TensorRT 11 every network is.
-
-    Args:
-        model: The ONNX file.
-        engine: The engine to write.
-        profiles: Shapes of the dynamic inputs.
-        major: Major version of TensorRT.
-        workspace: Bytes of scratch memory.
-        timing_cache: File with timings to start from, and to write.
 
     Example:
         >>> recipe("m.onnx", "m.engine", major=10)

@@ -40,11 +40,7 @@ _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
-    """Apply all fixes except the stripping of training mode, in place.
-
-    Args:
-        model: The model, stripped by :func:`strip_training_mode`.
-        target: The version of TensorRT.
+    """Apply all fixes except :func:`strip_training_mode`, which comes first, in place.
 
     Returns:
         A report for each fix that changed something.

@@ -1,8 +1,8 @@
-"""Inputs for a benchmark with the requested lengths, from data or synthetic.
+"""Inputs of a session with the requested lengths and values; those of a benchmark.
 
-The length of the batch axis is the batch size, those of other open dimensions come from ``--dim``.
-A dimension that is still open is an error that names it: a time measured at a guessed sequence
-length would be meaningless.
+In a benchmark the length of the batch axis is the batch size, those of other open dimensions come
+from ``--dim``. A dimension that is still open is an error that names it: a time measured at a
+guessed sequence length would be meaningless.
 """
 
 from __future__ import annotations
@@ -11,17 +11,66 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.synthetic_inputs import seeded_batch
+from ortboost.graph.batch_axes import find_batch_axes
+from ortboost.graph.fix_inputs import fit_inputs
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["Bind", "batch_index", "has_open_batch", "make_feeds", "settle_shapes"]
+__all__ = [
+    "Bind",
+    "batch_index",
+    "fix_specs",
+    "has_open_batch",
+    "make_feeds",
+    "settle_shapes",
+    "with_batch_axes",
+]
 
 Bind: TypeAlias = "Callable[[Sequence[TensorSpec], int], Mapping[str, NDArray[Any]]]"
 """Map inputs and a number of samples to the array of each input; shorter if the data end."""
+
+
+def fix_specs(
+    specs: Sequence[TensorSpec], config: InputConfig
+) -> tuple[tuple[TensorSpec, ...], dict[str, NDArray[Any]]]:
+    """Apply values and lengths given by the user to the inputs of a model.
+
+    Returns:
+        The remaining inputs with known lengths filled in, and the constants by input name.
+
+    Raises:
+        UsageError: An input or dimension is unknown, or a value does not fit.
+    """
+    shapes = {spec.name: spec.shape for spec in specs}
+    dtypes = {spec.name: ir.DataType.from_numpy(spec.dtype) for spec in specs}
+    constants, fitted = fit_inputs(shapes, dtypes, config)
+    left = tuple(
+        dataclasses.replace(spec, shape=fitted[spec.name])
+        for spec in specs
+        if spec.name not in constants
+    )
+    return left, constants
+
+
+def with_batch_axes(specs: Sequence[TensorSpec], config: InputConfig) -> tuple[TensorSpec, ...]:
+    """Apply the given batch axes; the other inputs keep theirs.
+
+    Raises:
+        UsageError: An axis was given for an unknown input, or the input does not have it.
+    """
+    axes = find_batch_axes({spec.name: spec.shape for spec in specs}, None, config.batch_axes)
+    return tuple(
+        dataclasses.replace(spec, batch_axis=axes[spec.name])
+        if spec.name in config.batch_axes
+        else spec
+        for spec in specs
+    )
 
 
 def batch_index(spec: TensorSpec) -> int | None:
@@ -39,10 +88,7 @@ def has_open_batch(inputs: Sequence[TensorSpec]) -> bool:
 def settle_shapes(inputs: Sequence[TensorSpec], batch: int, *, where: str) -> list[TensorSpec]:
     """Return the inputs with every dimension set to a number.
 
-    Args:
-        inputs: The inputs of the model.
-        batch: Length of open batch axes.
-        where: The model, for error messages.
+    Open batch axes get the length ``batch``; ``where`` names the model in error messages.
 
     Raises:
         UsageError: Another dimension is open.
@@ -72,15 +118,7 @@ def make_feeds(
     seed: int = 0,
     where: str = "model",
 ) -> dict[str, NDArray[Any]]:
-    """Make one batch of inputs.
-
-    Args:
-        inputs: The inputs of the model.
-        batch: Number of samples.
-        bind: Provides the data; without it floats are drawn from a normal distribution, and
-            integers are zeros and ones.
-        seed: Seed of the random generator.
-        where: The model, for error messages.
+    """Make one batch of inputs, from data if ``bind`` is given, else synthetic ones.
 
     Raises:
         UsageError: A dimension has no length, or the data have too few samples.
