@@ -122,22 +122,18 @@ def settle_profiles(
         named[profile.name] = profile
     settled: dict[str, Profile] = {}
     for name, dims in inputs.items():
-        if name in named:
-            settled[name] = named[name]
-        elif dims is None or any(not isinstance(dim, int) for dim in dims):
+        if dims is not None and all(isinstance(dim, int) for dim in dims):
+            continue  # a profile of a fixed input has been checked, and is not needed
+        if name not in named:
             shape = "of unknown rank" if dims is None else format_shape(dims)
             raise UsageError(
                 f"The input '{name}' has dimensions that are not fixed, and no profile.",
                 where=f"input '{name}' {shape}",
                 fix=f"Give --shape {suggestion(name, dims)}",
             )
+        settled[name] = named[name]
     _symbols_agree(inputs, settled)
-    # Profiles of fixed inputs have been checked, and are not needed.
-    return {
-        name: profile
-        for name, profile in settled.items()
-        if any(not isinstance(dim, int) for dim in inputs[name] or (None,))
-    }
+    return settled
 
 
 def suggestion(name: str, dims: Sequence[int | str | None] | None) -> str:

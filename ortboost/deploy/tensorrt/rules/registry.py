@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -115,15 +114,6 @@ class Context:
             return value.const_value.numpy()
         except (OSError, ValueError, TypeError):
             return None
-
-    def floats(self, value: ir.Value) -> NDArray[Any] | None:
-        """The values of a stored float tensor of 16 bits or more (bfloat16 as float32), or None."""
-        if value.dtype is None or not value.dtype.is_floating_point() or value.dtype.bitwidth < 16:
-            return None
-        found = self.array(value)
-        if found is None or value.dtype != ir.DataType.BFLOAT16:
-            return found
-        return found.astype(np.float32)
 
 
 def _measures(node: ir.Node) -> bool:
