@@ -259,22 +259,12 @@ def _marks(
 
 def _heir(name: str, owners: Mapping[str, str]) -> str | None:
     """The part of a removed node: that of nodes named after it, or of all in its scope."""
-    scopes = [name, *(f"{scope}/" for scope in _scopes(name))]
-    for scope in scopes:  # the narrowest with any node left decides, if it lies in one part
+    front = name.split("/")[:-1]  # without the outermost scope, which holds everything
+    scopes = ["/".join(front[:end]) + "/" for end in range(len(front), 2, -1)]
+    for scope in (name, *scopes):  # the narrowest with any node left decides, if in one part
         keys = {key for other, key in owners.items() if scope in other}
         # Gradients and updates are named after what they belong to, and would match too.
         keys = {key for key in keys if not key.startswith(("gradients", "update"))}
         if keys:
             return keys.pop() if len(keys) == 1 else None
     return None
-
-
-def _scopes(name: str) -> list[str]:
-    """The scopes of a name, innermost first, without the outermost.
-
-    Example:
-        >>> _scopes("/layer1/block/bn/BatchNormalization")
-        ['/layer1/block/bn', '/layer1/block']
-    """
-    front = name.split("/")[:-1]
-    return ["/".join(front[:end]) for end in range(len(front), 2, -1)]
