@@ -24,7 +24,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,12 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import environment, heading, table
+from tools.bench.report import ROOT, publish
 from tools.bench.step import compare, our_step, random_batch
 
 __all__ = ["accuracy", "main", "times"]
 
-_FOLDER = Path(__file__).resolve().parents[2] / "models"
+_FOLDER = ROOT / "models"
 _MODELS = ("resnet20", "resnet_bottleneck", "mobilenet_like")
 _VARIANTS: dict[str, dict[str, bool]] = {
     "plain": {},
@@ -145,7 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="default: 3")
     parser.add_argument("--rate", type=float, action="append", help="learning rate (default: 0.05)")
     arguments = parser.parse_args(argv)
-    print(heading(environment()))
     models, engines = arguments.model or _MODELS, arguments.engine or ["auto"]
     if arguments.what == "time":
         rows = [
@@ -153,8 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in models
             for engine in engines
         ]
-        heads = ("model", "engine", "plain ms", "less_bn", "less_bn, head")
-        print(table(heads, rows))
+        publish(("model", "engine", "plain ms", "less_bn", "less_bn, head"), rows)
         return 0
     rows = []
     for name in models:
@@ -166,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ]
                 each = ", ".join(f"{value:.1f}" for value in found)
                 rows.append([name, variant, f"{rate:g}", f"{statistics.mean(found):.2f}", each])
-    print(table(("model", "variant", "rate", "mean %", "each seed %"), rows))
+    publish(("model", "variant", "rate", "mean %", "each seed %"), rows)
     return 0
 
 

@@ -7,11 +7,31 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "heading", "table", "write_json"]
+__all__ = [
+    "CLOCKS",
+    "MODELS",
+    "PAUSE",
+    "ROOT",
+    "environment",
+    "heading",
+    "publish",
+    "say",
+    "table",
+    "write_json",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("mlp", "lenet5", "resnet20", "resnet_bottleneck", "mobilenet_like", "transformer_tiny")
+"""The networks of ``models/``."""
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+PAUSE = 0.05
+"""Seconds in which the idle threads of whoever ran before stop spinning."""
 
 _PACKAGES = (
     "onnxruntime-training-cpu",
@@ -71,6 +91,28 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = [":" + "-" * (widths[0] + 1), *("-" * (width + 1) + ":" for width in widths[1:])]
     return "\n".join([line(heads), "|" + "|".join(rule) + "|", *(line(row) for row in rows)])
+
+
+def publish(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    /,
+    note: str = "",
+    path: Path | None = None,
+    **numbers: Any,
+) -> None:
+    """Print the machine, a note and a table; write the numbers as JSON if there is a path."""
+    about = environment()
+    print(heading(about))
+    print(note and f"{note}\n")
+    print(table(heads, rows))
+    if path is not None:
+        write_json(path, {"environment": about, **numbers})
+
+
+def say(*texts: object) -> None:
+    """Tell how far a benchmark is."""
+    print(*texts, file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

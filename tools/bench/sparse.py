@@ -34,8 +34,8 @@ from ortboost.optimizers import Adam, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import environment, heading, table, write_json
-from tools.bench.step import Step, compare
+from tools.bench.report import publish, say
+from tools.bench.step import Step, compare, require_same_loss
 
 __all__ = ["main"]
 
@@ -104,9 +104,8 @@ def measure(rows: int, optimizer: str, rounds: int, seconds: float) -> dict[str,
         name: make(rows, feeds, optimizer, sparse="sparse" in name)
         for name, make in zip(_CONTESTANTS, makers, strict=True)
     }
-    losses = [step() for step in contestants.values()]
-    if max(losses) - min(losses) > 1e-4:
-        raise SystemExit(f"{rows} rows, {optimizer}: the first losses are {losses}")
+    losses = {who: step() for who, step in contestants.items()}
+    require_same_loss(f"{rows} rows, {optimizer}", losses)
     times = compare(contestants, rounds, seconds, time.process_time)
     return {
         "rows": rows,
@@ -133,22 +132,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     for optimizer in arguments.optimizer:
         for rows in arguments.rows:
-            print(f"{optimizer}, {rows} rows ...", file=sys.stderr, flush=True)
+            say(f"{optimizer}, {rows} rows ...")
             results.append(measure(rows, optimizer, arguments.rounds, arguments.seconds))
-    about = environment()
-    print(heading(about))
     heads = ["optimizer", "rows", *(f"{name} ms" for name in _CONTESTANTS)]
     ratios = ("dense / sparse", "torch sparse / sparse")
     lines = [
         [r["optimizer"], f"{r['rows']:,}"]
         + [f"{r['milliseconds'][name]:.2f}" for name in _CONTESTANTS]
-        + [f"{r[key].median:.2f} ({r[key].low:.2f}-{r[key].high:.2f})" for key in ratios]
+        + [str(r[key]) for key in ratios]
         for r in results
     ]
-    print(table([*heads, *ratios], lines))
-    if arguments.json:
-        plain = [{**r, **{key: vars(r[key]) for key in ratios}} for r in results]
-        write_json(arguments.json, {"environment": about, "results": plain})
+    plain = [{**r, **{key: vars(r[key]) for key in ratios}} for r in results]
+    publish([*heads, *ratios], lines, path=arguments.json, results=plain)
     return 0
 
 
