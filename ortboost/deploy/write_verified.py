@@ -51,7 +51,7 @@ def write_verified(
 
     Args:
         exported: The graph.
-        path: The target file.
+        path: The target file, unchanged if the comparison fails.
         expected: Outputs of the trained program, one mapping per batch.
         feeds: The inputs they were computed from.
         device: Where to run the file.
@@ -64,8 +64,7 @@ def write_verified(
         The comparison; it is also recorded in the file's ``metadata_props``.
 
     Raises:
-        ParityError: An output is beyond the tolerance; ``path`` is unchanged. The message names the
-            rewrite that is the cause.
+        ParityError: An output is beyond the tolerance; the message names the rewrite at fault.
         FileError: The folder cannot be written.
     """
     target = writable_path(path)
@@ -90,10 +89,9 @@ def write_verified(
             every_fusion=exported.target.guards_pads,  # else TensorRT runs it, without these
         )
         if trial.emulated is ir.DataType.FLOAT16:  # first check that the file itself runs
-            plain = dataclasses.replace(
-                trial, expected=expected[:1], feeds=feeds[:1], emulated=None
-            )
-            plain.require(exported, target)
+            plain = dataclasses.replace(trial, emulated=None)
+            first = dataclasses.replace(plain, expected=expected[:1], feeds=feeds[:1])
+            first.require(exported, target)
         parity = trial.require(exported, target, watch, judge)
     exported.model.metadata_props["ortboost.parity"] = parity.summary
     save_model(exported.model, target)

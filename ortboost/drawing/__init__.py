@@ -104,13 +104,9 @@ def draw_parts(
     before: str | os.PathLike[str] | None = None,
     graph: str = EVAL_GRAPH,
 ) -> tuple[Picture, list[Part]]:
-    """A picture of the layers of a graph, and one of each layer.
+    """A picture of the layers of a graph, and one of each; arguments as for :func:`draw`.
 
-    See :mod:`ortboost.drawing.collapse`; arguments as for :func:`draw`.
-
-    Raises:
-        FileError: A file cannot be read.
-        UsageError: The graph is unknown.
+    See :mod:`ortboost.drawing.collapse`.
     """
     path = Path(source)
     opened = _open(path, graph)

@@ -83,12 +83,8 @@ def build_plan(
 ) -> tuple[bytes, bytes]:
     """Parse an ONNX file and build a strongly typed engine.
 
-    Args:
-        kit: See :func:`load_toolkit`.
-        model: Path of the file; external data must be beside it.
-        profiles: One for each dynamic input.
-        workspace: Bytes of scratch memory; TensorRT's choice if not given.
-        timings: Timing cache to start from.
+    Without ``workspace``, TensorRT chooses its scratch memory. ``timings`` is the timing cache to
+    start from.
 
     Returns:
         The serialized engine, and the timing cache after the build.

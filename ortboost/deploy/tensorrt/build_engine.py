@@ -74,24 +74,11 @@ def build_engine(
 ) -> EngineFile:
     """Build an engine from an ONNX file, and compare it with the file.
 
-    Args:
-        model: The ONNX file, exported for TensorRT.
-        out: The engine to write; ``out.json`` is written beside it.
-        profiles: Shapes of the dynamic inputs.
-        feeds: Batches to compare on; synthetic inputs of the optimum shape if not given.
-        workspace: Bytes of scratch memory.
-        timing_cache: File with timings, read if it exists, and written afterwards.
-        major: Major version for the printed recipe, if TensorRT is missing.
-        tolerance: Allowed difference; 1 % of the largest value if not given, and 95 % of integers
-            equal, because an engine may sum in another order and use TF32.
-        toolkit: TensorRT and CUDA; loaded if not given.
+    See :func:`ortboost.api.check_target.build_engine`. Without a tolerance, 1 % of the largest
+    value is allowed, and 95 % of integers have to be equal: an engine may sum in another order and
+    use TF32. ``major`` is that of the recipe if TensorRT is missing.
 
     Raises:
-        UsageError: A profile is missing or wrong.
-        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line
-            that builds the engine elsewhere.
-        ModelError: TensorRT rejects the model.
-        ParityError: The engine gives other results; nothing was written.
         FileError: The folder cannot be written.
     """
     # What can fail without TensorRT is checked first, so that a build of minutes is not in vain.
@@ -134,6 +121,14 @@ def build_engine(
         "parity": parity.to_dict(),
         "recipe": recipe(source.name, path.name, settled.values(), major=kit.major),
     }
+    if cache is not None:
+        with atomic_path(cache) as new_cache:
+            new_cache.write_bytes(timings)
+    return EngineFile(path, _write(plan, path, metadata), len(plan), metadata, parity)
+
+
+def _write(plan: bytes, path: Path, metadata: Mapping[str, Any]) -> Path:
+    """Write the engine and its JSON file, whose path is returned."""
     sidecar = path.with_name(f"{path.name}.json")
     # Both files appear together: the engine within the block of its sidecar.
     with atomic_path(sidecar) as new_sidecar:
@@ -141,10 +136,7 @@ def build_engine(
         with atomic_path(path) as new_plan:
             new_plan.write_bytes(plan)
             sidecar.unlink(missing_ok=True)  # an old one must not vouch for a new engine
-    if cache is not None:
-        with atomic_path(cache) as new_cache:
-            new_cache.write_bytes(timings)
-    return EngineFile(path, sidecar, len(plan), metadata, parity)
+    return sidecar
 
 
 def _compare(

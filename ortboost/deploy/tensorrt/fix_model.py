@@ -82,19 +82,12 @@ def fix_for_tensorrt(
 ) -> FixedModel:
     """Apply the fixes, compare with ONNX Runtime, and write.
 
-    Args:
-        source: The model.
-        out: The file to write.
-        target: The version of TensorRT.
-        profiles: Shape profiles for the check; their optimum is the shape of synthetic inputs.
-        feeds: Batches to compare on; synthetic inputs if not given.
-        tolerance: The allowed difference; ``Tolerance()`` if not given.
+    See :func:`ortboost.api.check_target.fix_for`. The optimum of the shape profiles is the shape of
+    synthetic inputs.
 
     Raises:
-        ParityError: The fixed model gives other results; nothing was written.
         ModelError: The runtime cannot run the original or the fixed model, so they cannot be
             compared.
-        UsageError: ``out`` is the model itself.
         FileError: The model cannot be read or the folder not written.
     """
     path = Path(out)
