@@ -62,13 +62,9 @@ def input_ranges(model: ir.Model) -> dict[str, int]:
     """
     ranges: dict[str, int] = {}
     for value in model.graph.inputs:
-        pending, seen = [value], set[int]()
+        pending = [value]  # its tensor, also in other shapes
         while pending:
-            current = pending.pop()
-            if id(current) in seen:
-                continue
-            seen.add(id(current))
-            for usage in current.uses():
+            for usage in pending.pop().uses():
                 node = usage.node
                 if node.op_type == "Gather" and usage.idx == 1:
                     data, axis = node.inputs[0], node.attributes.get_int("axis", 0)
@@ -189,10 +185,7 @@ def seeded_batch(
 ) -> dict[str, Any]:
     """Make synthetic inputs: normal floats, integers of zeros and ones, words for strings.
 
-    Args:
-        inputs: The inputs of the graph; unknown dimensions have length 4.
-        shapes: Input to a shape that replaces its own.
-        seed: Seed of the random generator.
+    ``shapes`` replaces shapes of inputs; unknown dimensions have length 4.
     """
     generator = np.random.default_rng(seed)
     made = {}

@@ -172,21 +172,22 @@ def compare(
         tolerance: The allowed difference; ``Tolerance()`` if not given.
     """
     tolerance = tolerance or Tolerance()
-    seen = {name: _Seen() for name in outputs}
+    seen = {name: _Seen(name, tolerance) for name in outputs}
     samples = 0
     for want, have in zip(expected, actual, strict=True):
         for name in outputs:
-            seen[name].add(name, want[name], have[name], samples, tolerance)
+            seen[name].add(want[name], have[name], samples)
         lengths = [_length(want[name]) for name in outputs]
         samples += lengths[0] or max(lengths)  # the first may be empty: nothing was detected
-    found = tuple(seen[name].difference(name, tolerance) for name in outputs)
-    return Parity(found, samples, tolerance)
+    return Parity(tuple(one.difference() for one in seen.values()), samples, tolerance)
 
 
 @dataclass
 class _Seen:
     """Running statistics of one output over all batches."""
 
+    name: str
+    tolerance: Tolerance
     max_abs: float = 0.0
     scale: float = 0.0
     within: bool = True
@@ -198,7 +199,7 @@ class _Seen:
     floats: bool = True
     fits: bool = True
 
-    def add(self, name: str, want: Any, have: Any, samples: int, tolerance: Tolerance) -> None:
+    def add(self, want: Any, have: Any, samples: int) -> None:
         """Add one batch; ``samples`` is the number of samples before it."""
         pieces = _pieces(want, have)
         if pieces is None:  # another structure, shape or kind
@@ -208,7 +209,7 @@ class _Seen:
         finite = (np.abs(e[np.isfinite(e)]) for e, _, _ in pieces)
         largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
         for e, a, is_float in pieces:
-            within, off = _within(e, a, *tolerance.of(name, largest))
+            within, off = _within(e, a, *self.tolerance.of(self.name, largest))
             self.within &= within
             with np.errstate(over="ignore"):  # an infinite difference
                 self.signal += float(np.square(e[np.isfinite(e)]).sum())
@@ -222,32 +223,18 @@ class _Seen:
             self.floats &= is_float
         self.scale = max(self.scale, largest)
 
-    def difference(self, name: str, tolerance: Tolerance) -> Difference:
+    def difference(self) -> Difference:
         """The result for this output."""
-        return Difference(
-            name,
-            self.max_abs,
-            self.max_abs / (self.scale or 1.0),
-            self.fits and self._is_within(name, tolerance),
-            self.sample,
-            self._sqnr if self.floats else None,
-        )
-
-    def _is_within(self, name: str, tolerance: Tolerance) -> bool:
-        share = tolerance.share(name)
+        ratio = self.signal / self.error if self.error else math.inf
+        sqnr = 10 * math.log10(ratio) if ratio > 0 else -math.inf
+        share, within = self.tolerance.share(self.name), self.fits and self.within
         if not self.floats and share is not None:
-            return self.equal >= share * self.count
-        if self.floats and tolerance.by_noise(name):
-            return self._sqnr >= (tolerance.sqnr or 0.0)
-        return self.within
-
-    @property
-    def _sqnr(self) -> float:
-        """Signal-to-noise ratio in dB."""
-        if self.error == 0:
-            return math.inf
-        share = self.signal / self.error
-        return 10 * math.log10(share) if share > 0 else -math.inf
+            within = self.fits and self.equal >= share * self.count
+        elif self.floats and self.tolerance.by_noise(self.name):
+            within = self.fits and sqnr >= (self.tolerance.sqnr or 0.0)
+        relative = self.max_abs / (self.scale or 1.0)
+        noise = sqnr if self.floats else None
+        return Difference(self.name, self.max_abs, relative, within, self.sample, noise)
 
 
 def _within(e: Array, a: Array, rtol: float, atol: float) -> tuple[bool, Array]:

@@ -113,10 +113,10 @@ class _Trial:
     every_fusion: bool  # as users of onnxruntime run the file
 
     def compare(self, model: ir.Model, watch: Watch | None = None) -> Parity:
-        answers = self._run(model, watch or (lambda number, answer: None))
+        answers = self._run(model, watch)
         return compare(self.expected, answers, self.outputs, tolerance=self.tolerance)
 
-    def _run(self, model: ir.Model, watch: Watch) -> Iterator[Batch]:
+    def _run(self, model: ir.Model, watch: Watch | None) -> Iterator[Batch]:
         if self.emulated is not None:
             model = model.clone()
             emulate_precision(model, self.emulated)
@@ -144,7 +144,8 @@ class _Trial:
                     fix="Export with --no-optimize to see whether a rewrite is the cause.",
                 ) from error
             answer = dict(zip(self.outputs, found, strict=True))
-            watch(number, answer)
+            if watch is not None:
+                watch(number, answer)
             yield answer
 
     def require(
@@ -154,12 +155,7 @@ class _Trial:
         watch: Watch | None = None,
         judge: Callable[[Parity], Parity] | None = None,
     ) -> Parity:
-        """Compare, and raise if it fails.
-
-        Raises:
-            ParityError: An output is beyond the tolerance, or a rewrite made a graph that the
-                runtime rejects.
-        """
+        """Compare, and raise if it fails, or if a rewrite made a graph that the runtime rejects."""
         try:
             parity = self.compare(exported.model, watch)
         except TooNewError:  # the opset is at fault, not a rewrite

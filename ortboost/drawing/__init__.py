@@ -27,7 +27,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model
 from ortboost.graph.query import label
 from ortboost.graph.shape_inference import infer_shapes
-from ortboost.program.catalogue import METADATA_KEY, TensorSpec, read_catalogue
+from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
 from ortboost.program.program import Program
 
 __all__ = [
@@ -118,15 +118,17 @@ def draw_parts(
         for report in opened.reports:
             if report.rewrite not in BOOKKEEPING:
                 changed.setdefault(report.rewrite, []).extend(report.changed)
-        if graph != EVAL_GRAPH:
+        if graph != EVAL_GRAPH and opened.catalogue:
             # These boosts report no nodes. They are counted where the next parameters are made.
-            changed |= {boost: list(opened.updated) for boost in opened.update_boosts}
-    labels = [spec.name for spec in opened.batch if spec.classes is not None]
+            made = [entry.next for entry in opened.catalogue.entries("parameter") if entry.next]
+            changed |= dict.fromkeys(opened.update_boosts, made)
+    batch = opened.catalogue.batch if opened.catalogue else ()
+    labels = [spec.name for spec in batch if spec.classes is not None]
     return collapse(
         opened.model,
         whole,
         weights={*opened.weights, *opened.model.graph.initializers},
-        loss="loss" if opened.batch else None,
+        loss="loss" if batch else None,
         labels=labels[0] if labels else None,
         changed=changed,
     )
@@ -195,10 +197,13 @@ class _Opened:
 
     model: ir.Model  # with inferred shapes
     reports: tuple[Report, ...] = ()
-    weights: frozenset[str] = frozenset()  # inputs that are states
-    batch: tuple[TensorSpec, ...] = ()
+    catalogue: Catalogue | None = None  # of a step
     update_boosts: tuple[str, ...] = ()  # on gradients or in the update; they report no nodes
-    updated: tuple[str, ...] = ()  # the next values of the parameters, which those boosts change
+
+    @property
+    def weights(self) -> set[str]:
+        """Inputs that are states."""
+        return {entry.name for entry in self.catalogue.state} if self.catalogue else set()
 
 
 def _open(path: Path, graph: str) -> _Opened:
@@ -218,11 +223,7 @@ def _open(path: Path, graph: str) -> _Opened:
             catalogue = read_catalogue(model)
     infer_shapes(model)
     _make_labels_unique(model)
-    if catalogue is None:
-        return _Opened(model)
-    state = frozenset(entry.name for entry in catalogue.state)
-    updated = tuple(entry.next for entry in catalogue.entries("parameter") if entry.next)
-    return _Opened(model, reports, state, tuple(catalogue.batch), boosts, updated)
+    return _Opened(model, reports, catalogue, boosts)
 
 
 def _make_labels_unique(model: ir.Model) -> None:
