@@ -54,12 +54,12 @@ from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.session import open_session
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import ROOT, environment, heading, table, write_json
 
 __all__ = ["WAYS", "Result", "main", "measure"]
 
 WAYS = ("raw", "onnxscript", "onnxslim", "onnxsim", "ours")
-_MODELS = Path(__file__).resolve().parents[2] / "models"
+_MODELS = ROOT / "models"
 _ELSEWHERE = """
 import sys, onnx
 way, source, target = sys.argv[1:]
