@@ -190,23 +190,17 @@ def _draw(box: Box, lines: Sequence[tuple[str, str]], size: Point, center: Point
     parts = [
         "<g>",
         f"<title>{_escape(whole)}</title>",
-        f'<rect class="box {box.kind}{marked}" x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" '
-        f'height="{_n(height)}" rx="{_n(radius)}"/>',
+        _rect(f"box {box.kind}{marked}", x, y, width, height, radius),
     ]
     if box.kind == "node":
-        parts.append(
-            f'<rect class="strip {box.family}" x="{_n(x + 4)}" y="{_n(y + 6)}" width="4" '
-            f'height="{_n(height - 12)}" rx="2"/>'
-        )
+        parts.append(_rect(f"strip {box.family}", x + 4, y + 6, 4, height - 12, 2))
     baseline = y + (_PAD / 2 if box.kind == "more" else 0.7 * _PAD)
     shift = 3 if box.kind == "node" else 0  # centered beside the strip
     for style, text in lines:
-        baseline += _font(style) * _LEADING
-        parts.append(
-            f'<text class="{style}" x="{_n(center[0] + shift)}" '
-            f'y="{_n(baseline - 0.3 * _font(style))}" '
-            f'font-size="{_n(_font(style))}" text-anchor="middle">{_escape(text)}</text>'
-        )
+        font = _font(style)
+        baseline += font * _LEADING
+        y = baseline - 0.3 * font
+        parts.append(_text(style, center[0] + shift, y, font, text, ' text-anchor="middle"'))
     return [*parts, "</g>"]
 
 
@@ -233,17 +227,21 @@ def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
     for text, style, size in lines:
         y += _HEAD_LINE
         if style == "legend":
-            parts.append(
-                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" '
-                f'height="14" rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" '
-                f'font-size="{_n(size)}">new or changed</text>'
-            )
+            parts.append(_rect("box marked", _MARGIN, y - 12, 22, 14, 3))
+            parts.append(_text("line", _MARGIN + 30, y, size, "new or changed"))
         else:
-            parts.append(
-                f'<text class="{style}" x="{_n(_MARGIN)}" y="{_n(y)}" font-size="{_n(size)}">'
-                f"{_escape(text)}</text>"
-            )
+            parts.append(_text(style, _MARGIN, y, size, text))
     return parts
+
+
+def _rect(style: str, x: float, y: float, width: float, height: float, radius: float) -> str:
+    place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
+    return f'<rect class="{style}" {place} rx="{_n(radius)}"/>'
+
+
+def _text(style: str, x: float, y: float, size: float, text: str, more: str = "") -> str:
+    place = f'x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{more}'
+    return f'<text class="{style}" {place}>{_escape(text)}</text>'
 
 
 def _n(number: float) -> str:
