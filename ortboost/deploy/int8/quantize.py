@@ -103,19 +103,14 @@ def quantize_int8(
     report.notes.append(
         "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
     )
-    report.notes.append(_portability(model, config))
-    return report
-
-
-def _portability(model: ir.Model, config: Int8Config) -> str:
-    """A note on whether the file gives the same results on every processor."""
-    if config.reduce_range:
-        return "7-bit weights: results are the same on x86 processors with and without VNNI"
-    count = len(saturating_weights(model))
-    return (
-        f"8-bit weights: on x86 processors without VNNI the products with {count} of them can "
-        "saturate, and ONNX Runtime's results are inaccurate there"
+    report.notes.append(
+        "7-bit weights: results are the same on x86 processors with and without VNNI"
+        if config.reduce_range
+        else "8-bit weights: on x86 processors without VNNI the products with "
+        f"{len(saturating_weights(model))} of them can saturate, and ONNX Runtime's results are "
+        "inaccurate there"
     )
+    return report
 
 
 class _Writer:

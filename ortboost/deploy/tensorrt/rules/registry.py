@@ -95,7 +95,9 @@ class Context:
         found: dict[ir.Value, str] = {}
         for node in self.nodes:  # in graph order, each after what it reads
             sources = [v for v in node.inputs if v is not None and not v.is_initializer()]
-            folds = all(found.get(value) == "folds" for value in sources) or _measures(node)
+            folds = all(found.get(value) == "folds" for value in sources)
+            if is_standard(node, "Shape", "Size"):  # of a value whose lengths are fixed
+                folds = folds or all(static_shape(value) is not None for value in sources)
             drawn = has_subgraph(node) or node.op_type in RANDOM_OPERATORS
             verdict = "folds" if folds and not drawn else "computed"
             found.update(dict.fromkeys(node.outputs, verdict))
@@ -114,12 +116,6 @@ class Context:
             return value.const_value.numpy()
         except (OSError, ValueError, TypeError):
             return None
-
-
-def _measures(node: ir.Node) -> bool:
-    """Whether a node gives the shape or size of a value whose lengths are fixed."""
-    value = node.inputs[0] if is_standard(node, "Shape", "Size") else None
-    return value is not None and static_shape(value) is not None
 
 
 Check: TypeAlias = Callable[[Context], Iterator[Finding]]
