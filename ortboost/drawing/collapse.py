@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.drawing.captions import cut, times
-from ortboost.drawing.picture import Box, Picture, bodies, part_of
-from ortboost.graph.query import known_shape, label
+from ortboost.drawing.picture import Box, Picture, part_of
+from ortboost.graph.query import known_shape, label, subgraphs
 from ortboost.graph.reach import ancestors, values_read
 from ortboost.program.names import LOSS_SCALE, NEXT, OVERFLOW
 
@@ -209,7 +209,7 @@ def _titles(names: Sequence[Sequence[str]]) -> list[str]:
 def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str | None) -> Box:
     operators = Counter(n.op_type for n in nodes if n.op_type != "Constant")
     listed = ", ".join(f"{n} {op}" if n > 1 else op for op, n in operators.most_common())
-    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in bodies(n).values())
+    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in subgraphs(n))
     shapes = {
         v.name: known_shape(v) for n in nodes for v in n.inputs if v and _is_weight(v, weights)
     }

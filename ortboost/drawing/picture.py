@@ -14,7 +14,7 @@ from ortboost.drawing.captions import cut, family, middle, settings, times, type
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
 
-__all__ = ["Box", "Picture", "around", "bodies", "part_of", "picture_of"]
+__all__ = ["Box", "Picture", "around", "part_of", "picture_of"]
 
 _LISTED = 3  # number of weights listed in a box
 
@@ -170,10 +170,10 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     if len(held) > _LISTED + 1:  # "and 1 more" would be as long as the line it replaces
         held = [*held[:_LISTED], f"and {len(held) - _LISTED} more"]
     lines += held
-    lines += [
-        f"{attribute}: {count_of(sum(1 for _ in graph.all_nodes()), 'node')}"
-        for attribute, graph in bodies(node).items()
-    ]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            count = sum(1 for _ in attribute.as_graph().all_nodes())
+            lines.append(f"{attribute.name}: {count_of(count, 'node')}")
     shape = known_shape(node.outputs[0]) if node.outputs else None
     if shape is not None:
         lines.append("→ " + (times(shape) or "scalar"))
@@ -185,12 +185,3 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
         family=family(node.op_type),
         mark=marks.get(name),
     )
-
-
-def bodies(node: ir.Node) -> dict[str, ir.Graph]:
-    """The subgraphs of a node, by attribute."""
-    return {
-        attribute.name: attribute.as_graph()
-        for attribute in node.attributes.values()
-        if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH
-    }

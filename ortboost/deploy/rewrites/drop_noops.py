@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.deploy.rewrites.merge_neighbours import slice_bounds
 from ortboost.graph.dimensions import dimensions, same_shape, same_view
-from ortboost.graph.query import constant, is_read, label, scalar
+from ortboost.graph.query import constant, is_read, known_shape, label, scalar
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
 __all__ = ["drop_noops"]
@@ -72,18 +72,13 @@ def _view(site: Site) -> bool:
 
 
 def _slice(site: Site) -> bool:
-    starts, ends, shape = site.array(1), site.array(2), site.input(0).shape
-    if starts is None or ends is None or shape is None:
+    bounds, shape = slice_bounds(site.node), known_shape(site.input(0))
+    if bounds is None or shape is None:
         return False
-    axes = np.arange(len(starts)) if site.optional(3) is None else site.array(3)
-    steps = np.ones(len(starts)) if site.optional(4) is None else site.array(4)
-    if axes is None or steps is None or (steps != 1).any() or (starts != 0).any():
-        return False
-    for axis, end in zip(axes, ends, strict=True):
-        length = shape[int(axis)]
-        if not (end >= _FAR or (isinstance(length, int) and end >= length)):
-            return False
-    return True
+    starts, ends, axes, steps = bounds
+    lengths = [n if isinstance(n := shape[axis], int) else _FAR for axis in axes]
+    reach = all(end >= min(length, _FAR) for end, length in zip(ends, lengths, strict=True))
+    return reach and not any(starts) and set(steps) <= {1}
 
 
 def _full_of(index: int, number: int) -> Finder:

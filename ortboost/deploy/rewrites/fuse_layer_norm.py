@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.deploy.rewrites.merge_neighbours import reduced_axes
 from ortboost.graph.patterns import Found, Op, Pattern, matches
 from ortboost.graph.query import constant, scalar, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
@@ -76,11 +77,7 @@ def _over_last(node: ir.Node) -> bool:
     value = node.inputs[0]
     if value is None or value.shape is None or node.attributes.get_int("keepdims", 1) != 1:
         return False
-    axes = node.attributes.get_ints("axes", None)
-    if axes is None and len(node.inputs) > 1:
-        stored = constant(node.inputs[1])
-        axes = None if stored is None else [int(axis) for axis in stored.reshape(-1)]
-    return axes is not None and list(axes) in ([-1], [len(value.shape) - 1])
+    return reduced_axes(node) in ([-1], [len(value.shape) - 1])
 
 
 def _is_weight(value: ir.Value, x: ir.Value) -> bool:
