@@ -90,12 +90,7 @@ def measure_ranges(
 class IntermediateDifference:
     """The first intermediate tensor that differs between two graphs.
 
-    Args:
-        difference: How much it differs.
-        node: The node of the second graph that computes it.
-        op_type: The operator of this node.
-        inputs: The inputs of this node.
-        compared: Number of tensors compared.
+    ``node`` of the second graph computes it; ``compared`` is the number of tensors compared.
     """
 
     difference: Difference

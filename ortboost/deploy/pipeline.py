@@ -107,12 +107,7 @@ _TIMES: Final = 3  # at most this often, fusing and cleaning in turns
 
 @dataclass(frozen=True)
 class Step:
-    """One application of a rewrite.
-
-    Args:
-        name: Name of the rewrite.
-        apply: Applies it to a graph, in place.
-    """
+    """One application of a rewrite to a graph, in place."""
 
     name: str
     apply: Callable[[ir.Model], Report]

@@ -164,12 +164,6 @@ def compare(
     ``|a - e| <= atol + rtol |e|``, or the output a signal-to-noise ratio. Integers, booleans and
     strings must be equal, or as many of them as the tolerance says. Sequences and maps are compared
     element by element.
-
-    Args:
-        expected: Batches of the reference.
-        actual: Batches of the file under test.
-        outputs: Names of the outputs to compare.
-        tolerance: The allowed difference; ``Tolerance()`` if not given.
     """
     tolerance = tolerance or Tolerance()
     seen = {name: _Seen(name, tolerance) for name in outputs}

@@ -190,16 +190,11 @@ class _Trial:
 
 
 def faulty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
-    """Find the rewrite that breaks a graph, by bisection.
-
-    Args:
-        base: The graph before all steps; it is not modified.
-        steps: The steps applied to it, in order. The result of all of them fails.
-        passes: Whether a graph is correct.
+    """Find the rewrite that breaks a graph, by bisection; the result of all steps fails.
 
     Returns:
         The name of the first step after which the graph fails, assuming that it then keeps failing;
-        an empty string if ``base`` itself fails.
+        an empty string if ``base``, the graph before all steps, itself fails.
     """
 
     def passes_after(count: int) -> bool:

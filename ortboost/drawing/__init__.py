@@ -163,12 +163,9 @@ def _whole(
 
 
 def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] = ()) -> Path:
-    """Write a picture in the format of the file name extension.
+    """Write a picture in the format of the file name extension, one of :data:`FORMATS`.
 
-    Args:
-        picture: The picture.
-        path: A file that ends in ``.html``, ``.svg``, ``.dot`` or ``.gv``.
-        parts: For HTML, the parts that a click on a box opens.
+    In HTML, a click on a box opens its part.
 
     Raises:
         UsageError: The extension is unknown.

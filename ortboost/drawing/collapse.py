@@ -45,11 +45,9 @@ _NO_REWRITE = ("grad", "update", "const", "gate", "zeros", "metric", "loss")  # 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a graph.
+    """A part of a graph, with boxes for the inputs from and outputs to other parts.
 
-    Args:
-        key: Its name, the key of its box in the picture of all parts.
-        picture: Its nodes, with boxes for the inputs from and outputs to other parts.
+    Its name is the key of its box in the picture of all parts.
     """
 
     key: str

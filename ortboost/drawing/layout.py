@@ -40,11 +40,7 @@ _CORNER = 8.0  # without arrowheads, at each end of the top of a box
 class Layout:
     """The positions of boxes and arrows.
 
-    Args:
-        centers: Center of each box.
-        routes: For each arrow, the points on its way; it goes straight down within a layer.
-        width: Width of the layout.
-        height: Height of the layout.
+    A route has the points on the way of an arrow, which goes straight down within a layer.
     """
 
     centers: Sequence[Point]

@@ -32,10 +32,6 @@ def marks_of_reports(
     A report names nodes or tensors. A tensor stands for its producer, or, if it is a weight, for
     the nodes that use it. Nodes that are called after a rewrite are new.
 
-    Args:
-        model: The graph.
-        reports: The reports of the rewrites that were applied.
-
     Returns:
         Node to the description of its change; and rewrite to the number of names in its report that
         are not in this graph.

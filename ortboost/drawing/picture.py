@@ -42,14 +42,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Picture:
-    """Boxes and arrows.
-
-    Args:
-        boxes: The boxes.
-        arrows: Pairs of indices of boxes, source and target.
-        title: The title.
-        notes: Lines below the title.
-    """
+    """Boxes, and arrows as pairs of indices of boxes; notes are lines below the title."""
 
     boxes: Sequence[Box]
     arrows: Sequence[tuple[int, int]]
@@ -70,12 +63,8 @@ def picture_of(
     Weights and constants are lines in the boxes of their readers, not separate boxes. A node with
     subgraphs is one box with the number of their nodes.
 
-    Args:
-        model: The model.
-        marks: Node name to the description of its change.
-        weights: Graph inputs that are weights, as in the graphs of a program.
-        title: See :class:`Picture`.
-        notes: See :class:`Picture`.
+    ``marks`` describes the changes of nodes, by name; ``weights`` names the graph inputs that are
+    weights, as in the graphs of a program.
     """
     marks = marks or {}
     inside = {*model.graph.initializers, *weights}

@@ -35,12 +35,7 @@ _STRIDE: Final = 8  # thresholds tried: every eighth bin
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a tensor.
-
-    Args:
-        low: Smallest value to be represented.
-        high: Largest value to be represented.
-    """
+    """The smallest and the largest value of a tensor that are to be represented."""
 
     low: float
     high: float

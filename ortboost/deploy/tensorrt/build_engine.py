@@ -34,14 +34,9 @@ __all__ = ["EngineFile", "build_engine", "recipe"]
 
 @dataclass(frozen=True)
 class EngineFile:
-    """A written engine.
+    """A written engine and its size; the JSON file beside it, and the metadata there.
 
-    Args:
-        path: The engine.
-        sidecar: The JSON file beside it.
-        bytes: Its size.
-        metadata: Content of the sidecar.
-        parity: The comparison with the ONNX file.
+    ``parity`` is the comparison with the ONNX file.
     """
 
     path: Path

@@ -38,16 +38,10 @@ _RUNNABLE_IR = 10
 
 @dataclass(frozen=True)
 class FixedModel:
-    """What :func:`fix_for_tensorrt` did.
+    """What :func:`fix_for_tensorrt` did: findings before and after, changes, the comparison.
 
-    Args:
-        path: The file written.
-        before: Findings in the original.
-        after: Findings in the new file.
-        reports: What the fixes changed.
-        parity: The comparison with the original.
-        stripped: Whether the original was compared without its training parts, which are random or
-            depend on the batch.
+    ``stripped`` says whether the original was compared without its training parts, which are random
+    or depend on the batch.
     """
 
     path: Path

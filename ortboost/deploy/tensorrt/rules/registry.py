@@ -123,13 +123,7 @@ Check: TypeAlias = Callable[[Context], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and its id.
-
-    Args:
-        id: ``TRT001``...
-        title: What it looks for, in a few words.
-        check: The function.
-    """
+    """A rule with its id (``TRT001``), and what it looks for, in a few words."""
 
     id: str
     title: str
