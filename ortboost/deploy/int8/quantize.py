@@ -37,7 +37,7 @@ from ortboost.deploy.int8.select import (
 from ortboost.graph.build import Builder
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.evaluate import add_initializer
-from ortboost.graph.query import input_at, is_read, is_standard, known_shape, producer_of
+from ortboost.graph.query import input_at, is_read, known_shape, producer_of
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["quantize_int8"]
@@ -72,7 +72,7 @@ def quantize_int8(
     """
     config = config or Int8Config()
     report = Report("quantize_int8")
-    if any(is_standard(node, *_PAIR) for node in model.graph.all_nodes()):
+    if any(node.op_type in _PAIR for node in model.graph.all_nodes()):
         report.notes.append("the model is already quantized; nothing was done")
         return report
     folded = fold_bn(model)
