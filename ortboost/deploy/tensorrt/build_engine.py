@@ -23,7 +23,7 @@ from ortboost.deploy.synthetic_inputs import seeded_batch
 from ortboost.deploy.tensorrt.api import Toolkit, build_plan, load_toolkit
 from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
 from ortboost.deploy.tensorrt.session import EngineSession
-from ortboost.deploy.tolerance import AGREEMENT, Tolerance
+from ortboost.deploy.tolerance import Tolerance, tolerance_for
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import load_model
 from ortboost.graph.query import known_shape
@@ -69,9 +69,9 @@ def build_engine(
 ) -> EngineFile:
     """Build an engine from an ONNX file, and compare it with the file.
 
-    See :func:`ortboost.api.check_target.build_engine`. Without a tolerance, 1 % of the largest
-    value is allowed, and 95 % of integers have to be equal: an engine may sum in another order and
-    use TF32. ``major`` is that of the recipe if TensorRT is missing.
+    See :func:`ortboost.api.check_target.build_engine`. Without a tolerance that of fp16 is allowed:
+    an engine may sum in another order and use TF32. ``major`` is that of the recipe if TensorRT is
+    missing.
 
     Raises:
         FileError: The folder cannot be written.
@@ -101,8 +101,7 @@ def build_engine(
     cache = None if timing_cache is None else Path(timing_cache)
     timings = cache.read_bytes() if cache is not None and cache.is_file() else b""
     plan, timings = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
-    allowed = tolerance or Tolerance(1e-2, 1e-2, scaled=True, agreement=AGREEMENT)
-    parity = _compare(kit, plan, source, settled, feeds, allowed)
+    parity = _compare(kit, plan, source, settled, feeds, tolerance or tolerance_for("fp16"))
     fix = "Keep more operators in FLOAT, or widen the tolerance."
     parity.require(str(path), what="The engine", fix=fix)
     metadata = {
@@ -116,10 +115,11 @@ def build_engine(
         "parity": parity.to_dict(),
         "recipe": recipe(source.name, path.name, settled.values(), major=kit.major),
     }
+    sidecar = _write(plan, path, metadata)
     if cache is not None:
         with atomic_path(cache) as new_cache:
             new_cache.write_bytes(timings)
-    return EngineFile(path, _write(plan, path, metadata), len(plan), metadata, parity)
+    return EngineFile(path, sidecar, len(plan), metadata, parity)
 
 
 def _write(plan: bytes, path: Path, metadata: Mapping[str, Any]) -> Path:
