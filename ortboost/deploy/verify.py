@@ -50,13 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Parity:
-    """The outcome of a comparison.
-
-    Args:
-        differences: One entry per output.
-        samples: Number of samples compared.
-        tolerance: The tolerance applied.
-    """
+    """The outcome of a comparison: the difference of each output, and the number of samples."""
 
     differences: tuple[Difference, ...]
     samples: int

@@ -20,14 +20,7 @@ __all__ = ["Profile", "parse_profile", "refuse_profiles", "settle_profiles", "su
 
 @dataclass(frozen=True)
 class Profile:
-    """The shapes of one input.
-
-    Args:
-        name: The input.
-        minimum: Smallest shape.
-        optimum: The shape to tune for.
-        maximum: Largest shape.
-    """
+    """The smallest and the largest shape of an input, and the one to tune for."""
 
     name: str
     minimum: tuple[int, ...]
