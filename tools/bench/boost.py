@@ -26,12 +26,10 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,7 @@ from ortboost.runtime.stepper import Stepper
 from ortboost.training import parse_schedule
 from ortboost.training.run_state import step_seed
 from tools.bench.digits import Arrays, accuracy, digits, start_anew
-from tools.bench.report import ROOT, publish, say
+from tools.bench.report import ROOT, parser_of, publish, say
 
 __all__ = ["SETTINGS", "main", "train_in_turns"]
 
@@ -178,9 +176,7 @@ def _rows(name: str, runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[li
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train, compare, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
     parser.add_argument("--setting", action="append", choices=list(SETTINGS), help="repeatable")
     parser.add_argument("--epochs", type=int, default=15)
@@ -188,7 +184,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", default="cosine:0.05,warmup=40")
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
     chosen = list(dict.fromkeys(["O0", *(options.setting or SETTINGS)]))
     settings = {key: SETTINGS[key] for key in chosen}

@@ -39,7 +39,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tools.bench.report import environment, heading, say, table, write_json
+from tools.bench.report import environment, heading, parser_of, say, table, write_json
 
 __all__ = ["SUBJECTS", "chain", "main", "measure", "resnet50"]
 
@@ -299,23 +299,13 @@ def measure(name: str, path: Path, repeat: int, engine: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.convert",
-        description="Seconds and peak memory of a conversion, stage by stage.",
-        epilog=(
-            "examples:\n"
-            "  python -m tools.bench.convert\n"
-            "  python -m tools.bench.convert --subject resnet50 --repeat 5 --json convert.json\n"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--subject", action="append", choices=list(SUBJECTS), help="what to convert (default: all)"
     )
     parser.add_argument("--model", action="append", type=Path, help="files, instead of subjects")
     parser.add_argument("--engine", default="portable", help="engine of the gradients")
     parser.add_argument("--repeat", type=int, default=3, help="conversions of each (default: 3)")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:

@@ -65,6 +65,7 @@ from tools.bench.report import (
     ROOT,
     environment,
     heading,
+    parser_of,
     say,
     table,
     write_json,
@@ -358,16 +359,7 @@ def _pythons(stock: str | None, *, large: bool) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.engines",
-        description="Time of a training step: native engine, portable engine, PyTorch eager.",
-        epilog=(
-            "examples:\n"
-            "  python -m tools.bench.engines --stock-python ~/stock/bin/python\n"
-            "  python -m tools.bench.engines --model resnet20 --threads 1 --clock cpu\n"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--model",
         action="append",
@@ -399,7 +391,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME[:KEY=VALUE,...]",
         help="the portable step with this boost, too; may be given several times",
     )
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child is not None:

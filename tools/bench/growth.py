@@ -12,7 +12,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from ortboost.deploy.bench import take_turns
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tools.bench.engines import Contestant, large_files
-from tools.bench.report import publish, say
+from tools.bench.report import parser_of, publish, say
 from tools.bench.step import require_same_loss
 
 __all__ = ["main"]
@@ -80,10 +79,9 @@ def _rows(axis: str, results: Sequence[tuple[int, dict[str, Any]]]) -> list[list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.growth", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of both (default: 5)")
     parser.add_argument("--axis", action="append", choices=tuple(_VARIED), help="default: all")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(argv)
     rows, everything = [], {}
     with tempfile.TemporaryDirectory() as scratch:

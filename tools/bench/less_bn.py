@@ -20,7 +20,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import ROOT, publish
+from tools.bench.report import ROOT, parser_of, publish
 from tools.bench.step import compare, our_step, random_batch
 
 __all__ = ["accuracy", "main", "times"]
@@ -130,10 +129,7 @@ def _enlarged(images: NDArray[Any], size: int) -> NDArray[Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.less_bn",
-        description="What LessBN and the full-normalization head give and cost.",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("time", "accuracy"))
     parser.add_argument("--model", action="append", choices=_MODELS, help="default: all")
     parser.add_argument("--engine", action="append", help="default: the first that can run")
@@ -151,7 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in models
             for engine in engines
         ]
-        publish(("model", "engine", "plain ms", "less_bn", "less_bn, head"), rows)
+        publish(
+            ("model", "engine", "plain ms", "less_bn", "less_bn, head"), rows, path=arguments.json
+        )
         return 0
     rows = []
     for name in models:
@@ -163,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ]
                 each = ", ".join(f"{value:.1f}" for value in found)
                 rows.append([name, variant, f"{rate:g}", f"{statistics.mean(found):.2f}", each])
-    publish(("model", "variant", "rate", "mean %", "each seed %"), rows)
+    publish(("model", "variant", "rate", "mean %", "each seed %"), rows, path=arguments.json)
     return 0
 
 

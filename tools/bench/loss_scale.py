@@ -18,7 +18,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.precision import PrecisionConfig
 from tools.bench.digits import digits, epochs, start_anew
-from tools.bench.report import ROOT, publish, say
+from tools.bench.report import ROOT, parser_of, publish, say
 from tools.bench.step import random_batch
 
 __all__ = ["ACCURACY", "COST", "main"]
@@ -136,11 +135,7 @@ def cost(options: Any) -> list[list[str]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Print one table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.loss_scale",
-        description=__doc__.splitlines()[0],
-        epilog="example: python -m tools.bench.loss_scale accuracy --epochs 10 --seeds 3",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", choices=("accuracy", "cost"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
@@ -151,9 +146,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     options.model = options.model or ["lenet5", "resnet20", "transformer_tiny"]
     if options.part == "accuracy":
-        publish(("setting", "accuracy %", "skipped %", "scales at the end"), accuracy(options))
+        publish(
+            ("setting", "accuracy %", "skipped %", "scales at the end"),
+            accuracy(options),
+            path=options.json,
+        )
     else:
-        publish(["time of a step", *options.model], cost(options))
+        publish(["time of a step", *options.model], cost(options), path=options.json)
     return 0
 
 

@@ -19,9 +19,7 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tools.bench.digits import accuracy, digits, epochs, start_anew
-from tools.bench.report import MODELS, ROOT, publish, say
+from tools.bench.report import MODELS, ROOT, parser_of, publish, say
 
 __all__ = ["PRECISIONS", "main"]
 
@@ -131,18 +129,13 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.precision",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", default="cosine:0.05,warmup=20")
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     rows = [*_formats(options), *_underflow(options)]
     heads = ("training", "accuracy", "range", "skipped steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -20,6 +21,7 @@ __all__ = [
     "ROOT",
     "environment",
     "heading",
+    "parser_of",
     "publish",
     "say",
     "table",
@@ -93,6 +95,18 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(heads), "|" + "|".join(rule) + "|", *(line(row) for row in rows)])
 
 
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """The parser of a script: its docstring is the help, and it can write its numbers as JSON."""
+    spec = sys.modules["__main__"].__spec__
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {spec.name}" if spec else None,
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    return parser
+
+
 def publish(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -107,7 +121,7 @@ def publish(
     print(note and f"{note}\n")
     print(table(heads, rows))
     if path is not None:
-        write_json(path, {"environment": about, **numbers})
+        write_json(path, {"environment": about, **(numbers or {"heads": heads, "rows": rows})})
 
 
 def say(*texts: object) -> None:

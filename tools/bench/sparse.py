@@ -13,12 +13,10 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ from ortboost.optimizers import Adam, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import publish, say
+from tools.bench.report import parser_of, publish, say
 from tools.bench.step import Step, compare, require_same_loss
 
 __all__ = ["main"]
@@ -118,15 +116,11 @@ def measure(rows: int, optimizer: str, rounds: int, seconds: float) -> dict[str,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.sparse",
-        description="Time of a step against the rows of a table.",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=(1_000, 10_000, 100_000, 1_000_000))
     parser.add_argument("--optimizer", nargs="+", choices=("sgd", "adam"), default=("sgd", "adam"))
     parser.add_argument("--rounds", type=int, default=10, help="turns of everyone (default: 10)")
     parser.add_argument("--seconds", type=float, default=0.2, help="for each in a round")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     results = []

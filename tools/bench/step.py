@@ -36,7 +36,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +57,7 @@ from ortboost.program.program import Program
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import CLOCKS, MODELS, PAUSE, ROOT, publish, say
+from tools.bench.report import CLOCKS, MODELS, PAUSE, ROOT, parser_of, publish, say
 
 __all__ = [
     "bare_step",
@@ -291,17 +290,7 @@ def require_same_loss(name: str, losses: Mapping[str, float]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.step",
-        description="Time of a training step against PyTorch eager and the bare gradient graph.",
-        epilog=(
-            "examples:\n"
-            "  python -m tools.bench.step\n"
-            "  python -m tools.bench.step --model resnet20 --threads 1 --rounds 40\n"
-            "  python -m tools.bench.step --batch 128 --json step.json\n"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", help="which model (default: all)")
     parser.add_argument(
         "--networks", type=Path, metavar="DIR", help="models and batches of tools.bench.networks"
@@ -318,7 +307,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="wall",
         help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
     )
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args(argv)
     if arguments.rounds < 2:
         parser.error("quartiles need at least 2 rounds")

@@ -35,14 +35,12 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +55,7 @@ from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.loss_config import LossConfig
 from tools.bench.digits import Arrays, digits, mnist, parts
-from tools.bench.report import ROOT, publish, say
+from tools.bench.report import ROOT, parser_of, publish, say
 from tools.bench.step import random_batch
 
 __all__ = ["TASKS", "main"]
@@ -461,9 +459,7 @@ def cost(options: Any) -> list[list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", action="append", choices=list(TASKS))
     parser.add_argument("--optimizer", action="append", help="momentum, adamw, thor or kfac")
     parser.add_argument("--seeds", type=int, default=3)
@@ -479,13 +475,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--batch", type=int, default=32, help="of --cost")
     parser.add_argument("--repeats", type=int, default=15, help="of --cost")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.damping = options.damping or [0.001, 0.01]
     options.thor = {key: _value(text) for key, text in options.thor.items()}
     if options.cost:
         heads = ("model", "Momentum step", "first order", "second order", "mean over 100")
-        publish(heads, cost(options))
+        publish(heads, cost(options), path=options.json)
         return
     options.optimizer = options.optimizer or ["momentum", "adamw", "thor", *_kfac()]
     found = {name: compare(name, options) for name in options.task or TASKS}

@@ -23,7 +23,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import math
@@ -32,7 +31,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +45,7 @@ from ortboost.runtime.stepper import Stepper
 from ortboost.training.run_state import step_seed
 from tools.bench.boost import SETTINGS
 from tools.bench.digits import Arrays, accuracy, mnist, parts, start_anew
-from tools.bench.report import ROOT, publish, say, write_json
+from tools.bench.report import ROOT, parser_of, publish, say, write_json
 
 __all__ = ["TASKS", "main"]
 
@@ -232,9 +230,7 @@ def _row(name: str, setting: str, found: Mapping[str, Any]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train, compare, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", choices=TASKS, help="repeatable")
     parser.add_argument("--setting", action="append", help="repeatable")
     parser.add_argument("--seeds", type=int, default=3)
@@ -245,7 +241,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--warmup", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--engine", default="portable")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
     found = {name: compare(name, options) for name in options.model or TASKS}
     rows = [_row(name, setting, runs) for name, runs in found.items() for setting in runs]
