@@ -63,11 +63,12 @@ from tools.bench.report import (
     MODELS,
     PAUSE,
     ROOT,
+    check_timing,
     environment,
     heading,
-    parser_of,
     say,
     table,
+    timing_parser_of,
     write_json,
 )
 
@@ -359,7 +360,7 @@ def _pythons(stock: str | None, *, large: bool) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = parser_of(__doc__)
+    parser = timing_parser_of(__doc__, rounds=15)
     parser.add_argument(
         "--model",
         action="append",
@@ -368,18 +369,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--large", action="store_true", help="networks of usual size, see tools.bench.networks"
-    )
-    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
-    parser.add_argument("--threads", type=int, default=2, help="default: 2")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of everyone (default: 15)")
-    parser.add_argument(
-        "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
-    )
-    parser.add_argument(
-        "--clock",
-        choices=tuple(CLOCKS),
-        default="wall",
-        help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
     )
     parser.add_argument(
         "--stock-python", metavar="PATH", help="Python of an environment with stock onnxruntime"
@@ -396,10 +385,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child is not None:
         _child(json.loads(options.child))
         return 0
-    if options.rounds < 2:
-        parser.error("quartiles need at least 2 rounds")
-    if options.clock == "cpu" and options.threads != 1:
-        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
+    check_timing(parser, options)
     everyone = _LARGE if options.large else MODELS
     if not set(options.model or ()) <= set(everyone):
         parser.error(f"{'with' if options.large else 'without'} --large: {', '.join(everyone)}")

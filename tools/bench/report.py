@@ -19,12 +19,14 @@ __all__ = [
     "MODELS",
     "PAUSE",
     "ROOT",
+    "check_timing",
     "environment",
     "heading",
     "parser_of",
     "publish",
     "say",
     "table",
+    "timing_parser_of",
     "write_json",
 ]
 
@@ -105,6 +107,28 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     return parser
+
+
+def timing_parser_of(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The parser of a script that times steps in turns; see :func:`check_timing`."""
+    parser = parser_of(doc)
+    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
+    parser.add_argument("--threads", type=int, default=2, help="default: 2")
+    told = f"turns of everyone (default: {rounds})"
+    parser.add_argument("--rounds", type=int, default=rounds, help=told)
+    told = "time for each in a round (default: 0.2)"
+    parser.add_argument("--seconds", type=float, default=0.2, help=told)
+    told = "cpu: processor time, steadier on a busy machine; for one thread (default: wall)"
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help=told)
+    return parser
+
+
+def check_timing(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the script if its figures would mean nothing."""
+    if options.rounds < 2:
+        parser.error("quartiles need at least 2 rounds")
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
 
 
 def publish(

@@ -57,7 +57,16 @@ from ortboost.program.program import Program
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import CLOCKS, MODELS, PAUSE, ROOT, parser_of, publish, say
+from tools.bench.report import (
+    CLOCKS,
+    MODELS,
+    PAUSE,
+    ROOT,
+    check_timing,
+    publish,
+    say,
+    timing_parser_of,
+)
 
 __all__ = [
     "bare_step",
@@ -290,29 +299,13 @@ def require_same_loss(name: str, losses: Mapping[str, float]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = parser_of(__doc__)
+    parser = timing_parser_of(__doc__, rounds=20)
     parser.add_argument("--model", action="append", help="which model (default: all)")
     parser.add_argument(
         "--networks", type=Path, metavar="DIR", help="models and batches of tools.bench.networks"
     )
-    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
-    parser.add_argument("--threads", type=int, choices=(1, 2), default=2, help="default: 2")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of everyone (default: 20)")
-    parser.add_argument(
-        "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
-    )
-    parser.add_argument(
-        "--clock",
-        choices=tuple(CLOCKS),
-        default="wall",
-        help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
-    )
     arguments = parser.parse_args(argv)
-    if arguments.rounds < 2:
-        parser.error("quartiles need at least 2 rounds")
-
-    if arguments.clock == "cpu" and arguments.threads != 1:
-        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
+    check_timing(parser, arguments)
     known = MODELS
     if arguments.networks:
         known = tuple(
