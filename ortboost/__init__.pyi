@@ -67,8 +67,8 @@ from ortboost.core.report import Report as Report
 from ortboost.core.version import __version__ as __version__
 from ortboost.deploy.bench_results import BenchConfig as BenchConfig
 from ortboost.deploy.bench_results import Measurement as Measurement
+from ortboost.deploy.findings import TargetReport as TargetReport
 from ortboost.deploy.int8.config import Int8Config as Int8Config
-from ortboost.deploy.tensorrt.checker import TargetReport as TargetReport
 from ortboost.graph.input_config import InputConfig as InputConfig
 from ortboost.mindspore.amp import DynamicLossScaleManager as DynamicLossScaleManager
 from ortboost.mindspore.amp import FixedLossScaleManager as FixedLossScaleManager

@@ -157,9 +157,6 @@ def scalar(value: float) -> np.ndarray:
     return np.array(value, dtype=np.float32)
 
 
-TIES = np.array([[1, 2, 2, 0], [3, 3, 3, 1], [0, 0, 0, 0]], dtype=np.float32)
-
-
 def cases() -> Iterator[Case]:
     yield from elementwise()
     yield from binary()

@@ -15,8 +15,8 @@ from ortboost.core.arguments import checked
 from ortboost.core.cores import available_cores
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bench import bench_files
-from ortboost.deploy.bench_feeds import Bind
 from ortboost.deploy.bench_results import BenchConfig, Measurement
+from ortboost.deploy.session_inputs import Bind
 from ortboost.graph.batch_axes import find_batch_axes
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import runtime

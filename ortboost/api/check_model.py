@@ -11,8 +11,8 @@ from ortboost.api.former_run import trained_network
 from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.deploy.findings import TargetReport
 from ortboost.deploy.targets import get_checker
-from ortboost.deploy.tensorrt.checker import TargetReport
 from ortboost.graph.io import ModelSource
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig

@@ -25,7 +25,7 @@ from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt import build_engine as engine
 from ortboost.deploy.tensorrt.build_engine import EngineFile
-from ortboost.deploy.tensorrt.checker import check_release
+from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import Profile, parse_profile
 from ortboost.deploy.tensorrt.table import parse_release
@@ -67,7 +67,7 @@ def fix_for(
         ParityError: The fixed model gives different outputs; nothing was written.
         ModelError: There is nothing to compare, or the opset cannot be converted.
     """
-    if get_checker(target) is not check_release:
+    if get_checker(target) is not check_tensorrt:
         raise UsageError(
             "Only models for TensorRT can be fixed.",
             where=f"target '{target}'",
@@ -83,7 +83,7 @@ def fix_for(
         model,
         out,
         parse_release(target),
-        profiles=read_shapes(shapes) or None,
+        profiles=read_shapes(shapes),
         feeds=feeds,
         tolerance=Tolerance(rtol, atol),
     )

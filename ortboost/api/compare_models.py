@@ -20,7 +20,7 @@ from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
-from ortboost.deploy.bisect import IntermediateDifference, first_difference
+from ortboost.deploy.intermediates import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
 from ortboost.deploy.tolerance import precision_of, tolerance_for
 from ortboost.deploy.verify import Parity

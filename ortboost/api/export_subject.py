@@ -20,8 +20,8 @@ from ortboost.api.run_folder import load_run
 from ortboost.api.stored_batches import Feeds, padded_batches, read_batches
 from ortboost.core.errors import OrtBoostError
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
-from ortboost.deploy.fixed_inputs import fix_specs
 from ortboost.deploy.intermediates import measure_ranges
+from ortboost.deploy.session_inputs import fix_specs
 from ortboost.deploy.synthetic_inputs import (
     accepted_feeds,
     input_ranges,

@@ -22,11 +22,18 @@ import onnx_ir as ir
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.printable import count_of
-from ortboost.deploy.bench_feeds import Bind, batch_index, has_open_batch, make_feeds, settle_shapes
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
-from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
-from ortboost.graph.io import load_model
+from ortboost.deploy.session_inputs import (
+    Bind,
+    batch_index,
+    fix_specs,
+    has_open_batch,
+    make_feeds,
+    settle_shapes,
+    with_batch_axes,
+)
+from ortboost.graph.io import check_model_file, load_model
 from ortboost.graph.query import all_tensors
 from ortboost.program.catalogue import TensorSpec
 
@@ -59,21 +66,16 @@ def take_turns(
         [[[1.0, 1.0], [1.0, 1.0]], [[2.0], [2.0]]]
     """
     found: list[list[list[float]]] = [[] for _ in contestants]
-    order = list(range(len(contestants)))  # rotates: each is first in turn
-    for _ in range(rounds):
-        for index in order:
+    for turn in range(rounds):
+        for place in range(len(contestants)):
+            index = (place + turn) % len(contestants)
             pause()
             found[index].append(contestants[index](counts[index]))
-        order = [*order[1:], order[0]]
     return found
 
 
 def plan_turns(config: BenchConfig, latencies: Sequence[float]) -> tuple[list[int], int]:
-    """Choose the runs per round of each file, and the number of rounds.
-
-    Args:
-        config: The configuration.
-        latencies: Approximate seconds per run of each file.
+    """Choose the runs per round of each file, from its approximate latency, and the rounds.
 
     Example:
         >>> plan_turns(BenchConfig(seconds=2.0, rounds=10), [0.01, 0.1])
@@ -134,7 +136,13 @@ def bench_files(
     if not paths:
         raise UsageError("Nothing to measure.", where="files", fix="Give an ONNX file.")
     for path in paths:
-        _check(path)
+        if path.is_dir():
+            raise FileError(
+                "A folder was given where an ONNX file is needed.",
+                where=str(path),
+                fix="Give an inference file; 'ortboost export RUN -o model.onnx' makes one.",
+            )
+        check_model_file(path)
     sizes = [model_bytes(path) for path in paths]
     found = []
     for threads in config.threads:
@@ -146,17 +154,6 @@ def bench_files(
     # By batch size first, which keeps comparable rows together.
     cells = sorted(found, key=lambda cell: cell[0].batch)
     return [measurement for cell in cells for measurement in cell]
-
-
-def _check(path: Path) -> None:
-    if not path.exists():
-        raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
-    if path.is_dir():
-        raise FileError(
-            "A folder was given where an ONNX file is needed.",
-            where=str(path),
-            fix="Give an inference file; 'ortboost export RUN -o model.onnx' makes one.",
-        )
 
 
 def _load_times(
@@ -209,7 +206,7 @@ def _cell(
     latencies = [Latency.of([spent for turn in turns for spent in turn]) for turns in samples]
     return [
         Measurement(
-            file=str(paths[index]),
+            file=str(worker.model),
             batch=batch,
             threads=threads,
             device=worker.device,

@@ -47,11 +47,6 @@ def time_runs(
     """Time each of ``count`` runs in seconds, after one run that is not counted.
 
     Another contestant filled the caches before: the first run of a turn is not representative.
-
-    Args:
-        run: Executes one run.
-        count: Number of runs to time.
-        clock: Returns the time in seconds.
     """
     run()
     spent = []
@@ -67,10 +62,9 @@ def peak_memory() -> int:
 
     Where the kernel does not report it, ``ru_maxrss``, which a child inherits from its parent.
     """
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -108,12 +102,10 @@ class Worker:
         )
         try:
             opened = self._ask("open", str(model), device, threads)
-        except ModelError:
+        except BaseException as error:
             self.close()
-            load_model(model)  # its errors on files that are not models are clearer
-            raise
-        except BaseException:
-            self.close()
+            if isinstance(error, ModelError):
+                load_model(model)  # its errors on files that are not models are clearer
             raise
         self.device: str = opened["device"]
         """``cpu`` or ``cuda``."""
@@ -134,8 +126,7 @@ class Worker:
 
     def run(self, count: int) -> list[float]:
         """Time ``count`` runs; the duration of each in seconds."""
-        seconds: list[float] = self._ask("run", count)
-        return seconds
+        return list(self._ask("run", count))
 
     def peak(self) -> int:
         """The peak resident memory of the process until now, in bytes."""

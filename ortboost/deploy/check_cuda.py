@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.core.errors import UsageError
 from ortboost.core.printable import count_of
-from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
-from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.deploy.tensorrt.rules.registry import Finding, error, info, warn
-from ortboost.graph.io import ModelSource
+from ortboost.deploy.findings import Finding, TargetReport, error, info, warn
+from ortboost.deploy.tensorrt.profiles import Profile, refuse_profiles
+from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import format_shape, has_subgraph, known_shape, label, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.program import Program
@@ -47,7 +45,7 @@ _ARITHMETIC: Final = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Range", "Abs
 
 
 def check_cuda(
-    source: ModelSource, target: str = "cuda", profiles: Iterable[Profile] = ()
+    source: ModelSource, target: str = "cuda", profiles: Sequence[Profile] = ()
 ) -> TargetReport:
     """Find what would not run on the GPU, from tables of kernels; nothing is executed.
 
@@ -61,10 +59,7 @@ def check_cuda(
         FileError: The file or folder is not readable.
         UsageError: The release is unknown, or a shape profile was given.
     """
-    if list(profiles):
-        raise UsageError(
-            "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
-        )
+    refuse_profiles(profiles)
     kernels = load_kernels(target)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         program = Program.load(source)
@@ -75,30 +70,24 @@ def check_cuda(
             for name, graph in program.graphs.items()
         }
     else:
-        groups = {"": graph_findings(open_lazily(source)[0], kernels)}
+        groups = {"": graph_findings(load_model(source, weights=False), kernels)}
     prefix = "{}: " if len(groups) > 1 else ""
     found = [
         dataclasses.replace(finding, node=prefix.format(name) + finding.node)
         for name, findings in groups.items()
         for finding in findings
     ]
-    return TargetReport(
+    return TargetReport.of(
         f"onnxruntime {kernels.release} on CUDA",
         "its tables of kernels; nothing was executed",
-        sorted_findings(found),
+        found,
     )
 
 
 def graph_findings(
     graph: ir.Model, kernels: Kernels, replay: Finding | None = None
 ) -> Iterator[Finding]:
-    """Check one graph, which is not modified.
-
-    Args:
-        graph: The graph.
-        kernels: The kernels of a release.
-        replay: Of a step: whether training captures it.
-    """
+    """Check one graph, which is not modified; ``replay`` says whether training captures a step."""
     opset = graph.opset_imports.get("", 18)
     if opset > kernels.newest_opset:
         yield error(

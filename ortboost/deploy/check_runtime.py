@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
-from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError
+from ortboost.deploy.findings import Finding, TargetReport, error, warn
 from ortboost.deploy.int8.saturation import saturating_weights
-from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
-from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.deploy.tensorrt.rules import RULES
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, warn
+from ortboost.deploy.tensorrt.profiles import Profile, refuse_profiles
+from ortboost.deploy.tensorrt.rules import RULES, Context
 from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import all_tensors
@@ -27,7 +27,7 @@ _SHARED = {"TRT001": "ORT003", "TRT052": "ORT004", "TRT054": "ORT005"}
 
 
 def check_onnxruntime(
-    source: ModelSource, target: str = "onnxruntime", profiles: Iterable[Profile] = ()
+    source: ModelSource, target: str = "onnxruntime", profiles: Sequence[Profile] = ()
 ) -> TargetReport:
     """Check a model with ONNX's checker and the installed ONNX Runtime.
 
@@ -44,14 +44,11 @@ def check_onnxruntime(
         DependencyError: ONNX Runtime is not installed.
         UsageError: A shape profile was given.
     """
-    if list(profiles):
-        raise UsageError(
-            "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
-        )
+    refuse_profiles(profiles)
     version = f"onnxruntime {runtime().__version__}"
-    raw, path = open_lazily(source)
+    raw = load_model(source, weights=False)
     # The shared rules need a target, but do not ask it anything.
-    context = Context(raw, parse_release("tensorrt"), None, path, raw)
+    context = Context(raw, raw, parse_release("tensorrt"))
     shared = [
         dataclasses.replace(
             finding,
@@ -59,7 +56,7 @@ def check_onnxruntime(
             # The runtime runs nodes in training mode, but with training semantics.
             severity="warn" if ours == "ORT003" else finding.severity,
             fixable=False,
-            fix=_without_flag(finding.fix),
+            fix="ortboost export MODEL -o OUT fixes it." if "--fix" in finding.fix else finding.fix,
         )
         for theirs, ours in _SHARED.items()
         for finding in RULES[theirs].check(context)
@@ -67,13 +64,14 @@ def check_onnxruntime(
     found = []
     if not any(finding.rule == "ORT004" for finding in shared):  # else weights are missing
         model = load_model(source)
-        found = [*_spec(model), *_saturation(model), *_session(model, path, version)]
-    return TargetReport(version, "", sorted_findings([*found, *shared]))
+        opened = source if isinstance(source, (str, os.PathLike)) else model
+        found = [*_spec(model), *_saturation(model), *_session(opened, version)]
+    return TargetReport.of(version, "", [*found, *shared])
 
 
-def _session(model: ir.Model, path: object, version: str) -> Iterator[Finding]:
+def _session(source: str | os.PathLike[str] | ir.Model, version: str) -> Iterator[Finding]:
     try:
-        open_session(model if path is None else str(path), device="cpu")
+        open_session(source, device="cpu")
     except ModelError as refused:
         about = refused.where or "model", "model"
         yield error(about, f"{version}: {refused.what}", refused.fix, rule="ORT001")
@@ -100,7 +98,3 @@ def _saturation(model: ir.Model) -> Iterator[Finding]:
             "ortboost export --precision int8 of the float model writes 7-bit weights.",
             rule="ORT006",
         )
-
-
-def _without_flag(fix: str) -> str:
-    return "ortboost export MODEL -o OUT fixes it." if "--fix" in fix else fix

@@ -18,13 +18,8 @@ _KEYS = ("namespace", "pkg.")  # https://github.com/pytorch/pytorch/blob/main/to
 def drop_exporter_notes(model: ir.Model) -> Report:
     """Remove the notes of exporters from nodes, tensors and graphs, in place.
 
-    Names and the metadata of the model itself (author, license, a user's entries) are kept.
-
-    Args:
-        model: A model whose parameters' origins are no longer needed.
-
-    Returns:
-        A report with the number of bytes removed per kind of note.
+    Names and the metadata of the model itself (author, license, a user's entries) are kept. The
+    report has the number of bytes removed per kind of note.
     """
     report = Report("drop_exporter_notes")
     sizes: dict[str, int] = {}

@@ -22,6 +22,7 @@ from ortboost.core.version import __version__
 from ortboost.deploy.drop_exporter_notes import drop_exporter_notes
 from ortboost.deploy.low_precision import LowPrecision, precision_steps
 from ortboost.deploy.pipeline import Step, optimize
+from ortboost.deploy.slim import slim_step
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
 from ortboost.graph.convert_opset import convert_opset
@@ -91,12 +92,7 @@ class ExportSettings:
 
 
 def export_model(program: Program, state: Mapping[str, NDArray[Any]], **settings: Any) -> Exported:
-    """Build the inference graph of a trained program.
-
-    Args:
-        program: The program.
-        state: The trained state.
-        **settings: See :class:`ExportSettings`.
+    """Build the inference graph of a trained program; ``settings``: :class:`ExportSettings`.
 
     Raises:
         ModelError: The opset conversion is not possible.
@@ -134,11 +130,8 @@ def export_network(source: ModelSource, **settings: Any) -> Exported:
     opsets = range(version, version + 1)
     if chosen.optimize:
         opsets = range(max(version, _OLDEST), max(version + 1, 22))
-    reports = [
-        *fixed,
-        *normalize(model, opsets=opsets, ir_version=model.ir_version, keep_fused=keep_fused),
-    ]
-    reports.append(to_inference(model))
+    normalized = normalize(model, opsets=opsets, ir_version=model.ir_version, keep_fused=keep_fused)
+    reports = [*fixed, *normalized, to_inference(model)]
     return _finish(model, reports, {"source": Path(source_name(model)).name}, chosen)
 
 
@@ -182,13 +175,12 @@ def _finish(
     if settings.optimize:
         found, steps = optimize(model, target, lift=opset is None)
         reports += found
-    if settings.slim:  # for what our own rewrites left
-        from ortboost.deploy.slim import slim_step
-
-        _add(slim_step(), model, steps, reports)
+    later = [slim_step()] if settings.slim else []  # for what our own rewrites left
     if low_precision is not None and precision != "fp32":
-        for step in precision_steps(low_precision, target):
-            _add(step, model, steps, reports)
+        later += precision_steps(low_precision, target)
+    for step in later:
+        reports.append(step.apply(model))
+    steps += later
     if target.guards_pads:
         reports.append(guard_pads(model))
     _fit_ir_version(model, target)  # again: a step may have raised the opset
@@ -205,11 +197,6 @@ def _finish(
     model.metadata_props.update({f"ortboost.{key}": value for key, value in entries.items()})
     kept = tuple(report for report in reports if report.changed or report.kept or report.notes)
     return Exported(model, kept, base, tuple(steps), target, precision)
-
-
-def _add(step: Step, model: ir.Model, steps: list[Step], reports: list[Report]) -> None:
-    reports.append(step.apply(model))
-    steps.append(step)
 
 
 def _fit_ir_version(model: ir.Model, target: Target) -> None:

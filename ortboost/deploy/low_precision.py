@@ -41,7 +41,6 @@ class LowPrecision:
         ranges: Intermediate tensor to its largest magnitude on the calibration data.
         calibration: The calibration data, required for int8.
         int8: How to quantize; the target's defaults if not given.
-        config: Which operators compute in 16 bits; the policy ``autocast`` if not given.
     """
 
     precision: str
@@ -49,7 +48,6 @@ class LowPrecision:
     ranges: Mapping[str, float] = field(default_factory=dict)
     calibration: Sequence[Mapping[str, NDArray[Any]]] = ()
     int8: Int8Config | None = None
-    config: PrecisionConfig | None = None
 
 
 def precision_steps(how: LowPrecision, target: Target) -> list[Step]:
@@ -67,7 +65,7 @@ def precision_steps(how: LowPrecision, target: Target) -> list[Step]:
             )
         int8 = how.int8 or Int8Config.for_target(target.name)
         return [Step("quantize_int8", lambda model: quantize_int8(model, how.calibration, int8))]
-    config = how.config or PrecisionConfig(
+    config = PrecisionConfig(
         compute="bf16" if how.precision == "bf16" else "fp16", keep_io_types=how.keep_io_types
     )
     # 16-bit floats: the casts, then what they make necessary.

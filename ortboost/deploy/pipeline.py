@@ -6,7 +6,7 @@ normalizations.
 
 Each rewrite is a function ``(model, target) -> Report`` that works in place. :func:`optimize`
 records every step, so that a faulty one can be found by replaying them
-(:mod:`ortboost.deploy.bisect`).
+(:func:`ortboost.deploy.write_verified.faulty_step`).
 """
 
 from __future__ import annotations
@@ -80,21 +80,21 @@ REWRITES: dict[str, Rewrite] = {
 """Name to rewrite."""
 
 _FOLDING: Final = "fold_constants static_shapes merge_casts drop_noops"
-STAGES: tuple[tuple[int, list[str]], ...] = (
-    (1, ["fold_full_norm"]),
-    (4, _FOLDING.split()),
-    (
+STAGES: Final = {
+    "heads": (1, "fold_full_norm"),
+    "folding": (4, _FOLDING),
+    "fusing": (
         1,
         "merge_low_rank fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
-        "fuse_hardswish".split(),
+        "fuse_hardswish",
     ),
-    (
+    "cleaning": (
         6,
         f"{_FOLDING} drop_zero_states merge_neighbours merge_views merge_transposes fuse_pad "
-        "fuse_gemm common_subexpressions dead_code".split(),
+        "fuse_gemm common_subexpressions dead_code",
     ),
-    (1, ["split_skip_norm", "fuse_matmul_n_bits", "dead_code"]),
-)
+    "last": (1, "split_skip_norm fuse_matmul_n_bits dead_code"),
+}
 """Maximum number of rounds, and the rewrites: a stage repeats until nothing changes.
 
 The weight normalization of a head is recognized before constants are folded, and weights are folded
@@ -102,19 +102,12 @@ before equal ones are merged, because folding needs an unshared weight. Each cle
 another. Folding and fusing run again after the clean-up, which may have created their patterns,
 such as a Gemm before a normalization.
 """
-_FUSING: Final = 2  # index of a stage
-_CLEANING: Final = 3
-_TIMES: Final = 3  # at most this often, these two in turns
+_TIMES: Final = 3  # at most this often, fusing and cleaning in turns
 
 
 @dataclass(frozen=True)
 class Step:
-    """One application of a rewrite.
-
-    Args:
-        name: Name of the rewrite.
-        apply: Applies it to a graph, in place.
-    """
+    """One application of a rewrite to a graph, in place."""
 
     name: str
     apply: Callable[[ir.Model], Report]
@@ -149,11 +142,11 @@ def optimize(
         steps.append(step)  # also if it reports no change: that may be the bug
         return report.modified
 
-    def stage(number: int) -> bool:
+    def stage(which: str) -> bool:
         """Repeat a stage; returns whether anything changed."""
-        rounds, names = STAGES[number]
+        rounds, names = STAGES[which]
         for done in range(rounds):
-            changed = [run(name) for name in names]  # a list: all of them run
+            changed = [run(name) for name in names.split()]  # a list: all of them run
             if not any(changed):
                 return done > 0
         return True
@@ -161,14 +154,13 @@ def optimize(
     # Declared shapes are steps, too: a replay must see what the rewrites saw.
     declared = declared_shapes(model)
     take(Step("declared_shapes", forget_declared))
-    for number in range(_FUSING):
-        stage(number)
+    stage("heads")
+    stage("folding")
     for again in range(_TIMES):
-        if not stage(_FUSING) and again:  # the first clean-up runs in any case
+        if not stage("fusing") and again:  # the first clean-up runs in any case
             break
-        stage(_CLEANING)
-    for number in range(_CLEANING + 1, len(STAGES)):
-        stage(number)
+        stage("cleaning")
+    stage("last")
     take(Step("declared_shapes", lambda changed: restore_declared(changed, declared)))
     return list(reports.values()), steps
 

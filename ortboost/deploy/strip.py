@@ -20,10 +20,6 @@ __all__ = ["inference_model"]
 def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tuple[ir.Model, Report]:
     """Copy the evaluation graph, remove the loss, and insert the weights of the state.
 
-    Args:
-        program: The program.
-        state: State name to value; optimizer slots and counters are not used.
-
     Returns:
         A new model with the inputs, outputs and symbolic dimensions of the user's model, and a
         report.

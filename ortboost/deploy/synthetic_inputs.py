@@ -62,13 +62,9 @@ def input_ranges(model: ir.Model) -> dict[str, int]:
     """
     ranges: dict[str, int] = {}
     for value in model.graph.inputs:
-        pending, seen = [value], set[int]()
+        pending = [value]  # its tensor, also in other shapes
         while pending:
-            current = pending.pop()
-            if id(current) in seen:
-                continue
-            seen.add(id(current))
-            for usage in current.uses():
+            for usage in pending.pop().uses():
                 node = usage.node
                 if node.op_type == "Gather" and usage.idx == 1:
                     data, axis = node.inputs[0], node.attributes.get_int("axis", 0)
@@ -124,7 +120,7 @@ def accepted_feeds(
         inputs: The inputs of the graph.
         run: Runs the model; an error means that it rejects these sizes.
         ranges: See :func:`input_ranges`.
-        seed: Seed.
+        seed: Seed of the random generator.
 
     Raises:
         UsageError: It runs with none of the sizes tried.
@@ -189,10 +185,7 @@ def seeded_batch(
 ) -> dict[str, Any]:
     """Make synthetic inputs: normal floats, integers of zeros and ones, words for strings.
 
-    Args:
-        inputs: The inputs of the graph; unknown dimensions have length 4.
-        shapes: Input to a shape that replaces its own.
-        seed: Seed of the random generator.
+    ``shapes`` replaces shapes of inputs; unknown dimensions have length 4.
     """
     generator = np.random.default_rng(seed)
     made = {}
@@ -215,7 +208,6 @@ def synthetic_feeds(
     seed: int = 0,
     batch: int = _BATCH,
     length: int = _LENGTH,
-    image: int = _IMAGE,
 ) -> dict[str, NDArray[Any]]:
     """Make one batch of synthetic inputs.
 
@@ -225,9 +217,8 @@ def synthetic_feeds(
         seed: Seed of the random generator.
         batch: Length of open batch axes, and of dimensions of the same name.
         length: Length of other open dimensions.
-        image: Height and width of images, if open.
     """
-    shapes = _shapes(inputs, batch=batch, length=length, image=image)
+    shapes = _shapes(inputs, batch=batch, length=length, image=_IMAGE)
     return _drawn(inputs, shapes, ranges, seed)
 
 

@@ -171,14 +171,13 @@ TARGETS: Final[dict[str, Target]] = {
 CHECKERS: Final = {
     "cuda": "ortboost.deploy.check_cuda:check_cuda",
     "onnxruntime": "ortboost.deploy.check_runtime:check_onnxruntime",
-    "tensorrt": "ortboost.deploy.tensorrt.checker:check_release",
+    "tensorrt": "ortboost.deploy.tensorrt.checker:check_tensorrt",
 }
 """Target without version to the function that lists what it would reject.
 
 The arguments are the model, the name of the target and the shape profiles.
 """
-_SHORT: Final = {"ort": "onnxruntime", "trt": "tensorrt"}
-_NEWEST_TENSORRT: Final = "tensorrt=11"
+_ALIASES: Final = {"ort": "onnxruntime", "trt": "tensorrt=11", "tensorrt": "tensorrt=11"}
 
 
 def get_target(name: str) -> Target:
@@ -191,8 +190,7 @@ def get_target(name: str) -> Target:
         >>> get_target("tensorrt").name
         'tensorrt=11'
     """
-    full = _SHORT.get(name, name)
-    full = _NEWEST_TENSORRT if full == "tensorrt" else full
+    full = _ALIASES.get(name, name)
     if full not in TARGETS:
         raise UsageError(
             f"Unknown target '{name}'.", where="target", fix=nearest(full, (*TARGETS, "tensorrt"))
@@ -206,8 +204,8 @@ def get_checker(name: str) -> Callable[..., Any]:
     Raises:
         UsageError: The target has no checker.
     """
-    family = name.strip().lower().partition("=")[0]
-    family = _SHORT.get(family, family)
+    short = name.strip().lower().partition("=")[0]
+    family = _ALIASES.get(short, short).partition("=")[0]
     if family not in CHECKERS:
         raise UsageError(
             f"The target '{name}' has no checker.", where="target", fix=nearest(family, CHECKERS)

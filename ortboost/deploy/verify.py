@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from ortboost.core.errors import ParityError
 from ortboost.deploy.tolerance import Tolerance
 
 __all__ = ["Difference", "Parity", "compare"]
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,16 @@ class Difference:
     sample: int = 0
     sqnr: float | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, without the name; infinities become ``None``."""
+        found = dataclasses.asdict(self)
+        del found["output"]
+        return {**found, "sqnr": self.sqnr if math.isfinite(self.sqnr or 0.0) else None}
+
 
 @dataclass(frozen=True)
 class Parity:
-    """The outcome of a comparison.
-
-    Args:
-        differences: One entry per output.
-        samples: Number of samples compared.
-        tolerance: The tolerance applied.
-    """
+    """The outcome of a comparison: the difference of each output, and the number of samples."""
 
     differences: tuple[Difference, ...]
     samples: int
@@ -81,16 +83,7 @@ class Parity:
             "atol": self.tolerance.atol,
             "scaled": self.tolerance.scaled,
             "sqnr": self.tolerance.sqnr,
-            "outputs": {
-                d.output: {
-                    "max_abs": d.max_abs,
-                    "max_rel": d.max_rel,
-                    "within": d.within,
-                    "sample": d.sample,
-                    "sqnr": d.sqnr if d.sqnr is not None and math.isfinite(d.sqnr) else None,
-                }
-                for d in self.differences
-            },
+            "outputs": {d.output: d.to_dict() for d in self.differences},
         }
 
     @property
@@ -122,14 +115,14 @@ class Parity:
             return
         bad = self.worst
         because = f" The cause is {cause}." if cause else ""
+        samples = f"sample {bad.sample} of {self.samples}"
         if self.tolerance.by_noise(bad.output):
-            raise ParityError(
-                f"{what} gives different outputs: {self._difference(bad)}.{because}",
-                where=f"{where}: output '{bad.output}', {self.samples} samples",
-                fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
-                "for the affected layers, --verify data with labels, or a lower --min-sqnr.",
+            samples = f"{self.samples} samples"
+            fix = (
+                "Try another --calibration, more data in --calib, --skip for the affected layers, "
+                "--verify data with labels, or a lower --min-sqnr."
             )
-        if fix is None:
+        elif fix is None:
             search = "Export with --no-optimize to see whether a rewrite is the cause, or widen"
             fix = (
                 f"{'Widen' if cause else search} --rtol/--atol if this difference is acceptable; "
@@ -137,7 +130,7 @@ class Parity:
             )
         raise ParityError(
             f"{what} gives different outputs: {self._difference(bad)}.{because}",
-            where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
+            where=f"{where}: output '{bad.output}', {samples}",
             fix=f"Nothing was written. {fix}",
         )
 
@@ -165,29 +158,24 @@ def compare(
     ``|a - e| <= atol + rtol |e|``, or the output a signal-to-noise ratio. Integers, booleans and
     strings must be equal, or as many of them as the tolerance says. Sequences and maps are compared
     element by element.
-
-    Args:
-        expected: Batches of the reference.
-        actual: Batches of the file under test.
-        outputs: Names of the outputs to compare.
-        tolerance: The allowed difference; ``Tolerance()`` if not given.
     """
     tolerance = tolerance or Tolerance()
-    seen = {name: _Seen() for name in outputs}
+    seen = {name: _Seen(name, tolerance) for name in outputs}
     samples = 0
     for want, have in zip(expected, actual, strict=True):
         for name in outputs:
-            seen[name].add(name, want[name], have[name], samples, tolerance)
+            seen[name].add(want[name], have[name], samples)
         lengths = [_length(want[name]) for name in outputs]
         samples += lengths[0] or max(lengths)  # the first may be empty: nothing was detected
-    found = tuple(seen[name].difference(name, tolerance) for name in outputs)
-    return Parity(found, samples, tolerance)
+    return Parity(tuple(one.difference() for one in seen.values()), samples, tolerance)
 
 
 @dataclass
 class _Seen:
     """Running statistics of one output over all batches."""
 
+    name: str
+    tolerance: Tolerance
     max_abs: float = 0.0
     scale: float = 0.0
     within: bool = True
@@ -199,17 +187,17 @@ class _Seen:
     floats: bool = True
     fits: bool = True
 
-    def add(self, name: str, want: Any, have: Any, samples: int, tolerance: Tolerance) -> None:
+    def add(self, want: Any, have: Any, samples: int) -> None:
         """Add one batch; ``samples`` is the number of samples before it."""
         pieces = _pieces(want, have)
         if pieces is None:  # another structure, shape or kind
             self.fits, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
             return
         # The scale of a tolerance is that of this batch; that of the report is over all of them.
-        finite = (np.abs(e[np.isfinite(e)]) for e, _ in pieces)
+        finite = (np.abs(e[np.isfinite(e)]) for e, _, _ in pieces)
         largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
-        for e, a in pieces:
-            within, off = _within(e, a, *tolerance.of(name, largest))
+        for e, a, is_float in pieces:
+            within, off = _within(e, a, *self.tolerance.of(self.name, largest))
             self.within &= within
             with np.errstate(over="ignore"):  # an infinite difference
                 self.signal += float(np.square(e[np.isfinite(e)]).sum())
@@ -220,40 +208,24 @@ class _Seen:
             if worst > self.max_abs:  # the first axis counts samples
                 place = np.unravel_index(int(off.argmax()), off.shape) if off.ndim else (0,)
                 self.max_abs, self.sample = worst, samples + int(place[0])
+            self.floats &= is_float
         self.scale = max(self.scale, largest)
-        self.floats &= _is_float(want)
 
-    def difference(self, name: str, tolerance: Tolerance) -> Difference:
+    def difference(self) -> Difference:
         """The result for this output."""
-        return Difference(
-            name,
-            self.max_abs,
-            self.max_abs / (self.scale or 1.0),
-            self.fits and self._is_within(name, tolerance),
-            self.sample,
-            self._sqnr if self.floats else None,
-        )
-
-    def _is_within(self, name: str, tolerance: Tolerance) -> bool:
-        share = tolerance.share(name)
+        ratio = self.signal / self.error if self.error else math.inf
+        sqnr = 10 * math.log10(ratio) if ratio > 0 else -math.inf
+        share, within = self.tolerance.share(self.name), self.fits and self.within
         if not self.floats and share is not None:
-            return self.equal >= share * self.count
-        if self.floats and tolerance.by_noise(name):
-            return self._sqnr >= (tolerance.sqnr or 0.0)
-        return self.within
-
-    @property
-    def _sqnr(self) -> float:
-        """Signal-to-noise ratio in dB."""
-        if self.error == 0:
-            return math.inf
-        share = self.signal / self.error
-        return 10 * math.log10(share) if share > 0 else -math.inf
+            within = self.fits and self.equal >= share * self.count
+        elif self.floats and self.tolerance.by_noise(self.name):
+            within = self.fits and sqnr >= (self.tolerance.sqnr or 0.0)
+        relative = self.max_abs / (self.scale or 1.0)
+        noise = sqnr if self.floats else None
+        return Difference(self.name, self.max_abs, relative, within, self.sample, noise)
 
 
-def _within(
-    e: NDArray[np.float64], a: NDArray[np.float64], rtol: float, atol: float
-) -> tuple[bool, NDArray[np.float64]]:
+def _within(e: Array, a: Array, rtol: float, atol: float) -> tuple[bool, Array]:
     """Whether all of ``a`` is within the tolerance, and the absolute differences."""
     same = (e == a) | (np.isnan(e) & np.isnan(a))
     with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
@@ -268,20 +240,17 @@ def _length(answer: Any) -> int:
     return 1 if isinstance(answer, (list, dict)) or not np.ndim(answer) else len(answer)
 
 
-def _is_float(answer: Any) -> bool:
-    """Whether all values of an output are floats."""
-    if isinstance(answer, (dict, list)):
-        return all(map(_is_float, answer.values() if isinstance(answer, dict) else answer))
-    return _kind(np.asarray(answer)) == "float"
-
-
 def _kind(array: NDArray[Any]) -> str:
     kinds = {"i": "int", "u": "int", "b": "bool", "O": "text", "U": "text", "S": "text"}
     return kinds.get(array.dtype.kind, "float")
 
 
-def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]] | None:
-    """Pair the arrays of two outputs; ``None`` if their structures, shapes or kinds differ."""
+def _pieces(want: Any, have: Any) -> list[tuple[Array, Array, bool]] | None:
+    """Pair the arrays of two outputs, and say which are floats.
+
+    Returns:
+        ``None`` if the structures, shapes or kinds of the outputs differ.
+    """
     if isinstance(want, dict) and isinstance(have, dict):
         if list(want) != list(have):
             return None
@@ -295,7 +264,7 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
     if e.shape != a.shape or _kind(e) != _kind(a):
         return None
     if _kind(e) == "text":  # as numbers: 0 where equal, else infinitely far apart
-        return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
+        return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf), False)]
     one, other = e.astype(np.float64), a.astype(np.float64)
     # Integers beyond 2^53 may be equal in float64 only.
-    return [(one, np.where((one == other) & (e != a), np.inf, other))]
+    return [(one, np.where((one == other) & (e != a), np.inf, other), _kind(e) == "float")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ModelError, ParityError, first_line
+from ortboost.core.errors import ModelError, OrtBoostError, ParityError, first_line
 from ortboost.core.files import temporary_folder, writable_path
-from ortboost.deploy.bisect import faulty_step
 from ortboost.deploy.export import Exported
+from ortboost.deploy.pipeline import Step
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import save_model
 from ortboost.runtime.session import TooNewError, open_session
 from ortboost.transforms.precision import emulate_precision
 
-__all__ = ["write_verified"]
+__all__ = ["faulty_step", "write_verified"]
 
 Batch: TypeAlias = Mapping[str, NDArray[Any]]
 Batches: TypeAlias = Sequence[Batch]
@@ -50,7 +51,7 @@ def write_verified(
 
     Args:
         exported: The graph.
-        path: The target file.
+        path: The target file, unchanged if the comparison fails.
         expected: Outputs of the trained program, one mapping per batch.
         feeds: The inputs they were computed from.
         device: Where to run the file.
@@ -63,8 +64,7 @@ def write_verified(
         The comparison; it is also recorded in the file's ``metadata_props``.
 
     Raises:
-        ParityError: An output is beyond the tolerance; ``path`` is unchanged. The message names the
-            rewrite that is the cause.
+        ParityError: An output is beyond the tolerance; the message names the rewrite at fault.
         FileError: The folder cannot be written.
     """
     target = writable_path(path)
@@ -89,10 +89,9 @@ def write_verified(
             every_fusion=exported.target.guards_pads,  # else TensorRT runs it, without these
         )
         if trial.emulated is ir.DataType.FLOAT16:  # first check that the file itself runs
-            plain = dataclasses.replace(
-                trial, expected=expected[:1], feeds=feeds[:1], emulated=None
-            )
-            plain.require(exported, target)
+            plain = dataclasses.replace(trial, emulated=None)
+            first = dataclasses.replace(plain, expected=expected[:1], feeds=feeds[:1])
+            first.require(exported, target)
         parity = trial.require(exported, target, watch, judge)
     exported.model.metadata_props["ortboost.parity"] = parity.summary
     save_model(exported.model, target)
@@ -114,10 +113,10 @@ class _Trial:
     every_fusion: bool  # as users of onnxruntime run the file
 
     def compare(self, model: ir.Model, watch: Watch | None = None) -> Parity:
-        answers = self._run(model, watch or (lambda number, answer: None))
+        answers = self._run(model, watch)
         return compare(self.expected, answers, self.outputs, tolerance=self.tolerance)
 
-    def _run(self, model: ir.Model, watch: Watch) -> Iterator[Batch]:
+    def _run(self, model: ir.Model, watch: Watch | None) -> Iterator[Batch]:
         if self.emulated is not None:
             model = model.clone()
             emulate_precision(model, self.emulated)
@@ -145,7 +144,8 @@ class _Trial:
                     fix="Export with --no-optimize to see whether a rewrite is the cause.",
                 ) from error
             answer = dict(zip(self.outputs, found, strict=True))
-            watch(number, answer)
+            if watch is not None:
+                watch(number, answer)
             yield answer
 
     def require(
@@ -155,12 +155,7 @@ class _Trial:
         watch: Watch | None = None,
         judge: Callable[[Parity], Parity] | None = None,
     ) -> Parity:
-        """Compare, and raise if it fails.
-
-        Raises:
-            ParityError: An output is beyond the tolerance, or a rewrite made a graph that the
-                runtime rejects.
-        """
+        """Compare, and raise if it fails, or if a rewrite made a graph that the runtime rejects."""
         try:
             parity = self.compare(exported.model, watch)
         except TooNewError:  # the opset is at fault, not a rewrite
@@ -192,3 +187,28 @@ class _Trial:
             return None
         name = faulty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
         return f"the rewrite '{name}'" if name else _BASE
+
+
+def faulty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
+    """Find the rewrite that breaks a graph, by bisection; the result of all steps fails.
+
+    Returns:
+        The name of the first step after which the graph fails, assuming that it then keeps failing;
+        an empty string if ``base``, the graph before all steps, itself fails.
+    """
+
+    def passes_after(count: int) -> bool:
+        model = base.clone()
+        try:
+            for step in steps[:count]:
+                step.apply(model)
+            return passes(model)
+        except OrtBoostError:  # a graph that cannot be run fails, too
+            return False
+
+    if not passes_after(0):
+        return ""
+    if passes_after(len(steps) - 1):  # usually it is the last, the conversion to a lower precision
+        return steps[-1].name
+    counts = range(1, len(steps))
+    return steps[bisect_left(counts, True, key=lambda count: not passes_after(count))].name

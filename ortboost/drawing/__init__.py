@@ -20,15 +20,14 @@ from ortboost.core.files import atomic_path
 from ortboost.core.report import Report
 from ortboost.drawing.collapse import Part, collapse
 from ortboost.drawing.dot import to_dot
-from ortboost.drawing.html import to_html
 from ortboost.drawing.marks import BOOKKEEPING, marks_against, marks_of_reports
 from ortboost.drawing.picture import Box, Picture, around, picture_of
-from ortboost.drawing.svg import to_svg
+from ortboost.drawing.svg import to_html, to_svg
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model
 from ortboost.graph.query import label
 from ortboost.graph.shape_inference import infer_shapes
-from ortboost.program.catalogue import METADATA_KEY, TensorSpec, read_catalogue
+from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
 from ortboost.program.program import Program
 
 __all__ = [
@@ -105,13 +104,9 @@ def draw_parts(
     before: str | os.PathLike[str] | None = None,
     graph: str = EVAL_GRAPH,
 ) -> tuple[Picture, list[Part]]:
-    """A picture of the layers of a graph, and one of each layer.
+    """A picture of the layers of a graph, and one of each; arguments as for :func:`draw`.
 
-    See :mod:`ortboost.drawing.collapse`; arguments as for :func:`draw`.
-
-    Raises:
-        FileError: A file cannot be read.
-        UsageError: The graph is unknown.
+    See :mod:`ortboost.drawing.collapse`.
     """
     path = Path(source)
     opened = _open(path, graph)
@@ -123,15 +118,17 @@ def draw_parts(
         for report in opened.reports:
             if report.rewrite not in BOOKKEEPING:
                 changed.setdefault(report.rewrite, []).extend(report.changed)
-        if graph != EVAL_GRAPH:
+        if graph != EVAL_GRAPH and opened.catalogue:
             # These boosts report no nodes. They are counted where the next parameters are made.
-            changed |= {boost: list(opened.updated) for boost in opened.update_boosts}
-    labels = [spec.name for spec in opened.batch if spec.classes is not None]
+            made = [entry.next for entry in opened.catalogue.entries("parameter") if entry.next]
+            changed |= dict.fromkeys(opened.update_boosts, made)
+    batch = opened.catalogue.batch if opened.catalogue else ()
+    labels = [spec.name for spec in batch if spec.classes is not None]
     return collapse(
         opened.model,
         whole,
         weights={*opened.weights, *opened.model.graph.initializers},
-        loss="loss" if opened.batch else None,
+        loss="loss" if batch else None,
         labels=labels[0] if labels else None,
         changed=changed,
     )
@@ -166,12 +163,9 @@ def _whole(
 
 
 def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] = ()) -> Path:
-    """Write a picture in the format of the file name extension.
+    """Write a picture in the format of the file name extension, one of :data:`FORMATS`.
 
-    Args:
-        picture: The picture.
-        path: A file that ends in ``.html``, ``.svg``, ``.dot`` or ``.gv``.
-        parts: For HTML, the parts that a click on a box opens.
+    In HTML, a click on a box opens its part.
 
     Raises:
         UsageError: The extension is unknown.
@@ -200,10 +194,13 @@ class _Opened:
 
     model: ir.Model  # with inferred shapes
     reports: tuple[Report, ...] = ()
-    weights: frozenset[str] = frozenset()  # inputs that are states
-    batch: tuple[TensorSpec, ...] = ()
+    catalogue: Catalogue | None = None  # of a step
     update_boosts: tuple[str, ...] = ()  # on gradients or in the update; they report no nodes
-    updated: tuple[str, ...] = ()  # the next values of the parameters, which those boosts change
+
+    @property
+    def weights(self) -> set[str]:
+        """Inputs that are states."""
+        return {entry.name for entry in self.catalogue.state} if self.catalogue else set()
 
 
 def _open(path: Path, graph: str) -> _Opened:
@@ -223,11 +220,7 @@ def _open(path: Path, graph: str) -> _Opened:
             catalogue = read_catalogue(model)
     infer_shapes(model)
     _make_labels_unique(model)
-    if catalogue is None:
-        return _Opened(model)
-    state = frozenset(entry.name for entry in catalogue.state)
-    updated = tuple(entry.next for entry in catalogue.entries("parameter") if entry.next)
-    return _Opened(model, reports, state, tuple(catalogue.batch), boosts, updated)
+    return _Opened(model, reports, catalogue, boosts)
 
 
 def _make_labels_unique(model: ir.Model) -> None:

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.drawing.captions import cut, times
-from ortboost.drawing.picture import Box, Picture, bodies, part_of
-from ortboost.graph.query import known_shape, label
+from ortboost.drawing.picture import Box, Picture, part_of
+from ortboost.graph.query import known_shape, label, subgraphs
 from ortboost.graph.reach import ancestors, values_read
 from ortboost.program.names import LOSS_SCALE, NEXT, OVERFLOW
 
@@ -45,11 +45,9 @@ _NO_REWRITE = ("grad", "update", "const", "gate", "zeros", "metric", "loss")  # 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a graph.
+    """A part of a graph, with boxes for the inputs from and outputs to other parts.
 
-    Args:
-        key: Its name, the key of its box in the picture of all parts.
-        picture: Its nodes, with boxes for the inputs from and outputs to other parts.
+    Its name is the key of its box in the picture of all parts.
     """
 
     key: str
@@ -209,7 +207,7 @@ def _titles(names: Sequence[Sequence[str]]) -> list[str]:
 def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str | None) -> Box:
     operators = Counter(n.op_type for n in nodes if n.op_type != "Constant")
     listed = ", ".join(f"{n} {op}" if n > 1 else op for op, n in operators.most_common())
-    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in bodies(n).values())
+    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in subgraphs(n))
     shapes = {
         v.name: known_shape(v) for n in nodes for v in n.inputs if v and _is_weight(v, weights)
     }
@@ -259,22 +257,12 @@ def _marks(
 
 def _heir(name: str, owners: Mapping[str, str]) -> str | None:
     """The part of a removed node: that of nodes named after it, or of all in its scope."""
-    scopes = [name, *(f"{scope}/" for scope in _scopes(name))]
-    for scope in scopes:  # the narrowest with any node left decides, if it lies in one part
+    front = name.split("/")[:-1]  # without the outermost scope, which holds everything
+    scopes = ["/".join(front[:end]) + "/" for end in range(len(front), 2, -1)]
+    for scope in (name, *scopes):  # the narrowest with any node left decides, if in one part
         keys = {key for other, key in owners.items() if scope in other}
         # Gradients and updates are named after what they belong to, and would match too.
         keys = {key for key in keys if not key.startswith(("gradients", "update"))}
         if keys:
             return keys.pop() if len(keys) == 1 else None
     return None
-
-
-def _scopes(name: str) -> list[str]:
-    """The scopes of a name, innermost first, without the outermost.
-
-    Example:
-        >>> _scopes("/layer1/block/bn/BatchNormalization")
-        ['/layer1/block/bn', '/layer1/block']
-    """
-    front = name.split("/")[:-1]
-    return ["/".join(front[:end]) for end in range(len(front), 2, -1)]

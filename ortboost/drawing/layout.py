@@ -20,6 +20,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from statistics import fmean
 
 __all__ = ["Layout", "Point", "arrange", "crossings", "spread"]
 
@@ -39,11 +40,7 @@ _CORNER = 8.0  # without arrowheads, at each end of the top of a box
 class Layout:
     """The positions of boxes and arrows.
 
-    Args:
-        centers: Center of each box.
-        routes: For each arrow, the points on its way; it goes straight down within a layer.
-        width: Width of the layout.
-        height: Height of the layout.
+    A route has the points on the way of an arrow, which goes straight down within a layer.
     """
 
     centers: Sequence[Point]
@@ -162,33 +159,27 @@ def _order(rows: list[list[int]], links: Sequence[tuple[int, int]], count: int) 
         between[home[source]].append((source, target))
 
     def total(candidate: Sequence[Sequence[int]]) -> int:
-        return sum(
-            crossings(candidate[row], candidate[row + 1], between[row])
-            for row in range(len(candidate) - 1)
-        )
+        pairs = zip(itertools.pairwise(candidate), between, strict=False)
+        return sum(crossings(upper, lower, crossing) for (upper, lower), crossing in pairs)
 
-    rows = [list(row) for row in rows]
-    best, fewest = [list(row) for row in rows], total(rows)
+    best, fewest = rows, total(rows)
     for sweep in range(_SWEEPS):
         if not fewest:
             break
-        down = sweep % 2 == 0
+        rows, down = list(rows), sweep % 2 == 0
         near = above if down else below
-        numbers = range(1, len(rows)) if down else range(len(rows) - 2, -1, -1)
-        for number in numbers:
+        for number in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
             other = rows[number - 1 if down else number + 1]
-            place = {node: float(index) for index, node in enumerate(other)}
-            own = {node: float(index) for index, node in enumerate(rows[number])}
-            key = {  # the mean position of the neighbours; without any, its own
-                node: sum(place[n] for n in near[node]) / len(near[node])
-                if near[node]
-                else own[node]
-                for node in rows[number]
+            place = {node: index for index, node in enumerate(other)}
+            # The mean position of the neighbours; without any, its own.
+            key = {
+                node: fmean(place[n] for n in near[node]) if near[node] else own
+                for own, node in enumerate(rows[number])
             }
-            rows[number].sort(key=key.__getitem__)  # stable: equals keep their order
+            rows[number] = sorted(rows[number], key=key.__getitem__)  # equals keep their order
         found = total(rows)
         if found < fewest:
-            best, fewest = [list(row) for row in rows], found
+            best, fewest = rows, found
     return best
 
 
@@ -249,26 +240,24 @@ def _places(
         tight = one >= boxes or two >= boxes
         return (widths[one] + widths[two]) / 2 + (_GAP / 2 if tight else _GAP)
 
-    # Begin with every layer as narrow as possible, around 0.
     x = [0.0] * len(widths)
-    apart = [[distance(a, b) for a, b in itertools.pairwise(row)] for row in rows]
-    for row, distances in zip(rows, apart, strict=True):
-        for node, place in zip(
-            row, spread([0.0] * len(row), distances, [1.0] * len(row)), strict=True
-        ):
+
+    def put(row: Sequence[int], wanted: Sequence[float], weights: Sequence[float]) -> None:
+        apart = [distance(a, b) for a, b in itertools.pairwise(row)]
+        for node, place in zip(row, spread(wanted, apart, weights), strict=True):
             x[node] = place
+
+    for row in rows:  # begin with every layer as narrow as possible, around 0
+        put(row, [0.0] * len(row), [1.0] * len(row))
     for turn in range(2 * _ROUNDS):
-        order = range(len(rows)) if turn % 2 == 0 else range(len(rows) - 1, -1, -1)
         both = turn >= _ROUNDS  # first toward one side at a time, then toward both
-        for number in order:
-            row = rows[number]
+        for row in rows if turn % 2 == 0 else reversed(rows):
             wanted, weights = [], []
             for node in row:
                 pulls = [(n, w) for n, w, up in near[node] if both or up == (turn % 2 == 0)]
                 wanted.append(_toward(x[node], [(x[n], w) for n, w in pulls]))
                 weights.append(sum(w for _, w in pulls) or 0.1)  # not pulled: it gives way
-            for node, place in zip(row, spread(wanted, apart[number], weights), strict=True):
-                x[node] = place
+            put(row, wanted, weights)
     return x
 
 

@@ -32,10 +32,6 @@ def marks_of_reports(
     A report names nodes or tensors. A tensor stands for its producer, or, if it is a weight, for
     the nodes that use it. Nodes that are called after a rewrite are new.
 
-    Args:
-        model: The graph.
-        reports: The reports of the rewrites that were applied.
-
     Returns:
         Node to the description of its change; and rewrite to the number of names in its report that
         are not in this graph.
@@ -83,7 +79,7 @@ def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], di
         Node of ``after`` to the description of its change; and removed nodes of ``before`` to their
         operator.
     """
-    old, new = ([n for n in model.graph if not _constant(n)] for model in (before, after))
+    old, new = ([n for n in m.graph if n.op_type != "Constant"] for m in (before, after))
     pairs = _paired(old, new)
     kept = set(pairs.values())
     lost = {n for i, n in enumerate(old) if i not in kept}
@@ -96,10 +92,6 @@ def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], di
         if what:
             marks[label(node)] = what
     return marks, {label(n): n.op_type for n in old if n in lost}
-
-
-def _constant(node: ir.Node) -> bool:
-    return node.op_type == "Constant" and not node.inputs
 
 
 def _paired(old: Sequence[ir.Node], new: Sequence[ir.Node]) -> dict[int, int]:
@@ -141,7 +133,8 @@ def _paired(old: Sequence[ir.Node], new: Sequence[ir.Node]) -> dict[int, int]:
 
 
 def _signature(node: ir.Node) -> Hashable:
-    return (_op(node), _attributes(node), _weights(node))
+    digests = enumerate(map(_constant_digest, node.inputs))
+    return (_op(node), _attributes(node), tuple(d for d in digests if d[1] is not None))
 
 
 def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | None:
@@ -211,12 +204,6 @@ def _hashable(value: Any) -> Hashable:
     if isinstance(value, Collection) and not isinstance(value, (str, bytes)):
         return tuple(_hashable(item) for item in value)
     return value if isinstance(value, Hashable) else repr(value)
-
-
-def _weights(node: ir.Node) -> tuple[tuple[int, str], ...]:
-    """Indices of constant inputs, with a digest of the constant."""
-    digests = enumerate(map(_constant_digest, node.inputs))
-    return tuple((index, digest) for index, digest in digests if digest is not None)
 
 
 def _constant_digest(value: ir.Value | None) -> str | None:

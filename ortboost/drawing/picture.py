@@ -14,7 +14,7 @@ from ortboost.drawing.captions import cut, family, middle, settings, times, type
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
 
-__all__ = ["Box", "Picture", "around", "bodies", "part_of", "picture_of"]
+__all__ = ["Box", "Picture", "around", "part_of", "picture_of"]
 
 _LISTED = 3  # number of weights listed in a box
 
@@ -42,14 +42,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Picture:
-    """Boxes and arrows.
-
-    Args:
-        boxes: The boxes.
-        arrows: Pairs of indices of boxes, source and target.
-        title: The title.
-        notes: Lines below the title.
-    """
+    """Boxes, and arrows as pairs of indices of boxes; notes are lines below the title."""
 
     boxes: Sequence[Box]
     arrows: Sequence[tuple[int, int]]
@@ -70,12 +63,8 @@ def picture_of(
     Weights and constants are lines in the boxes of their readers, not separate boxes. A node with
     subgraphs is one box with the number of their nodes.
 
-    Args:
-        model: The model.
-        marks: Node name to the description of its change.
-        weights: Graph inputs that are weights, as in the graphs of a program.
-        title: The title.
-        notes: Lines below it.
+    ``marks`` describes the changes of nodes, by name; ``weights`` names the graph inputs that are
+    weights, as in the graphs of a program.
     """
     marks = marks or {}
     inside = {*model.graph.initializers, *weights}
@@ -107,12 +96,7 @@ def picture_of(
 
 
 def around(picture: Picture, name: str, hops: int) -> Picture:
-    """The neighbourhood of a box; omitted boxes are shown as a dashed box.
-
-    Args:
-        picture: The whole picture.
-        name: Name of a node, input or output.
-        hops: Size of the neighbourhood, in arrows.
+    """The neighbourhood of a box, ``hops`` arrows wide; omitted boxes are shown as a dashed box.
 
     Raises:
         UsageError: There is no box with this name.
@@ -175,10 +159,10 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     if len(held) > _LISTED + 1:  # "and 1 more" would be as long as the line it replaces
         held = [*held[:_LISTED], f"and {len(held) - _LISTED} more"]
     lines += held
-    lines += [
-        f"{attribute}: {count_of(sum(1 for _ in graph.all_nodes()), 'node')}"
-        for attribute, graph in bodies(node).items()
-    ]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            count = sum(1 for _ in attribute.as_graph().all_nodes())
+            lines.append(f"{attribute.name}: {count_of(count, 'node')}")
     shape = known_shape(node.outputs[0]) if node.outputs else None
     if shape is not None:
         lines.append("→ " + (times(shape) or "scalar"))
@@ -190,12 +174,3 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
         family=family(node.op_type),
         mark=marks.get(name),
     )
-
-
-def bodies(node: ir.Node) -> dict[str, ir.Graph]:
-    """The subgraphs of a node, by attribute."""
-    return {
-        attribute.name: attribute.as_graph()
-        for attribute in node.attributes.values()
-        if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH
-    }

@@ -1,4 +1,4 @@
-"""A picture as SVG, without scripts or fonts, in the reader's light or dark color scheme."""
+"""A picture as SVG or HTML, without scripts and fonts, in the reader's light or dark colors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import html
 from collections.abc import Mapping, Sequence
 
 from ortboost.core.printable import printable
+from ortboost.drawing.collapse import Part
 from ortboost.drawing.layout import Point, arrange
 from ortboost.drawing.picture import Box, Picture
 
-__all__ = ["to_svg"]
+__all__ = ["to_html", "to_svg"]
 
 _TITLE, _LINE = 13.0, 11.0
 _ADVANCE = 0.61  # character width / font size of common monospaced fonts
@@ -54,14 +55,24 @@ text { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans 
 .strip.layout { fill: #768390; }
 }
 """
+_MOST_NODES = 400  # maximum number of nodes of a part
+# A link sets the fragment of the address, and ":target" shows the section that it names.
+_PAGE_STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0; display: flex; height: 100vh;
+  font: 14px ui-monospace, Menlo, Consolas, monospace; }
+main, aside { overflow: auto; padding: 8px; box-sizing: border-box; }
+main { flex: 1 1 45%; } aside { flex: 1 1 55%; border-left: 2px solid #8c959f; }
+section { display: none; } section:target { display: block; }
+aside:has(section:target) .hint { display: none; }
+aside:not(:has(section:target)) { flex: 0 0 auto; border-left: 0; }
+main svg { max-width: max(100%, 900px); height: auto; }
+h2 { font-size: 16px; margin: 8px; }
+"""
 
 
 def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
-    """Draw a picture.
-
-    Args:
-        picture: The picture.
-        links: Key of a node to the link target of its box.
+    """Draw a picture; ``links`` has the link targets of boxes, by key of the node.
 
     Returns:
         A complete SVG file.
@@ -84,7 +95,7 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" '
         f'width="{_n(width)}" height="{_n(height)}" role="img">',
-        f"<title>{escape(picture.title or 'graph')}</title>",
+        f"<title>{_escape(picture.title or 'graph')}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="ground" width="{_n(width)}" height="{_n(height)}"/>',
         *_head(head),
@@ -94,11 +105,45 @@ def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
     for box, lines, size, center in zip(picture.boxes, texts, sizes, layout.centers, strict=True):
         link = (links or {}).get(box.key) if box.kind == "node" else None
         drawn = _draw(box, lines, size, center)
-        parts += [f'<a href="{escape(link)}">', *drawn, "</a>"] if link else drawn
+        parts += [f'<a href="{_escape(link)}">', *drawn, "</a>"] if link else drawn
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
-def escape(text: str) -> str:
+def to_html(picture: Picture, parts: Sequence[Part]) -> str:
+    """Draw the picture of some parts as an HTML page, without scripts and external resources.
+
+    Returns:
+        A complete HTML file with the parts on the left and the nodes of the part that was clicked
+        on the right; a box without a part has no link.
+    """
+    links = {part.key: f"#part{index}" for index, part in enumerate(parts)}
+    sections = [
+        f'<section id="part{index}"><h2>{_escape(part.key)}</h2>\n{_nodes_of(part)}</section>'
+        for index, part in enumerate(parts)
+    ]
+    hint = '<p class="hint">Click on a part to see its nodes.</p>' if parts else ""
+    return "\n".join(
+        [
+            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
+            f"<title>{_escape(picture.title or 'graph')}</title>"
+            f"<style>{_PAGE_STYLE}</style></head><body>",
+            f"<main>{to_svg(picture, links)}</main>",
+            f"<aside>{hint}",
+            *sections,
+            "</aside></body></html>",
+            "",
+        ]
+    )
+
+
+def _nodes_of(part: Part) -> str:
+    count = sum(box.kind == "node" for box in part.picture.boxes)
+    if count <= _MOST_NODES:
+        return to_svg(part.picture)
+    return f"<p>{count} nodes are too many to read. Use --around NODE to draw a part of them.</p>"
+
+
+def _escape(text: str) -> str:
     """Escape text for XML; characters that are invalid in XML are shown as escapes."""
     return html.escape(printable(text))
 
@@ -144,24 +189,18 @@ def _draw(box: Box, lines: Sequence[tuple[str, str]], size: Point, center: Point
     whole = " | ".join(text for text in (box.key, *box.lines, box.mark or "") if text)
     parts = [
         "<g>",
-        f"<title>{escape(whole)}</title>",
-        f'<rect class="box {box.kind}{marked}" x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" '
-        f'height="{_n(height)}" rx="{_n(radius)}"/>',
+        f"<title>{_escape(whole)}</title>",
+        _rect(f"box {box.kind}{marked}", x, y, width, height, radius),
     ]
     if box.kind == "node":
-        parts.append(
-            f'<rect class="strip {box.family}" x="{_n(x + 4)}" y="{_n(y + 6)}" width="4" '
-            f'height="{_n(height - 12)}" rx="2"/>'
-        )
+        parts.append(_rect(f"strip {box.family}", x + 4, y + 6, 4, height - 12, 2))
     baseline = y + (_PAD / 2 if box.kind == "more" else 0.7 * _PAD)
     shift = 3 if box.kind == "node" else 0  # centered beside the strip
     for style, text in lines:
-        baseline += _font(style) * _LEADING
-        parts.append(
-            f'<text class="{style}" x="{_n(center[0] + shift)}" '
-            f'y="{_n(baseline - 0.3 * _font(style))}" '
-            f'font-size="{_n(_font(style))}" text-anchor="middle">{escape(text)}</text>'
-        )
+        font = _font(style)
+        baseline += font * _LEADING
+        y = baseline - 0.3 * font
+        parts.append(_text(style, center[0] + shift, y, font, text, ' text-anchor="middle"'))
     return [*parts, "</g>"]
 
 
@@ -188,17 +227,21 @@ def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
     for text, style, size in lines:
         y += _HEAD_LINE
         if style == "legend":
-            parts.append(
-                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" '
-                f'height="14" rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" '
-                f'font-size="{_n(size)}">new or changed</text>'
-            )
+            parts.append(_rect("box marked", _MARGIN, y - 12, 22, 14, 3))
+            parts.append(_text("line", _MARGIN + 30, y, size, "new or changed"))
         else:
-            parts.append(
-                f'<text class="{style}" x="{_n(_MARGIN)}" y="{_n(y)}" font-size="{_n(size)}">'
-                f"{escape(text)}</text>"
-            )
+            parts.append(_text(style, _MARGIN, y, size, text))
     return parts
+
+
+def _rect(style: str, x: float, y: float, width: float, height: float, radius: float) -> str:
+    place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
+    return f'<rect class="{style}" {place} rx="{_n(radius)}"/>'
+
+
+def _text(style: str, x: float, y: float, size: float, text: str, more: str = "") -> str:
+    place = f'x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{more}'
+    return f'<text class="{style}" {place}>{_escape(text)}</text>'
 
 
 def _n(number: float) -> str:

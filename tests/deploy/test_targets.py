@@ -14,7 +14,7 @@ from ortboost.deploy.targets import (
     get_target,
     ir_version_for,
 )
-from ortboost.deploy.tensorrt.checker import check_release
+from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.profiles import parse_profile
 from tests.support import assert_three_lines, small_mlp
 
@@ -64,7 +64,7 @@ def test_ir_version(opset, present, expected):
 
 def test_checkers():
     assert get_checker("ort") is check_onnxruntime
-    assert get_checker("trt=10.3") is get_checker("tensorrt") is check_release
+    assert get_checker("trt=10.3") is get_checker("tensorrt") is check_tensorrt
     assert {name.partition("=")[0] for name in TARGETS} >= set(CHECKERS) - {
         "cuda"
     }  # a device for steps

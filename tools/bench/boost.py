@@ -26,13 +26,10 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +43,10 @@ from ortboost.runtime.stepper import Stepper
 from ortboost.training import parse_schedule
 from ortboost.training.run_state import step_seed
 from tools.bench.digits import Arrays, accuracy, digits, start_anew
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import ROOT, parser_of, publish, say
 
 __all__ = ["SETTINGS", "main", "train_in_turns"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("resnet20", "resnet_bottleneck")
 _MINDSPORE = FreezeConfig(freeze_type=INTERVAL, freeze_p=0.7)
 _HALF = FreezeConfig(freeze_type=COST, freeze_p=0.4)
@@ -94,7 +90,7 @@ class _Training:
         if freeze is not None:
             fields = {**fields, "grad_freeze": dataclasses.replace(freeze, seed=seed)}
         self.program = build_program(
-            _ROOT / "models" / f"{name}.onnx", dataclasses.replace(config, **fields)
+            ROOT / "models" / f"{name}.onnx", dataclasses.replace(config, **fields)
         )
         self.stepper = Stepper(self.program, device="cpu", threads=1)
         start = time.process_time()
@@ -143,12 +139,8 @@ def train_in_turns(
         turn = list(trainings.values())
         for training in turn[number % len(turn) :] + turn[: number % len(turn)]:
             training.epoch(number, data)
-        print(
-            f"{name} seed {seed} epoch {number + 1}: "
-            + "  ".join(f"{key} {np.mean(t.losses[-40:]):.3f}" for key, t in trainings.items()),
-            file=sys.stderr,
-            flush=True,
-        )
+        losses = (f"{key} {np.mean(t.losses[-40:]):.3f}" for key, t in trainings.items())
+        say(f"{name} seed {seed} epoch {number + 1}:", *losses)
     return {
         key: {
             "step": statistics.median(training.times),
@@ -184,9 +176,7 @@ def _rows(name: str, runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[li
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train, compare, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
     parser.add_argument("--setting", action="append", choices=list(SETTINGS), help="repeatable")
     parser.add_argument("--epochs", type=int, default=15)
@@ -194,7 +184,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", default="cosine:0.05,warmup=40")
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
     chosen = list(dict.fromkeys(["O0", *(options.setting or SETTINGS)]))
     settings = {key: SETTINGS[key] for key in chosen}
@@ -202,16 +191,12 @@ def main(words: Sequence[str] | None = None) -> int:
         name: [train_in_turns(name, settings, seed, options) for seed in range(options.seeds)]
         for name in options.model or MODELS
     }
-    about = environment()
-    print(heading(about))
-    print(
-        f"digits, batch {options.batch}, {options.epochs} epochs, {options.seeds} seeds, 1 thread\n"
+    note = (
+        f"digits, batch {options.batch}, {options.epochs} epochs, {options.seeds} seeds, 1 thread"
     )
     rows = [row for name, runs in found.items() for row in _rows(name, runs)]
     heads = ("model", "setting", "step", "epoch", "accuracy %", "last loss", "opening")
-    print(table(heads, rows))
-    if options.json:
-        write_json(options.json, {"environment": about, "runs": found})
+    publish(heads, rows, note, options.json, runs=found)
     return 0
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -40,7 +39,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import environment, heading, parser_of, say, table, write_json
 
 __all__ = ["SUBJECTS", "chain", "main", "measure", "resnet50"]
 
@@ -258,12 +257,13 @@ def convert_once(path: Path, folder: Path, engine: str) -> dict[str, Any]:
     """
     from ortboost.api.convert_model import convert
     from ortboost.autodiff.engine import get_engine
+    from ortboost.deploy.bench_worker import peak_memory
     from ortboost.program.config import ProgramConfig
 
     get_engine()  # imports the runtime, which is not what is measured
     clock = StageClock()
     clock.watch()
-    before = _peak_mib()
+    before = peak_memory()
     start, start_cpu = time.perf_counter(), time.process_time()
     with clock.stage(OTHER):
         program = convert(path, folder, ProgramConfig(engine=engine))
@@ -272,19 +272,10 @@ def convert_once(path: Path, folder: Path, engine: str) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_seconds": cpu,
         "stages": clock.seconds,
-        "peak_mib": _peak_mib(),
-        "idle_mib": before,
+        "peak_mib": peak_memory() / 2**20,
+        "idle_mib": before / 2**20,
         "step_nodes": sum(1 for _ in program.step.graph.all_nodes()),
     }
-
-
-def _peak_mib() -> float:
-    """Peak memory of this process; ``ru_maxrss`` would be that of the parent where it had more."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def measure(name: str, path: Path, repeat: int, engine: str) -> dict[str, Any]:
@@ -308,23 +299,13 @@ def measure(name: str, path: Path, repeat: int, engine: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.convert",
-        description="Seconds and peak memory of a conversion, stage by stage.",
-        epilog=(
-            "examples:\n"
-            "  python -m tools.bench.convert\n"
-            "  python -m tools.bench.convert --subject resnet50 --repeat 5 --json convert.json\n"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--subject", action="append", choices=list(SUBJECTS), help="what to convert (default: all)"
     )
     parser.add_argument("--model", action="append", type=Path, help="files, instead of subjects")
     parser.add_argument("--engine", default="portable", help="engine of the gradients")
     parser.add_argument("--repeat", type=int, default=3, help="conversions of each (default: 3)")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -344,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not arguments.model:
                 file.unlink()
             results.append(result)
-            print(f"{name}: {result['seconds']:.2f} s", file=sys.stderr, flush=True)
+            say(f"{name}: {result['seconds']:.2f} s")
     about = environment()
     print(heading(about) + "\n")
     _show(results)

@@ -33,9 +33,8 @@ from ortboost.training.data.images import parse_augment, parse_images
 from ortboost.training.data.prefetch import work_ahead
 from ortboost.training.data.sources import ArraySource
 from ortboost.training.protocols import InputSpec
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import ROOT, environment, heading, table, write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 INPUTS = [
     InputSpec("x", np.dtype(np.float32), ("N", 3, 224, 224)),
     InputSpec("labels", np.dtype(np.int64), ("N",)),

@@ -30,7 +30,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -54,12 +53,12 @@ from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.session import open_session
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import ROOT, environment, heading, parser_of, table, write_json
 
 __all__ = ["WAYS", "Result", "main", "measure"]
 
 WAYS = ("raw", "onnxscript", "onnxslim", "onnxsim", "ours")
-_MODELS = Path(__file__).resolve().parents[2] / "models"
+_MODELS = ROOT / "models"
 _ELSEWHERE = """
 import sys, onnx
 way, source, target = sys.argv[1:]
@@ -237,11 +236,7 @@ def _row(name: str, results: Mapping[str, Result]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.deploy",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--other-python", type=Path, help="interpreter with onnxslim and onnxsim")
     parser.add_argument("--networks", type=Path, help="folder of tools.bench.networks")
     parser.add_argument("--model", action="append", default=[], help="only these")
@@ -250,7 +245,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--openings", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--length", type=int, default=128, help="of a text")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     about = environment()
     print(heading(about), f"\nbatch {arguments.batch}, 1 thread, processor time\n")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.runtime.stepper import Stepper
+from ortboost.training import parse_schedule
+from tools.bench.report import ROOT
 
-__all__ = ["Arrays", "accuracy", "digits", "mnist", "start_anew"]
-
-_ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["Arrays", "accuracy", "digits", "epochs", "mnist", "parts", "start_anew"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -23,7 +22,7 @@ def digits(shape: Sequence[Any]) -> Arrays:
 
     A token is a square of 2x2 pixels, each of 4 levels of grey.
     """
-    with np.load(_ROOT / "models" / "digits.npz") as file:
+    with np.load(ROOT / "models" / "digits.npz") as file:
         found = {name: file[name] for name in file.files}
     for name in ("x_train", "x_test"):
         images = found[name]
@@ -50,6 +49,35 @@ def mnist(shape: Sequence[int]) -> Arrays:
     order = np.random.default_rng(0).permutation(len(x))
     train, test = order[:4000], order[4000:]
     return {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
+
+
+def epochs(
+    count: int, size: int, number: int, lr: str, order: Callable[[int], NDArray[np.int64]]
+) -> Iterator[tuple[NDArray[np.int64], dict[str, float]]]:
+    """Indices of the samples and learning rate of every step of a training.
+
+    Args:
+        count: Samples of an epoch.
+        size: Samples of a step; what is left at the end of an epoch is not used.
+        number: Epochs.
+        lr: The schedule, as in ``--lr``.
+        order: Epoch to the order of its samples.
+    """
+    steps = count // size
+    rate = parse_schedule(lr, total_steps=steps * number)
+    for epoch in range(number):
+        chosen = order(epoch)
+        for step in range(steps):
+            part = chosen[step * size : (step + 1) * size]
+            yield part, {"learning_rate": rate(epoch * steps + step)}
+
+
+def parts(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Indices of the samples of one step after the other, for ever, in a new order each time."""
+    while True:
+        chosen = rng.permutation(count)
+        for start in range(0, count - size + 1, size):
+            yield chosen[start : start + size]
 
 
 def start_anew(stepper: Stepper, rng: np.random.Generator) -> None:

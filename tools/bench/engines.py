@@ -58,23 +58,24 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import (
+    CLOCKS,
+    MODELS,
+    PAUSE,
+    ROOT,
+    check_timing,
+    environment,
+    heading,
+    say,
+    table,
+    timing_parser_of,
+    write_json,
+)
 
 __all__ = ["Contestant", "large_files", "main", "measure"]
 
-_ROOT = Path(__file__).resolve().parents[2]
-_MODELS = (
-    "mlp",
-    "lenet5",
-    "resnet20",
-    "resnet_bottleneck",
-    "mobilenet_like",
-    "transformer_tiny",
-)
 _LARGE = ("resnet50", "bert_base", "vit_b16", "unet", "decoder_100m")
 _RATE = 1e-3
-_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-_PAUSE = 0.05  # seconds in which the idle threads of whoever ran before stop spinning
 _WARM_STEPS = 5
 
 
@@ -90,8 +91,8 @@ class Contestant:
     def __init__(self, python: str, who: str, settings: Mapping[str, Any]) -> None:
         self._process = subprocess.Popen(
             [python, "-m", "tools.bench.engines", "--child", json.dumps({**settings, "who": who})],
-            cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -167,7 +168,7 @@ def _child(settings: Mapping[str, Any]) -> None:
     start = time.perf_counter()
     step()
     say(loss=loss, seconds=time.perf_counter() - start, version=version)
-    clock = _CLOCKS[settings["clock"]]
+    clock = CLOCKS[settings["clock"]]
     for line in sys.stdin:
         if line.strip() == "end":
             say(peak=_peak(), rise=_peak() - before)
@@ -231,8 +232,8 @@ def large_files(name: str, batch: int, folder: Path) -> tuple[Path, Path]:
     subprocess.run(
         [sys.executable, *command, "--batch", str(batch), "--out", str(folder)],
         check=True,
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
     )
     return folder / f"{name}_torchscript.onnx", folder / f"{name}.npz"
@@ -253,10 +254,11 @@ def measure(
     from ortboost.deploy.bench import take_turns
     from ortboost.program.build import build_program
     from ortboost.program.config import ProgramConfig
+    from tools.bench.step import require_same_loss
 
     random = False
     programs = {}
-    model, feeds = _ROOT / "models" / f"{name}.onnx", None
+    model, feeds = ROOT / "models" / f"{name}.onnx", None
     if options.large:
         model, feeds = large_files(name, options.batch, folder)
     for who in ("native", "portable", *options.boost):
@@ -280,15 +282,13 @@ def measure(
         role = "portable" if who == "stock" or who in options.boost else who
         contestants[who] = Contestant(python, role, settings)
     if not random:  # else dropout makes every loss its own
-        _same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
+        require_same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
     counts = {
         who: max(int(options.seconds / c.about["seconds"]), 1 if options.large else 2)
         for who, c in contestants.items()
     }
     asks = [contestant.seconds for contestant in contestants.values()]
-    found = take_turns(
-        asks, list(counts.values()), options.rounds, pause=lambda: time.sleep(_PAUSE)
-    )
+    found = take_turns(asks, list(counts.values()), options.rounds, pause=lambda: time.sleep(PAUSE))
     times = {
         who: [one for turn in turns for one in turn]
         for who, turns in zip(contestants, found, strict=True)
@@ -301,13 +301,6 @@ def measure(
         "memory": memory,
         "versions": {who: c.about["version"] for who, c in contestants.items()},
     }
-
-
-def _same_loss(name: str, losses: Mapping[str, float]) -> None:
-    reference = next(iter(losses.values()))
-    for who, loss in losses.items():
-        if not abs(loss - reference) <= 1e-4 * abs(reference):
-            raise SystemExit(f"{name}: '{who}' has the loss {loss}, not {reference}")
 
 
 def _ratio(result: Mapping[str, Any], above: str, below: str) -> str:
@@ -349,7 +342,7 @@ def _pythons(stock: str | None, *, large: bool) -> dict[str, str]:
         get_engine("native")
         found["native"] = sys.executable
     except OrtBoostError:
-        print("The native engine cannot run here: nothing is compared with it.", file=sys.stderr)
+        say("The native engine cannot run here: nothing is compared with it.")
     found["portable"] = sys.executable
     if stock is not None:
         found["stock"] = stock
@@ -361,42 +354,21 @@ def _pythons(stock: str | None, *, large: bool) -> dict[str, str]:
         if large:
             found["compile"] = sys.executable
     except ImportError:
-        print("PyTorch is not installed: nothing is compared with it.", file=sys.stderr)
+        say("PyTorch is not installed: nothing is compared with it.")
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.engines",
-        description="Time of a training step: native engine, portable engine, PyTorch eager.",
-        epilog=(
-            "examples:\n"
-            "  python -m tools.bench.engines --stock-python ~/stock/bin/python\n"
-            "  python -m tools.bench.engines --model resnet20 --threads 1 --clock cpu\n"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = timing_parser_of(__doc__, rounds=15)
     parser.add_argument(
         "--model",
         action="append",
-        choices=(*_MODELS, *_LARGE),
+        choices=(*MODELS, *_LARGE),
         help="which model (default: all of models/, or with --large all others)",
     )
     parser.add_argument(
         "--large", action="store_true", help="networks of usual size, see tools.bench.networks"
-    )
-    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
-    parser.add_argument("--threads", type=int, default=2, help="default: 2")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of everyone (default: 15)")
-    parser.add_argument(
-        "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
-    )
-    parser.add_argument(
-        "--clock",
-        choices=tuple(_CLOCKS),
-        default="wall",
-        help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
     )
     parser.add_argument(
         "--stock-python", metavar="PATH", help="Python of an environment with stock onnxruntime"
@@ -408,17 +380,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME[:KEY=VALUE,...]",
         help="the portable step with this boost, too; may be given several times",
     )
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child is not None:
         _child(json.loads(options.child))
         return 0
-    if options.rounds < 2:
-        parser.error("quartiles need at least 2 rounds")
-    if options.clock == "cpu" and options.threads != 1:
-        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
-    everyone = _LARGE if options.large else _MODELS
+    check_timing(parser, options)
+    everyone = _LARGE if options.large else MODELS
     if not set(options.model or ()) <= set(everyone):
         parser.error(f"{'with' if options.large else 'without'} --large: {', '.join(everyone)}")
     pythons = _pythons(options.stock_python, large=options.large)
@@ -426,7 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.model or everyone:
-            print(f"{name} ...", file=sys.stderr, flush=True)
+            say(f"{name} ...")
             results.append(measure(name, pythons, options, Path(scratch)))
     about = environment()
     print(heading(about))

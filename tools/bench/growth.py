@@ -12,7 +12,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,8 @@ from ortboost.deploy.bench import take_turns
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tools.bench.engines import Contestant, large_files
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.report import parser_of, publish, say
+from tools.bench.step import require_same_loss
 
 __all__ = ["main"]
 
@@ -53,9 +53,7 @@ def _measure(point: dict[str, int], rounds: int, folder: Path) -> dict[str, Any]
         "clock": "cpu",
     }
     contestants = {who: Contestant(sys.executable, who, settings) for who in ("portable", "torch")}
-    losses = [contestant.about["loss"] for contestant in contestants.values()]
-    if not abs(losses[0] - losses[1]) <= 1e-4 * abs(losses[1]):
-        raise SystemExit(f"{name}: the losses are {losses}")
+    require_same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
     counts = [max(int(0.3 / c.about["seconds"]), 1) for c in contestants.values()]
     turns = take_turns([c.seconds for c in contestants.values()], counts, rounds)
     found: dict[str, Any] = {}
@@ -81,30 +79,25 @@ def _rows(axis: str, results: Sequence[tuple[int, dict[str, Any]]]) -> list[list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.growth", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of both (default: 5)")
     parser.add_argument("--axis", action="append", choices=tuple(_VARIED), help="default: all")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(argv)
     rows, everything = [], {}
     with tempfile.TemporaryDirectory() as scratch:
         for axis in options.axis or _VARIED:
             results = []
             for length in _VARIED[axis]:
-                print(f"{axis} {length} ...", file=sys.stderr, flush=True)
+                say(f"{axis} {length} ...")
                 point = {**_BASE, axis: length}
                 results.append((length, _measure(point, options.rounds, Path(scratch))))
             rows += _rows(axis, results)
             everything[axis] = results
-    about = environment()
-    print(heading(about))
     base = ", ".join(f"{length} {axis}" for axis, length in _BASE.items())
-    print(f"Otherwise {base}; one thread, processor time, {options.rounds} rounds.\n")
+    note = f"Otherwise {base}; one thread, processor time, {options.rounds} rounds."
     heads = ["", "ms", "torch ms", "ratio", "growth: ours, torch"]
     heads += ["MiB", "torch MiB", "ratio", "growth: ours, torch"]
-    print(table(heads, rows))
-    if options.json:
-        write_json(options.json, {"environment": about, "results": everything})
+    publish(heads, rows, note, options.json, results=everything)
     return 0
 
 

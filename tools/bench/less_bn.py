@@ -20,11 +20,9 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,12 +38,12 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import environment, heading, table
+from tools.bench.report import ROOT, parser_of, publish
 from tools.bench.step import compare, our_step, random_batch
 
 __all__ = ["accuracy", "main", "times"]
 
-_FOLDER = Path(__file__).resolve().parents[2] / "models"
+_FOLDER = ROOT / "models"
 _MODELS = ("resnet20", "resnet_bottleneck", "mobilenet_like")
 _VARIANTS: dict[str, dict[str, bool]] = {
     "plain": {},
@@ -131,10 +129,7 @@ def _enlarged(images: NDArray[Any], size: int) -> NDArray[Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.less_bn",
-        description="What LessBN and the full-normalization head give and cost.",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("time", "accuracy"))
     parser.add_argument("--model", action="append", choices=_MODELS, help="default: all")
     parser.add_argument("--engine", action="append", help="default: the first that can run")
@@ -145,7 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="default: 3")
     parser.add_argument("--rate", type=float, action="append", help="learning rate (default: 0.05)")
     arguments = parser.parse_args(argv)
-    print(heading(environment()))
     models, engines = arguments.model or _MODELS, arguments.engine or ["auto"]
     if arguments.what == "time":
         rows = [
@@ -153,8 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in models
             for engine in engines
         ]
-        heads = ("model", "engine", "plain ms", "less_bn", "less_bn, head")
-        print(table(heads, rows))
+        publish(
+            ("model", "engine", "plain ms", "less_bn", "less_bn, head"), rows, path=arguments.json
+        )
         return 0
     rows = []
     for name in models:
@@ -166,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ]
                 each = ", ".join(f"{value:.1f}" for value in found)
                 rows.append([name, variant, f"{rate:g}", f"{statistics.mean(found):.2f}", each])
-    print(table(("model", "variant", "rate", "mean %", "each seed %"), rows))
+    publish(("model", "variant", "rate", "mean %", "each seed %"), rows, path=arguments.json)
     return 0
 
 

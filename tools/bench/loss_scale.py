@@ -18,12 +18,9 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,16 +36,14 @@ from ortboost.optimizers import Momentum
 from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
-from ortboost.training import parse_schedule
 from ortboost.transforms.precision import PrecisionConfig
-from tools.bench.digits import Arrays, digits, start_anew
-from tools.bench.report import environment, heading, table
+from tools.bench.digits import digits, epochs, start_anew
+from tools.bench.report import ROOT, parser_of, publish, say
+from tools.bench.step import random_batch
 
 __all__ = ["ACCURACY", "COST", "main"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 _FP16 = PrecisionConfig("fp16", emulate=True)
 
 ACCURACY: Mapping[str, ScaleConfig] = {
@@ -75,27 +70,22 @@ def _train(scale: ScaleConfig, precision: PrecisionConfig, seed: int, options: A
     config = ProgramConfig(
         optimizer=Momentum(), loss_scale=scale, precision=precision, engine=options.engine
     )
-    program = build_program(_ROOT / "models" / "lenet5.onnx", config)
+    program = build_program(ROOT / "models" / "lenet5.onnx", config)
     stepper = Stepper(program, device="cpu", threads=1)
     rng = np.random.default_rng(seed)
     start_anew(stepper, rng)
-    count, size = len(data["y_train"]), 32
-    steps = count // size
-    rate = parse_schedule("cosine:0.05", total_steps=steps * options.epochs)
-    skips = 0
-    for epoch in range(options.epochs):
-        order = rng.permutation(count)
-        for index in range(steps):
-            chosen = order[index * size : (index + 1) * size]
-            feeds = {"x": data["x_train"][chosen], "labels": data["y_train"][chosen]}
-            result = stepper.step(feeds, {"learning_rate": rate(epoch * steps + index)})
-            skips += result.overflow
+    count, size, skips = len(data["y_train"]), 32, 0
+    for chosen, hyper in epochs(
+        count, size, options.epochs, "cosine:0.05", lambda _: rng.permutation(count)
+    ):
+        feeds = {"x": data["x_train"][chosen], "labels": data["y_train"][chosen]}
+        skips += stepper.step(feeds, hyper).overflow
     feeds = {"x": data["x_test"], "labels": data["y_test"]}
     scores = stepper.evaluator().evaluate(feeds)[program.prediction]
     right = float((scores.argmax(axis=1) == data["y_test"]).mean())
     known = [entry.name for entry in stepper.catalogue.entries("scale")]
     last = stepper.get(names.SCALE) if known else np.ones(())
-    return [right, skips / (steps * options.epochs), np.log2(last)]
+    return [right, skips / (count // size * options.epochs), np.log2(last)]
 
 
 def accuracy(options: Any) -> list[list[str]]:
@@ -115,7 +105,7 @@ def accuracy(options: Any) -> list[list[str]]:
                 ", ".join(f"2^{exponent:.1f}" for exponent in last),
             ]
         )
-        print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
+        say(*rows[-1])
     return rows
 
 
@@ -126,9 +116,9 @@ def cost(options: Any) -> list[list[str]]:
         steppers = []
         for scale in COST.values():
             config = ProgramConfig(optimizer=Momentum(), loss_scale=scale, engine=options.engine)
-            program = build_program(_ROOT / "models" / f"{model}.onnx", config)
+            program = build_program(ROOT / "models" / f"{model}.onnx", config)
             steppers.append(Stepper(program, device="cpu", threads=1))
-        feeds = _batch(steppers[0].program, options.batch)
+        feeds = random_batch(steppers[0].program, options.batch)
         times: list[list[float]] = [[] for _ in steppers]
         for turn in range(options.steps):
             for place in range(len(steppers)):
@@ -139,26 +129,13 @@ def cost(options: Any) -> list[list[str]]:
         medians = [statistics.median(found) for found in times]
         for column, median in zip(columns, medians, strict=True):
             column.append(f"{median / medians[0]:.3f}")
-        print(model, f"{1000 * medians[0]:.2f} ms", file=sys.stderr, flush=True)
+        say(model, f"{1000 * medians[0]:.2f} ms")
     return columns
-
-
-def _batch(program: Program, size: int) -> Arrays:
-    rng, feeds = np.random.default_rng(0), {}
-    for spec in program.catalogue.batch:
-        shape = [n if isinstance(n, int) else size for n in spec.shape]
-        drawn = rng.integers(0, 10, shape) if spec.dtype.kind == "i" else rng.standard_normal(shape)
-        feeds[spec.name] = drawn.astype(spec.dtype)
-    return feeds
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print one table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.loss_scale",
-        description=__doc__.splitlines()[0],
-        epilog="example: python -m tools.bench.loss_scale accuracy --epochs 10 --seeds 3",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", choices=("accuracy", "cost"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
@@ -168,13 +145,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--engine", default="portable")
     options = parser.parse_args(argv)
     options.model = options.model or ["lenet5", "resnet20", "transformer_tiny"]
-    print(heading(environment()))
-    print()
     if options.part == "accuracy":
-        heads = ["setting", "accuracy %", "skipped %", "scales at the end"]
-        print(table(heads, accuracy(options)))
+        publish(
+            ("setting", "accuracy %", "skipped %", "scales at the end"),
+            accuracy(options),
+            path=options.json,
+        )
     else:
-        print(table(["time of a step", *options.model], cost(options)))
+        publish(["time of a step", *options.model], cost(options), path=options.json)
     return 0
 
 

@@ -19,10 +19,7 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,23 +29,13 @@ from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
-from ortboost.training import parse_schedule
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
-from tools.bench.digits import accuracy, digits, start_anew
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.digits import accuracy, digits, epochs, start_anew
+from tools.bench.report import MODELS, ROOT, parser_of, publish, say
 
 __all__ = ["PRECISIONS", "main"]
 
-_ROOT = Path(__file__).resolve().parents[2]
-MODELS = (
-    "mlp",
-    "lenet5",
-    "resnet20",
-    "resnet_bottleneck",
-    "mobilenet_like",
-    "transformer_tiny",
-)
 PRECISIONS: Mapping[str, PrecisionConfig] = {
     "fp32": PrecisionConfig(),
     "fp16": PrecisionConfig("fp16", emulate=True),
@@ -65,7 +52,7 @@ def train(name: str, config: ProgramConfig, seed: int, options: Any) -> dict[str
     Returns:
         Accuracy on the test digits, and how many steps were skipped.
     """
-    program = build_program(_ROOT / "models" / f"{name}.onnx", config)
+    program = build_program(ROOT / "models" / f"{name}.onnx", config)
     stepper = Stepper(program, device="cpu", threads=1)
     start_anew(stepper, np.random.default_rng(seed))
     images, labels = program.catalogue.batch
@@ -75,17 +62,13 @@ def train(name: str, config: ProgramConfig, seed: int, options: Any) -> dict[str
         if labels.dtype == np.int64
         else np.eye(10, dtype=np.float32)[data["y_train"]]
     )
-    count, size = len(targets), options.batch
-    steps = count // size
-    rate = parse_schedule(config.learning_rate, total_steps=steps * options.epochs)
-    skips = 0
-    for epoch in range(options.epochs):
-        order = np.random.default_rng([seed, epoch]).permutation(count)
-        for index in range(steps):
-            chosen = order[index * size : (index + 1) * size]
-            feeds = {images.name: data["x_train"][chosen], labels.name: targets[chosen]}
-            result = stepper.step(feeds, {"learning_rate": rate(epoch * steps + index)})
-            skips += result.overflow
+    count, skips = len(targets), 0
+    for chosen, hyper in epochs(
+        count, options.batch, options.epochs, config.learning_rate,
+        lambda epoch: np.random.default_rng([seed, epoch]).permutation(count),
+    ):  # fmt: skip
+        feeds = {images.name: data["x_train"][chosen], labels.name: targets[chosen]}
+        skips += stepper.step(feeds, hyper).overflow
     return {"accuracy": accuracy(stepper, images.name, labels.name, data), "skips": skips}
 
 
@@ -103,7 +86,7 @@ def _formats(options: Any) -> list[dict[str, Any]]:
                     precision=precision,
                 )
                 found.append(train(name, config, seed, options))
-                print(f"{name} {key} seed {seed}: {found[-1]}", file=sys.stderr, flush=True)
+                say(f"{name} {key} seed {seed}: {found[-1]}")
             rows.append({"model": name, "precision": key, "runs": found})
     return rows
 
@@ -146,26 +129,17 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.precision",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", default="cosine:0.05,warmup=20")
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    about = environment()
     rows = [*_formats(options), *_underflow(options)]
-    print(heading(about))
-    print()
-    print(table(("training", "accuracy", "range", "skipped steps"), [_row(row) for row in rows]))
-    if options.json:
-        write_json(options.json, {"environment": about, "rows": rows})
+    heads = ("training", "accuracy", "range", "skipped steps")
+    publish(heads, [_row(row) for row in rows], path=options.json, rows=rows)
     return 0
 
 

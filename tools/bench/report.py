@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "heading", "table", "write_json"]
+__all__ = [
+    "CLOCKS",
+    "MODELS",
+    "PAUSE",
+    "ROOT",
+    "check_timing",
+    "environment",
+    "heading",
+    "parser_of",
+    "publish",
+    "say",
+    "table",
+    "timing_parser_of",
+    "write_json",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("mlp", "lenet5", "resnet20", "resnet_bottleneck", "mobilenet_like", "transformer_tiny")
+"""The networks of ``models/``."""
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+PAUSE = 0.05
+"""Seconds in which the idle threads of whoever ran before stop spinning."""
 
 _PACKAGES = (
     "onnxruntime-training-cpu",
@@ -71,6 +95,62 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = [":" + "-" * (widths[0] + 1), *("-" * (width + 1) + ":" for width in widths[1:])]
     return "\n".join([line(heads), "|" + "|".join(rule) + "|", *(line(row) for row in rows)])
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """The parser of a script: its docstring is the help, and it can write its numbers as JSON."""
+    spec = sys.modules["__main__"].__spec__
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {spec.name}" if spec else None,
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    return parser
+
+
+def timing_parser_of(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The parser of a script that times steps in turns; see :func:`check_timing`."""
+    parser = parser_of(doc)
+    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
+    parser.add_argument("--threads", type=int, default=2, help="default: 2")
+    told = f"turns of everyone (default: {rounds})"
+    parser.add_argument("--rounds", type=int, default=rounds, help=told)
+    told = "time for each in a round (default: 0.2)"
+    parser.add_argument("--seconds", type=float, default=0.2, help=told)
+    told = "cpu: processor time, steadier on a busy machine; for one thread (default: wall)"
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help=told)
+    return parser
+
+
+def check_timing(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the script if its figures would mean nothing."""
+    if options.rounds < 2:
+        parser.error("quartiles need at least 2 rounds")
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
+
+
+def publish(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    /,
+    note: str = "",
+    path: Path | None = None,
+    **numbers: Any,
+) -> None:
+    """Print the machine, a note and a table; write the numbers as JSON if there is a path."""
+    about = environment()
+    print(heading(about))
+    print(note and f"{note}\n")
+    print(table(heads, rows))
+    if path is not None:
+        write_json(path, {"environment": about, **(numbers or {"heads": heads, "rows": rows})})
+
+
+def say(*texts: object) -> None:
+    """Tell how far a benchmark is."""
+    print(*texts, file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

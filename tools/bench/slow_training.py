@@ -29,8 +29,9 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
+from tools.bench.digits import Arrays, parts
 from tools.bench.slow_link import missing_tools, run_both, sent_bytes
-from tools.bench.thor import TASKS, Arrays, first_weights, model_of
+from tools.bench.thor import TASKS, first_weights, model_of
 
 __all__ = ["main"]
 
@@ -48,12 +49,8 @@ def built(seed: int, *boosts: Boost) -> Program:
 
 def batches(data: Arrays, seed: int):
     """Batches of 64 of all processes, for ever."""
-    order = np.random.default_rng([seed, 2])
-    while True:
-        chosen = order.permutation(len(data["x_train"]))
-        for start in range(0, len(chosen) - TASK.batch + 1, TASK.batch):
-            part = chosen[start : start + TASK.batch]
-            yield data["x_train"][part], data["y_train"][part]
+    for part in parts(len(data["x_train"]), TASK.batch, np.random.default_rng([seed, 2])):
+        yield data["x_train"][part], data["y_train"][part]
 
 
 def components(data: Arrays, number: int, rate: float) -> np.ndarray:

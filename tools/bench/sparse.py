@@ -13,12 +13,10 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +32,8 @@ from ortboost.optimizers import Adam, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import environment, heading, table, write_json
-from tools.bench.step import Step, compare
+from tools.bench.report import parser_of, publish, say
+from tools.bench.step import Step, compare, require_same_loss
 
 __all__ = ["main"]
 
@@ -104,9 +102,8 @@ def measure(rows: int, optimizer: str, rounds: int, seconds: float) -> dict[str,
         name: make(rows, feeds, optimizer, sparse="sparse" in name)
         for name, make in zip(_CONTESTANTS, makers, strict=True)
     }
-    losses = [step() for step in contestants.values()]
-    if max(losses) - min(losses) > 1e-4:
-        raise SystemExit(f"{rows} rows, {optimizer}: the first losses are {losses}")
+    losses = {who: step() for who, step in contestants.items()}
+    require_same_loss(f"{rows} rows, {optimizer}", losses)
     times = compare(contestants, rounds, seconds, time.process_time)
     return {
         "rows": rows,
@@ -119,36 +116,28 @@ def measure(rows: int, optimizer: str, rounds: int, seconds: float) -> dict[str,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.sparse",
-        description="Time of a step against the rows of a table.",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=(1_000, 10_000, 100_000, 1_000_000))
     parser.add_argument("--optimizer", nargs="+", choices=("sgd", "adam"), default=("sgd", "adam"))
     parser.add_argument("--rounds", type=int, default=10, help="turns of everyone (default: 10)")
     parser.add_argument("--seconds", type=float, default=0.2, help="for each in a round")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     results = []
     for optimizer in arguments.optimizer:
         for rows in arguments.rows:
-            print(f"{optimizer}, {rows} rows ...", file=sys.stderr, flush=True)
+            say(f"{optimizer}, {rows} rows ...")
             results.append(measure(rows, optimizer, arguments.rounds, arguments.seconds))
-    about = environment()
-    print(heading(about))
     heads = ["optimizer", "rows", *(f"{name} ms" for name in _CONTESTANTS)]
     ratios = ("dense / sparse", "torch sparse / sparse")
     lines = [
         [r["optimizer"], f"{r['rows']:,}"]
         + [f"{r['milliseconds'][name]:.2f}" for name in _CONTESTANTS]
-        + [f"{r[key].median:.2f} ({r[key].low:.2f}-{r[key].high:.2f})" for key in ratios]
+        + [str(r[key]) for key in ratios]
         for r in results
     ]
-    print(table([*heads, *ratios], lines))
-    if arguments.json:
-        plain = [{**r, **{key: vars(r[key]) for key in ratios}} for r in results]
-        write_json(arguments.json, {"environment": about, "results": plain})
+    plain = [{**r, **{key: vars(r[key]) for key in ratios}} for r in results]
+    publish([*heads, *ratios], lines, path=arguments.json, results=plain)
     return 0
 
 

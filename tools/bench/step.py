@@ -36,9 +36,7 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,24 +57,32 @@ from ortboost.program.program import Program
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.stepper import Stepper
-from tools.bench.report import environment, heading, table, write_json
-
-__all__ = ["MODELS", "bare_step", "compare", "main", "measure", "percent", "torch_step"]
-
-MODELS = (
-    "mlp",
-    "lenet5",
-    "resnet20",
-    "resnet_bottleneck",
-    "mobilenet_like",
-    "transformer_tiny",
+from tools.bench.report import (
+    CLOCKS,
+    MODELS,
+    PAUSE,
+    ROOT,
+    check_timing,
+    publish,
+    say,
+    timing_parser_of,
 )
-_FOLDER = Path(__file__).resolve().parents[2] / "models"
+
+__all__ = [
+    "bare_step",
+    "compare",
+    "main",
+    "measure",
+    "percent",
+    "random_batch",
+    "require_same_loss",
+    "torch_step",
+]
+
+_FOLDER = ROOT / "models"
 _RATE = 1e-3
 _CLASSES, _VOCABULARY = 10, 256
 _WARM_STEPS = 5
-_PAUSE = 0.05  # seconds in which the idle threads of whoever ran before stop spinning
-_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Step = Callable[[], float]
 """Makes one step and returns the loss before it."""
@@ -224,7 +230,7 @@ def compare(
         [turn(step) for step in contestants.values()],
         list(counts.values()),
         rounds,
-        pause=lambda: time.sleep(_PAUSE),
+        pause=lambda: time.sleep(PAUSE),
     )
     spent = (float(one) for turns in found for (one,) in turns)
     return {name: [next(spent) for _ in range(rounds)] for name in contestants}
@@ -268,8 +274,8 @@ def measure(
     if torch is not None:
         contestants["torch"] = torch
     if not program.catalogue.randomness:  # else dropout makes every loss its own
-        _same_loss(name, {who: step() for who, step in contestants.items()})
-    times = compare(contestants, rounds, seconds, _CLOCKS[clock])
+        require_same_loss(name, {who: step() for who, step in contestants.items()})
+    times = compare(contestants, rounds, seconds, CLOCKS[clock])
     ratios = {
         "gate": Ratio.of_rounds(times["ours"], times["plain"]),
         "update": Ratio.of_rounds(times["ours"], times["bare"]),
@@ -283,49 +289,23 @@ def measure(
     }
 
 
-def _same_loss(name: str, losses: Mapping[str, float]) -> None:
-    reference = losses["ours"]
+def require_same_loss(name: str, losses: Mapping[str, float]) -> None:
+    """End the benchmark if someone's loss differs from that of the first."""
+    (first, reference), *_ = losses.items()
     for who, loss in losses.items():
         if not abs(loss - reference) <= 1e-4 * abs(reference):
-            raise SystemExit(f"{name}: '{who}' has the loss {loss}, 'ours' has {reference}")
+            raise SystemExit(f"{name}: '{who}' has the loss {loss}, '{first}' has {reference}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.step",
-        description="Time of a training step against PyTorch eager and the bare gradient graph.",
-        epilog=(
-            "examples:\n"
-            "  python -m tools.bench.step\n"
-            "  python -m tools.bench.step --model resnet20 --threads 1 --rounds 40\n"
-            "  python -m tools.bench.step --batch 128 --json step.json\n"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = timing_parser_of(__doc__, rounds=20)
     parser.add_argument("--model", action="append", help="which model (default: all)")
     parser.add_argument(
         "--networks", type=Path, metavar="DIR", help="models and batches of tools.bench.networks"
     )
-    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
-    parser.add_argument("--threads", type=int, choices=(1, 2), default=2, help="default: 2")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of everyone (default: 20)")
-    parser.add_argument(
-        "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
-    )
-    parser.add_argument(
-        "--clock",
-        choices=tuple(_CLOCKS),
-        default="wall",
-        help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
-    )
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args(argv)
-    if arguments.rounds < 2:
-        parser.error("quartiles need at least 2 rounds")
-
-    if arguments.clock == "cpu" and arguments.threads != 1:
-        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
+    check_timing(parser, arguments)
     known = MODELS
     if arguments.networks:
         known = tuple(
@@ -338,26 +318,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {key: getattr(arguments, key) for key in keys}
     results = []
     for name in arguments.model or known:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        say(f"{name} ...")
         results.append(measure(name, **settings))
-    about = environment()
-    print(heading(about))
     batch = "as stored" if arguments.networks else arguments.batch
-    print(
+    note = (
         f"Batch {batch}, {arguments.threads} thread(s), {arguments.rounds} rounds, "
-        f"{arguments.clock} clock. Medians; quartiles in brackets.\n"
+        f"{arguments.clock} clock. Medians; quartiles in brackets."
     )
-    _show(results)
-    if arguments.json:
-        plain = [
-            {**r, "ratios": {k: vars(ratio) for k, ratio in r["ratios"].items()}} for r in results
-        ]
-        options = {**settings, "networks": str(arguments.networks or "")}
-        write_json(arguments.json, {"environment": about, "options": options, "results": plain})
+    plain = [{**r, "ratios": {k: vars(v) for k, v in r["ratios"].items()}} for r in results]
+    options = {**settings, "networks": str(arguments.networks or "")}
+    publish(*_table(results), note, arguments.json, options=options, results=plain)
+    if "torch" not in results[0]["ratios"]:
+        print("\nPyTorch is not installed: there is no comparison with it.")
     return 0
 
 
-def _show(results: Sequence[dict[str, Any]]) -> None:
+def _table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows."""
     compared = all("torch" in result["ratios"] for result in results)
     heads = ["model", "ours ms"]
     heads += ["torch ms", "ours / torch"] if compared else []
@@ -368,9 +345,7 @@ def _show(results: Sequence[dict[str, Any]]) -> None:
         row = [result["model"], f"{spent['ours']:.2f}"]
         row += [f"{spent['torch']:.2f}", str(ratios["torch"])] if compared else []
         rows.append([*row, percent(ratios["gate"]), percent(ratios["update"])])
-    print(table(heads, rows))
-    if not compared:
-        print("\nPyTorch is not installed: there is no comparison with it.")
+    return heads, rows
 
 
 if __name__ == "__main__":

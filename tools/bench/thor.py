@@ -35,15 +35,12 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,13 +54,11 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.loss_config import LossConfig
-from tools.bench.digits import Arrays, mnist
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.digits import Arrays, digits, mnist, parts
+from tools.bench.report import ROOT, parser_of, publish, say
+from tools.bench.step import random_batch
 
 __all__ = ["TASKS", "main"]
-
-_ROOT = Path(__file__).resolve().parents[2]
-
 
 # ---- tasks --------------------------------------------------------------------------------------
 
@@ -112,18 +107,6 @@ class Task:
         return accuracy >= self.target, accuracy
 
 
-def _digits() -> Arrays:
-    with np.load(_ROOT / "models" / "digits.npz") as file:
-        found = {name: file[name] for name in file.files}
-    for part in ("train", "test"):
-        found[f"x_{part}"] = found[f"x_{part}"].reshape(-1, 64)
-    return found
-
-
-def _digits_twice() -> Arrays:
-    return _to_itself(_digits())
-
-
 def _images_twice() -> Arrays:
     found = mnist((1, 28, 28))
     return _to_itself({name: array.reshape(len(array), -1) for name, array in found.items()})
@@ -154,7 +137,7 @@ def _stack(sizes: Sequence[int], activation: str) -> tuple[tuple[Any, ...], ...]
 TASKS: Mapping[str, Task] = {
     "autoencoder": Task(
         _stack((64, 100, 50, 25, 6, 25, 50, 100, 64), "tanh"),
-        (64,), _digits_twice, "mse", 0.022, 128, 2000,
+        (64,), lambda: _to_itself(digits((None, 64))), "mse", 0.022, 128, 2000,
     ),
     "images-autoencoder": Task(
         _stack((784, 1000, 500, 250, 30, 250, 500, 1000, 784), "tanh"),
@@ -174,7 +157,8 @@ TASKS: Mapping[str, Task] = {
         (), (3, 16, 16), _small_mnist, "softmax-cross-entropy", 0.95, 64, 400, "resnet20.onnx"
     ),
     "mlp": Task(
-        _stack((64, 128, 64, 10), "relu"), (64,), _digits, "softmax-cross-entropy", 0.97, 64, 800
+        _stack((64, 128, 64, 10), "relu"), (64,), lambda: digits((None, 64)),
+        "softmax-cross-entropy", 0.97, 64, 800,
     ),
 }  # fmt: skip
 
@@ -200,7 +184,7 @@ def first_weights(task: Task, seed: int) -> Arrays:
 def drawn_model(task: Task, seed: int) -> ir.Model:
     """A model of ``models/`` with weights as He et al., for samples of the task's shape."""
     rng = np.random.default_rng([seed, 1])
-    model = ir.load(_ROOT / "models" / task.file)
+    model = ir.load(ROOT / "models" / task.file)
     model.graph.inputs[0].shape = ir.Shape(["batch", *task.shape])
     for name, value in model.graph.initializers.items():
         shape = () if value.const_value is None else tuple(value.const_value.shape)
@@ -374,18 +358,13 @@ def train(
     """Train until the target is reached, or the steps are used up."""
     kind = TorchTraining if setting.optimizer == "kfac" else OrtTraining
     training = kind(task, setting, seed, options.thor)
-    order, spent, last = np.random.default_rng([seed, 2]), 0.0, math.nan
-    count, index = len(data["x_train"]), 0
-    chosen = np.zeros(0, np.int64)
-    while index < steps:
-        if len(chosen) < task.batch:
-            chosen = order.permutation(count)
-        part, chosen = chosen[: task.batch], chosen[task.batch :]
+    spent, last = 0.0, math.nan
+    order = parts(len(data["x_train"]), task.batch, np.random.default_rng([seed, 2]))
+    for index, part in zip(range(1, steps + 1), order, strict=False):
         x, y = data["x_train"][part], data["y_train"][part]
         start = time.process_time()
         loss = training.step(x, y)
         spent += time.process_time() - start
-        index += 1
         if not math.isfinite(loss) or loss > 1e4:
             return Result(None, spent, math.nan)
         if index % options.every == 0:
@@ -412,11 +391,11 @@ def compare(name: str, options: Any) -> dict[str, Any]:
             tried.append(
                 (result.steps or math.inf, math.inf if math.isnan(missed) else missed, setting)
             )
-            _say(f"{name} {optimizer} {setting}: {result}")
+            say(f"{name} {optimizer} {setting}: {result}")
         best = min(tried, key=lambda one: one[:2])[2]
         runs = [train(task, data, best, seed, options, task.steps) for seed in range(options.seeds)]
         for run in runs:
-            _say(f"{name} {optimizer} {best}, best: {run}")
+            say(f"{name} {optimizer} {best}, best: {run}")
         found[optimizer] = {
             "setting": str(best),
             "steps": [run.steps for run in runs],
@@ -458,19 +437,12 @@ def cost(options: Any) -> list[list[str]]:
     """Steps of Momentum and of both graphs of THOR in turns: medians as ratios."""
     rows = []
     for name in ("lenet5", "resnet20", "transformer_tiny"):
-        model = _ROOT / "models" / f"{name}.onnx"
+        model = ROOT / "models" / f"{name}.onnx"
         plain = Stepper(build_program(model), device="cpu", threads=1)
         boosts = (Thor.from_dict({"frequency": 2, **options.thor}),)
         program = build_program(model, ProgramConfig(boosts=boosts))
         second = Stepper(program, device="cpu", threads=1)
-        rng, feeds = np.random.default_rng(0), {}
-        for spec in program.catalogue.batch:
-            shape = [d if isinstance(d, int) else options.batch for d in spec.shape]
-            integers = rng.integers(0, spec.classes or 100, shape).astype(spec.dtype)
-            is_float = spec.dtype.kind == "f"
-            feeds[spec.name] = (
-                rng.standard_normal(shape).astype(spec.dtype) if is_float else integers
-            )
+        feeds = random_batch(program, options.batch)
         times: dict[str, list[float]] = {"momentum": [], "second": [], "first": []}
         for _ in range(options.repeats):
             for kind, stepper in (("momentum", plain), ("second", second), ("first", second)):
@@ -481,19 +453,13 @@ def cost(options: Any) -> list[list[str]]:
         first, full = (statistics.median(times[k][1:]) / base for k in ("first", "second"))
         mean = (99 * first + full) / 100
         rows.append([name, f"{1000 * base:.1f} ms", f"{first:.2f}", f"{full:.2f}", f"{mean:.2f}"])
-        _say(" ".join(rows[-1]))
+        say(" ".join(rows[-1]))
     return rows
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", action="append", choices=list(TASKS))
     parser.add_argument("--optimizer", action="append", help="momentum, adamw, thor or kfac")
     parser.add_argument("--seeds", type=int, default=3)
@@ -509,16 +475,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--batch", type=int, default=32, help="of --cost")
     parser.add_argument("--repeats", type=int, default=15, help="of --cost")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.damping = options.damping or [0.001, 0.01]
     options.thor = {key: _value(text) for key, text in options.thor.items()}
-    about = environment()
-    print(heading(about))
     if options.cost:
-        rows = cost(options)
         heads = ("model", "Momentum step", "first order", "second order", "mean over 100")
-        print(table(heads, rows))
+        publish(heads, cost(options), path=options.json)
         return
     options.optimizer = options.optimizer or ["momentum", "adamw", "thor", *_kfac()]
     found = {name: compare(name, options) for name in options.task or TASKS}
@@ -531,9 +493,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "steps, ratio",
         "seconds, ratio",
     )
-    print(table(heads, [_row(t, o, runs) for t, runs in found.items() for o in runs]))
-    if options.json:
-        write_json(options.json, {"machine": about, "runs": found})
+    rows = [_row(t, o, runs) for t, runs in found.items() for o in runs]
+    publish(heads, rows, path=options.json, runs=found)
 
 
 def _value(text: str) -> Any:

@@ -23,17 +23,14 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import math
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,12 +44,11 @@ from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.training.run_state import step_seed
 from tools.bench.boost import SETTINGS
-from tools.bench.digits import Arrays, accuracy, mnist, start_anew
-from tools.bench.report import environment, heading, table, write_json
+from tools.bench.digits import Arrays, accuracy, mnist, parts, start_anew
+from tools.bench.report import ROOT, parser_of, publish, say, write_json
 
 __all__ = ["TASKS", "main"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 _FREEZE = FreezeConfig(freeze_type=COST, freeze_p=0.2, separate_state=False)
 _THOR = {"boosts": (Thor(damping=0.1, frequency=20, kl_clip=0.001),)}
 _CENTRAL = SETTINGS["grad-centralization"]
@@ -112,7 +108,7 @@ def _model(name: str) -> onnx.ModelProto:
     """The network of a task."""
     if name != "vit":
         file = "resnet_bottleneck" if name == "bottleneck" else name
-        return onnx.load(_ROOT / "models" / f"{file}.onnx")
+        return onnx.load(ROOT / "models" / f"{file}.onnx")
     import torch
     from torch import nn
 
@@ -174,12 +170,9 @@ def train(
     stepper.open()
     spent = time.process_time() - start
     start_anew(stepper, np.random.default_rng(seed))
-    order, looks, best = np.random.default_rng([seed, 2]), [0.0], 0.0
-    chosen = np.zeros(0, np.int64)
-    for index in range(int(steps)):
-        if len(chosen) < options.batch:
-            chosen = order.permutation(len(data["y_train"]))
-        part, chosen = chosen[: options.batch], chosen[options.batch :]
+    looks, best = [0.0], 0.0
+    order = parts(len(data["y_train"]), options.batch, np.random.default_rng([seed, 2]))
+    for index, part in zip(range(int(steps)), order, strict=False):
         feeds = {"x": data["x_train"][part], "labels": data["y_train"][part]}
         hyper = {"learning_rate": rate * min(1.0, (index + 1) / options.warmup)}
         start = time.process_time()
@@ -207,12 +200,12 @@ def compare(name: str, options: Any) -> dict[str, Any]:
             limit = min([options.steps, *(one[0] for one in tried)])  # slower need not end
             result = train(task, model, data, setting, rate, 1000, limit, options)
             tried.append((result.steps, -result.best, rate))
-            _say(f"{name} {setting} rate {rate}: {result}")
+            say(f"{name} {setting} rate {rate}: {result}")
         rate = min(tried)[2]
         runs = []
         for seed in range(options.seeds):
             runs.append(train(task, model, data, setting, rate, seed, options.steps, options))
-            _say(f"{name} {setting} rate {rate} seed {seed}: {runs[-1]}")
+            say(f"{name} {setting} rate {rate} seed {seed}: {runs[-1]}")
         found[setting] = {"rate": rate, "runs": [dataclasses.asdict(run) for run in runs]}
         if options.json:
             write_json(options.json.with_suffix(f".{name}.json"), found)
@@ -235,15 +228,9 @@ def _row(name: str, setting: str, found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Train, compare, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", choices=TASKS, help="repeatable")
     parser.add_argument("--setting", action="append", help="repeatable")
     parser.add_argument("--seeds", type=int, default=3)
@@ -254,15 +241,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--warmup", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--engine", default="portable")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
     found = {name: compare(name, options) for name in options.model or TASKS}
-    about = environment()
-    print(heading(about))
     rows = [_row(name, setting, runs) for name, runs in found.items() for setting in runs]
-    print(table(("network, setting", "rate", "steps", "ms a step", "sooner than O0"), rows))
-    if options.json:
-        write_json(options.json, {"environment": about, "runs": found})
+    heads = ("network, setting", "rate", "steps", "ms a step", "sooner than O0")
+    publish(heads, rows, path=options.json, runs=found)
     return 0
 
 

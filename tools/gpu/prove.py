@@ -59,10 +59,9 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import available_devices, runtime
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.precision import PrecisionConfig
-from tools.bench.report import environment, write_json
-from tools.bench.step import MODELS, compare, random_batch
+from tools.bench.report import MODELS, ROOT, environment, write_json
+from tools.bench.step import compare, random_batch
 
-_ROOT = Path(__file__).resolve().parents[2]
 _STEPS = 4
 # Of the loss, relative. TF32 has 11 bits, float16 as many, bfloat16 eight.
 _TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 8e-2}
@@ -117,7 +116,7 @@ class Proof:
         found: dict[str, Any] = {"ok": True, "runtime": version, "table": kernels.release}
         for name in MODELS:
             path = self.folder / f"{name}.onnx"
-            step = _program(_ROOT / "models" / f"{name}.onnx", "fp16").step
+            step = _program(ROOT / "models" / f"{name}.onnx", "fp16").step
             save_model(for_cuda(step, kernels), path)
             answer = ask(str(path))
             lines = differences(load_model(path), answer, f"cuda={kernels.release}")
@@ -218,7 +217,7 @@ class Proof:
         states, kills = [], 0
         for kill in (False, True):
             run = self.folder / f"run{int(kill)}"
-            _program(_ROOT / "models" / "lenet5.onnx", "fp32").save(run)
+            _program(ROOT / "models" / "lenet5.onnx", "fp32").save(run)
             if kill:
                 kills = self._train_until_killed(run)
             self._train(run, "--resume" if kill else "--overwrite").wait()
@@ -230,21 +229,11 @@ class Proof:
         return {"ok": ok, "killed": kills, "steps": steps, "distance": off}
 
     def _train(self, run: Path, *words: str) -> subprocess.Popen[bytes]:
-        data = str(_ROOT / "models" / "digits.npz")
-        command = [
-            sys.executable,
-            "-m",
-            "ortboost",
-            "train",
-            str(run),
-            "--data",
-            data,
-            "--val",
-            data,
-        ]
-        command += ["--epochs", "3", "--batch-size", "32", "--checkpoint-every", "5", "-q", *words]
-        command += ["--device", self.device]
-        return subprocess.Popen(command, cwd=_ROOT, start_new_session=True)
+        data = str(ROOT / "models" / "digits.npz")
+        command = [sys.executable, "-m", "ortboost", "train", str(run)]
+        command += ["--data", data, "--val", data, "--epochs", "3", "--batch-size", "32"]
+        command += ["--checkpoint-every", "5", "--device", self.device, "-q", *words]
+        return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
     def _train_until_killed(self, run: Path) -> int:
         process = self._train(run)
@@ -263,7 +252,7 @@ class Proof:
         from ortboost.api.export_model import export
 
         out = self.folder / "resnet20.trt.onnx"
-        export(_ROOT / "models" / "resnet20.onnx", out, target="tensorrt=10")
+        export(ROOT / "models" / "resnet20.onnx", out, target="tensorrt=10")
         reference = ModelEvaluator(out, device="cpu")
         name, lengths = reference.inputs[0].name, reference.inputs[0].shape[1:]
         shapes = [f"{name}:1,8,32x{'x'.join(map(str, lengths))}"]
@@ -325,7 +314,7 @@ def _moved(program: Program, one: Mapping[str, Any], other: Mapping[str, Any]) -
 
 def _without_dropout(name: str) -> ir.Model:
     """A shipped model without dropout: the masks of two devices differ."""
-    model = load_model(_ROOT / "models" / f"{name}.onnx")
+    model = load_model(ROOT / "models" / f"{name}.onnx")
     for node in list(model.graph):
         if node.op_type == "Dropout":
             ir.convenience.replace_all_uses_with(

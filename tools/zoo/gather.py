@@ -31,6 +31,7 @@ import onnx
 import torch
 from torch import nn
 
+from tools.zoo import count_nodes
 from tools.zoo.files import file_subjects
 from tools.zoo.more import more_transformers
 from tools.zoo.networks import SUBJECTS
@@ -257,25 +258,6 @@ def _describe(folder: Path, name: str, source: str, exporter: str, more: dict[st
     entry = {"name": name, "source": source, "exporter": exporter, "opset": opset,
              "symbolic": symbolic, "nodes": count_nodes(proto), **more}  # fmt: skip
     (folder / "entry.json").write_text(json.dumps(entry, indent=1))
-
-
-def count_nodes(proto: onnx.ModelProto) -> int:
-    """Nodes of a model with those of its branches and functions; ``Constant`` counts as none."""
-
-    def count(nodes: object) -> int:
-        total = 0
-        for node in nodes:  # type: ignore[attr-defined]
-            total += node.op_type != "Constant"
-            for attribute in node.attribute:
-                graphs = (
-                    [attribute.g]
-                    if attribute.type == onnx.AttributeProto.GRAPH
-                    else attribute.graphs
-                )
-                total += sum(count(graph.node) for graph in graphs)
-        return total
-
-    return count(proto.graph.node) + sum(count(function.node) for function in proto.functions)
 
 
 def rivals(folder: Path, limit: float) -> None:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 import ortboost as ob
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.catalogue import StateEntry
+from tools.zoo import count_nodes
 
 __all__ = ["main"]
 
@@ -291,25 +292,6 @@ def difference(one: Path, other: Path, batch: Arrays) -> float:
         off = np.abs(a - b)[np.isfinite(a)].max(initial=0.0)
         worst = max(worst, float(off) / top)
     return worst
-
-
-def count_nodes(proto: onnx.ModelProto) -> int:
-    """As in :mod:`tools.zoo.gather`, which needs torch."""
-
-    def count(nodes: Any) -> int:
-        total = 0
-        for node in nodes:
-            total += node.op_type != "Constant"
-            for attribute in node.attribute:
-                graphs = (
-                    [attribute.g]
-                    if attribute.type == onnx.AttributeProto.GRAPH
-                    else attribute.graphs
-                )
-                total += sum(count(graph.node) for graph in graphs)
-        return total
-
-    return count(proto.graph.node) + sum(count(function.node) for function in proto.functions)
 
 
 def check_tensorrt(folder: Path) -> dict[str, Any]:

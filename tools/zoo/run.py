@@ -31,16 +31,8 @@ _JOBS = (
 
 def measured(python: Path, folder: Path, stage: str, engine: str, limit: float) -> dict[str, Any]:
     """Run one stage in a process of its own."""
-    command = [
-        str(python),
-        "-m",
-        "tools.zoo.measure",
-        str(folder),
-        "--stage",
-        stage,
-        "--engine",
-        engine,
-    ]
+    command = [str(python), "-m", "tools.zoo.measure", str(folder)]
+    command += ["--stage", stage, "--engine", engine]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     try:
         done = subprocess.run(

@@ -35,12 +35,7 @@ _STRIDE: Final = 8  # thresholds tried: every eighth bin
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a tensor.
-
-    Args:
-        low: Smallest value to be represented.
-        high: Largest value to be represented.
-    """
+    """The smallest and the largest value of a tensor that are to be represented."""
 
     low: float
     high: float
@@ -64,14 +59,9 @@ def calibrate(
     *,
     percentile: float = 99.99,
 ) -> dict[str, Range]:
-    """Measure the range of tensors.
+    """Measure the range of tensors of the main graph, inputs included, on calibration batches.
 
-    Args:
-        model: The model; it is not modified.
-        feeds: Calibration batches.
-        names: Tensors of the main graph, inputs included.
-        method: ``minmax``, ``percentile`` or ``entropy``.
-        percentile: Share of the absolute values to keep, in percent.
+    ``method`` and ``percentile`` are those of :class:`~ortboost.deploy.int8.config.Int8Config`.
 
     Returns:
         Name to range. A tensor with a non-finite value on the data has a non-finite range.
@@ -115,11 +105,10 @@ def calibrate(
             for name, histogram in counts.items():
                 histogram += _histogram(found[name], largest[name])
     for name, histogram in counts.items():
-        bins = (
-            percentile_threshold(histogram, percentile)
-            if method == "percentile"
-            else entropy_threshold(histogram)
-        )
+        if method == "percentile":
+            bins = percentile_threshold(histogram, percentile)
+        else:
+            bins = entropy_threshold(histogram)
         most = bins * largest[name] / _BINS  # a threshold of both signs
         ranges[name] = Range(max(ranges[name].low, -most), min(ranges[name].high, most))
     return ranges
@@ -165,11 +154,7 @@ def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
 
 
 def entropy_threshold(histogram: NDArray[Any]) -> int:
-    """The number of bins whose quantization to 128 levels preserves the distribution best.
-
-    Args:
-        histogram: Counts of absolute values in bins that start at zero.
-    """
+    """The number of first bins whose quantization to 128 levels preserves a histogram best."""
     counts = np.asarray(histogram, np.float64).copy()
     # Exact zeros (after a Relu) are represented exactly whatever the threshold is.
     counts[0] = counts[1] if len(counts) > 1 else counts[0]

@@ -43,6 +43,7 @@ from ortboost.graph.shape_inference import infer_shapes
 __all__ = ["quantize_int8"]
 
 _PER_CHANNEL_OPSET: Final = 13
+_PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)  # a smaller scale would be subnormal or 0
 
 
@@ -71,9 +72,7 @@ def quantize_int8(
     """
     config = config or Int8Config()
     report = Report("quantize_int8")
-    if any(
-        node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.all_nodes()
-    ):
+    if any(node.op_type in _PAIR for node in model.graph.all_nodes()):
         report.notes.append("the model is already quantized; nothing was done")
         return report
     folded = fold_bn(model)
@@ -90,14 +89,9 @@ def quantize_int8(
             f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as "
             f"{config.samples} samples are enough"
         )
-    ranges = calibrate(
-        model,
-        taken,
-        [value.name or "" for value in wanted.values()],
-        config.calibration,
-        percentile=config.percentile,
-    )
-    _Writer(model, config, ranges, report).write(hosts, list(wanted.values()))
+    names = [value.name or "" for value in wanted]
+    ranges = calibrate(model, taken, names, config.calibration, percentile=config.percentile)
+    _Writer(model, config, ranges, report).write(hosts, wanted)
     held = model.graph.initializers
     for name in [n for n, v in held.items() if not (is_read(v) or v.is_graph_input())]:
         del held[name]  # the weights in FLOAT, which integers have replaced
@@ -109,19 +103,14 @@ def quantize_int8(
     report.notes.append(
         "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
     )
-    report.notes.append(_portability(model, config))
-    return report
-
-
-def _portability(model: ir.Model, config: Int8Config) -> str:
-    """A note on whether the file gives the same results on every processor."""
-    if config.reduce_range:
-        return "7-bit weights: results are the same on x86 processors with and without VNNI"
-    count = len(saturating_weights(model))
-    return (
-        f"8-bit weights: on x86 processors without VNNI the products with {count} of them can "
-        "saturate, and ONNX Runtime's results are inaccurate there"
+    report.notes.append(
+        "7-bit weights: results are the same on x86 processors with and without VNNI"
+        if config.reduce_range
+        else "8-bit weights: on x86 processors without VNNI the products with "
+        f"{len(saturating_weights(model))} of them can saturate, and ONNX Runtime's results are "
+        "inaccurate there"
     )
+    return report
 
 
 class _Writer:
@@ -159,12 +148,10 @@ class _Writer:
             self.report.kept[name] = "it is not finite on the calibration data"
             return
         scale, point, dtype = _activation(found, self.config.symmetric)
-        s = self.builder.const(np.float32(scale))
-        z = self.builder.const(point, dtype)
+        s, z = self.builder.const(np.float32(scale)), self.builder.const(point, dtype)
         q = self.builder.op("QuantizeLinear", value, s, z, dtype=dtype, shape=value.shape)
-        back = self.builder.op(
-            "DequantizeLinear", q, s, z, dtype=ir.DataType.FLOAT, shape=value.shape
-        )
+        options: dict[str, Any] = {"dtype": ir.DataType.FLOAT, "shape": value.shape}
+        back = self.builder.op("DequantizeLinear", q, s, z, **options)
         self._place(value)
         self.pairs[id(value)] = (back, scale)
 
@@ -192,19 +179,14 @@ class _Writer:
         if key not in self.weights and weight.const_value is not None:
             array = weight.const_value.numpy().astype(np.float32)
             # By output channel the largest magnitude, which becomes the largest integer.
-            others = tuple(i for i in range(array.ndim) if i != axis)
-            largest = np.abs(array).max(axis=None if axis is None else others)
+            others = None if axis is None else tuple(i for i in range(array.ndim) if i != axis)
+            largest = np.abs(array).max(axis=others, keepdims=axis is not None)
             most = SAFE_WEIGHT if self.config.reduce_range else 127
             # Of a channel that is (nearly) zero any scale will do.
-            scales = np.asarray(
-                np.where(largest > most * _SMALLEST, largest / float(most), 1.0), np.float32
-            )
-            shaped = (
-                scales
-                if axis is None
-                else scales.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
-            )
+            shaped = np.where(largest > most * _SMALLEST, largest / float(most), 1.0)
+            shaped = np.asarray(shaped, np.float32)
             integers = np.clip(np.rint(array / shaped), -most, most).astype(np.int8)
+            scales = shaped if axis is None else shaped.ravel()
             back = self.store(f"{weight.name}/int8", integers, scales, weight, axis)
             self.weights[key] = (back, scales)
         return self.weights[key]

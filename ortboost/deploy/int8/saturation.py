@@ -64,11 +64,7 @@ def can_saturate(weights: NDArray[Any], axis: int) -> bool:
 
 
 def saturating_weights(model: ir.Model) -> dict[str, str]:
-    """Find stored int8 weights whose products can saturate.
-
-    Args:
-        model: A quantized model, with QuantizeLinear/DequantizeLinear pairs or with integer
-            operators.
+    """Find stored int8 weights whose products can saturate, read by pairs or integer operators.
 
     Returns:
         Name of the weight to the name of the node that multiplies with it.

@@ -80,13 +80,13 @@ def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
     return None
 
 
-def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int, ir.Value]:
+def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> list[ir.Value]:
     """The activations that get a pair, in graph order."""
-    wanted: dict[int, ir.Value] = {}
+    wanted: dict[ir.Value, None] = {}
 
     def want(value: ir.Value | None) -> None:
         if value is not None and not stored(value) and value.dtype in (None, ir.DataType.FLOAT):
-            wanted.setdefault(id(value), value)
+            wanted[value] = None
 
     for node in hosts:
         want(node.inputs[0])
@@ -105,7 +105,7 @@ def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int
                     want(after)
             elif config.residual and use.node.op_type == "Add" and len(result.uses()) == 1:
                 want(next((v for v in use.node.inputs if v is not result), None))
-    return wanted
+    return list(wanted)
 
 
 def _result(node: ir.Node) -> ir.Value:

@@ -21,6 +21,7 @@ __all__ = ["common_subexpressions"]
 
 # Exactly so with two operands; three summands in another order may differ in the last digit.
 _COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def common_subexpressions(model: ir.Model) -> Report:
@@ -82,10 +83,7 @@ def _key(node: ir.Node) -> Hashable | None:
         return None
     attributes = []
     for name, attribute in sorted(node.attributes.items()):
-        if attribute.is_ref() or attribute.type in (
-            ir.AttributeType.GRAPH,
-            ir.AttributeType.GRAPHS,
-        ):
+        if attribute.is_ref() or attribute.type in _GRAPHS:
             return None
         value = attribute.value
         if attribute.type == ir.AttributeType.TENSOR:

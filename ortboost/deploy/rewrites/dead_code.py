@@ -11,19 +11,15 @@ from ortboost.graph.query import count_operators, is_read
 __all__ = ["dead_code"]
 
 
-def _unread(value: ir.Value) -> bool:
-    return not is_read(value) and not value.is_graph_input()
-
-
 def dead_code(model: ir.Model) -> Report:
     """Remove unused nodes and tensors, in place. The inputs of the model are always kept."""
     report = Report("dead_code")
     before, stored = count_operators(model), list(model.graph.initializers)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
-    for graph in model.graphs():
-        if graph is not model.graph:  # the pass handles the main graph only
-            for name in [n for n, v in graph.initializers.items() if _unread(v)]:
+    for graph in model.graph.subgraphs():  # the pass handles the main graph only
+        for name, value in list(graph.initializers.items()):
+            if not is_read(value) and not value.is_graph_input():
                 del graph.initializers[name]
                 report.changed[name] = "not used"
     after = count_operators(model)

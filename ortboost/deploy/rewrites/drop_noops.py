@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.deploy.rewrites.merge_neighbours import slice_bounds
 from ortboost.graph.dimensions import dimensions, same_shape, same_view
-from ortboost.graph.query import constant, input_at, is_read, label, scalar
-from ortboost.graph.rewriting import Rule as SiteRule
-from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.query import constant, is_read, known_shape, label, scalar
+from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
 __all__ = ["drop_noops"]
 
@@ -24,7 +23,7 @@ def drop_noops(model: ir.Model) -> Report:
 
     A node that computes an output of the model is kept if its input cannot take over the name.
     """
-    rules: dict[str, SiteRule] = {op: _removal(find) for op, find in _PASSED_ON.items()}
+    rules: dict[str, Rule] = {op: _removal(find) for op, find in _PASSED_ON.items()}
     report = rewrite_nodes(model, "drop_noops", rules, subgraphs=True, bypass=True)
     # An Identity before a model output only serves to name it.
     identities = {label(node) for node in model.graph.all_nodes() if node.op_type == "Identity"}
@@ -32,9 +31,9 @@ def drop_noops(model: ir.Model) -> Report:
     return report
 
 
-def _removal(find: Finder) -> SiteRule:
+def _removal(find: Finder) -> Rule:
     def rule(site: Site) -> list[ir.Value | None] | None:
-        value = None if site.optional(0) is None else find(site.node)
+        value = None if site.optional(0) is None else find(site)
         # Such as the mask of a Dropout, which nothing else computes.
         if value is None or any(map(is_read, site.node.outputs[1:])):
             return None
@@ -44,83 +43,65 @@ def _removal(find: Finder) -> SiteRule:
     return rule
 
 
-Finder = Callable[[ir.Node], "ir.Value | None"]
+Finder = Callable[[Site], "ir.Value | None"]
 """Maps a node to the value that it forwards; ``None`` if it is not a no-op."""
 
 
-def _when(condition: Callable[[ir.Node], bool]) -> Finder:
-    return lambda node: node.inputs[0] if condition(node) else None
+def _when(condition: Callable[[Site], bool]) -> Finder:
+    return lambda site: site.input(0) if condition(site) else None
 
 
-def _dropout(node: ir.Node) -> bool:
-    ratio, mode = input_at(node, 1), input_at(node, 2)
-    return mode is None or scalar(mode) == 0 or (ratio is not None and scalar(ratio) == 0)
+def _dropout(site: Site) -> bool:
+    mode = site.optional(2)
+    return mode is None or scalar(mode) == 0 or scalar(site.optional(1)) == 0
 
 
-def _cast(node: ir.Node) -> bool:
-    source = node.inputs[0]
-    return source is not None and source.dtype == node.attributes.get_int("to", 0)
+def _cast_like(site: Site) -> bool:
+    return site.input(0).dtype is not None and site.input(0).dtype == site.input(1).dtype
 
 
-def _cast_like(node: ir.Node) -> bool:
-    source, like = node.inputs[0], input_at(node, 1)
-    if source is None or like is None or source.dtype is None:
-        return False
-    return source.dtype == like.dtype
-
-
-def _transpose(node: ir.Node) -> bool:
-    perm = node.attributes.get_ints("perm", None)
-    source = node.inputs[0]
+def _transpose(site: Site) -> bool:
+    perm, shape = site.integers("perm"), site.input(0).shape
     if perm is None:  # it reverses the axes
-        return source is not None and source.shape is not None and len(source.shape) < 2
-    return list(perm) == list(range(len(perm)))
+        return shape is not None and len(shape) < 2
+    return list(perm) == sorted(perm)
 
 
-def _view(node: ir.Node) -> bool:
-    return same_view(dimensions(node.inputs[0]), dimensions(node.outputs[0]))
+def _view(site: Site) -> bool:
+    return same_view(dimensions(site.input(0)), dimensions(site.node.outputs[0]))
 
 
-def _slice(node: ir.Node) -> bool:
-    data = node.inputs[0]
-    if data is None or data.shape is None or len(node.inputs) < 3:
+def _slice(site: Site) -> bool:
+    bounds, shape = slice_bounds(site.node), known_shape(site.input(0))
+    if bounds is None or shape is None:
         return False
-    starts, ends = constant(node.inputs[1]), constant(node.inputs[2])
-    if starts is None or ends is None:
-        return False
-    axes, steps = input_at(node, 3), input_at(node, 4)
-    given = np.arange(len(starts)) if axes is None else constant(axes)
-    stride = np.ones(len(starts)) if steps is None else constant(steps)
-    if given is None or stride is None or (stride != 1).any() or (starts != 0).any():
-        return False
-    for axis, end in zip(given, ends, strict=True):
-        length = data.shape[int(axis)]
-        if not (end >= _FAR or (isinstance(length, int) and end >= length)):
-            return False
-    return True
+    starts, ends, axes, steps = bounds
+    lengths = [n if isinstance(n := shape[axis], int) else _FAR for axis in axes]
+    reach = all(end >= min(length, _FAR) for end, length in zip(ends, lengths, strict=True))
+    return reach and not any(starts) and set(steps) <= {1}
 
 
-def _pad(node: ir.Node) -> bool:
-    pads = constant(input_at(node, 1))
-    return pads is not None and not pads.any()
+def _full_of(index: int, number: int) -> Finder:
+    """Match an input that is stored and has only this number."""
 
+    def condition(site: Site) -> bool:
+        array = site.array(index)
+        return array is not None and bool((array == number).all())
 
-def _tile(node: ir.Node) -> bool:
-    repeats = constant(input_at(node, 1))
-    return repeats is not None and bool((repeats == 1).all())
+    return _when(condition)
 
 
 def _neutral(element: float, *, commutative: bool) -> Finder:
     """Find the other operand of a neutral element, if that does not broadcast it."""
 
-    def rule(node: ir.Node) -> ir.Value | None:
+    def rule(site: Site) -> ir.Value | None:
         for index in (1, 0) if commutative else (1,):
-            array, other = constant(node.inputs[index], limit=_LARGEST), node.inputs[1 - index]
-            if array is None or other is None or not bool((array == element).all()):
+            array, other = constant(site.input(index), limit=_LARGEST), site.input(1 - index)
+            if array is None or not bool((array == element).all()):
                 continue
             rank = -1 if other.shape is None else len(other.shape)
             # One element cannot broadcast another operand, unless it adds dimensions.
-            if (array.size == 1 and array.ndim <= rank) or same_shape(other, node.outputs[0]):
+            if (array.size == 1 and array.ndim <= rank) or same_shape(other, site.node.outputs[0]):
                 return other
         return None
 
@@ -130,15 +111,17 @@ def _neutral(element: float, *, commutative: bool) -> Finder:
 _PASSED_ON: dict[str, Finder] = {
     "Identity": _when(lambda _: True),
     "Dropout": _when(_dropout),
-    "Cast": _when(_cast),
+    "Cast": _when(lambda site: site.input(0).dtype == site.integer("to", 0)),
     "CastLike": _when(_cast_like),
     "Transpose": _when(_transpose),
-    "Expand": _when(lambda node: same_shape(node.inputs[0], node.outputs[0])),
+    "Expand": _when(lambda site: same_shape(site.input(0), site.node.outputs[0])),
     **dict.fromkeys(("Reshape", "Flatten"), _when(_view)),
     "Slice": _when(_slice),
-    "Pad": _when(_pad),
-    "Tile": _when(_tile),
-    **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean"), _when(lambda n: len(n.inputs) == 1)),
+    "Pad": _full_of(1, 0),
+    "Tile": _full_of(1, 1),
+    **dict.fromkeys(
+        ("Concat", "Sum", "Max", "Min", "Mean"), _when(lambda site: len(site.node.inputs) == 1)
+    ),
     "Add": _neutral(0, commutative=True),
     "Sub": _neutral(0, commutative=False),
     "Mul": _neutral(1, commutative=True),

@@ -32,7 +32,6 @@ from ortboost.graph.query import (
 __all__ = ["fold_constants"]
 
 _HIDDEN_DOMAIN = "ortboost.hidden"
-_UNSATURATED = "it does not saturate, which constant folding ignores"
 _COPY = 1 << 18  # elements; smaller copies do not matter
 _RESULT = 1 << 20  # elements; a larger result must not be larger than what it is computed from
 _SMALL = 64  # elements of a ConstantOfShape, which may be part of a shape
@@ -67,7 +66,11 @@ def fold_constants(model: ir.Model) -> Report:
         return True
 
     # onnxscript stops at a node that it cannot compute. That node is hidden, and folding goes on.
-    hidden = {node: _UNSATURATED for node in model.graph.all_nodes() if _unsaturated(node)}
+    hidden = {
+        node: "it does not saturate, which constant folding ignores"
+        for node in model.graph.all_nodes()
+        if is_standard(node, "Cast", "CastLike") and not node.attributes.get_int("saturate", 1)
+    }
     while True:
         try:
             with quiet("onnxscript", "onnx_ir"), _hide(hidden):
@@ -122,10 +125,6 @@ def _forget_branches(model: ir.Model) -> None:
         for use in list(value.uses()):
             if use.node not in nodes:
                 use.node.replace_input_with(use.idx, None)
-
-
-def _unsaturated(node: ir.Node) -> bool:
-    return is_standard(node, "Cast", "CastLike") and not node.attributes.get_int("saturate", 1)
 
 
 @contextlib.contextmanager

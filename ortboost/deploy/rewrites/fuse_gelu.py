@@ -47,12 +47,7 @@ _FUSED_BY_ORT: Final[Pattern] = (
 
 
 def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
-    """Fuse or reorder, in place, in the main graph.
-
-    Args:
-        model: The model.
-        order: Below opset 20, put the factors in the order that ONNX Runtime fuses.
-    """
+    """Fuse, in place, in the main graph; or with ``order``, below opset 20, put it in order."""
 
     def rule(site: Site) -> list[ir.Value | None] | None:
         out = site.node.outputs[0]

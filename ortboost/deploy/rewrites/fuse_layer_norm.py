@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.core.report import Report
+from ortboost.deploy.rewrites.merge_neighbours import reduced_axes
 from ortboost.graph.patterns import Found, Op, Pattern, matches
 from ortboost.graph.query import constant, scalar, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["fuse_layer_norm"]
 
@@ -34,45 +34,30 @@ def _scaled(*, alone: bool = False) -> Op:
     return Op("Mul", _normalized(alone=True), "scale", alone=alone)
 
 
-def fuse_layer_norm(model: ir.Model) -> Report:
+_SHIFTED = Op("Add", _scaled(alone=True), "shift")
+
+
+@rewrites("Add", "Mul", "Div")
+def fuse_layer_norm(site: Site) -> list[ir.Value | None] | None:
     """Fuse, in place, in the main graph. Below opset 17 nothing is done."""
-    if model.opset_imports.get("", 0) < _OPSET:
-        return Report("fuse_layer_norm")
-    # With a shift the Add is the last node, and the Mul before it is read only by that Add.
-    report = rewrite_nodes(model, "fuse_layer_norm", {"Add": _with_shift})
-    without = rewrite_nodes(
-        model, "fuse_layer_norm", {"Mul": _without_shift, "Div": _without_shift}
-    )
-    report.changed.update(without.changed)
-    report.kept.update(without.kept)
-    return report
-
-
-def _with_shift(site: Site) -> list[ir.Value | None] | None:
-    found = _found(site.node.outputs[0], Op("Add", _scaled(alone=True), "shift"))
-    return None if found is None else _fused(site, found)
-
-
-def _without_shift(site: Site) -> list[ir.Value | None] | None:
-    out = site.node.outputs[0]
-    found = _found(out, _scaled())
+    if site.opset < _OPSET:
+        return None
+    out, consumer = site.node.outputs[0], sole_consumer(site.node.outputs[0])
+    following = None if consumer is None else consumer.outputs[0]
+    if _found(following, _SHIFTED) is not None:
+        return None  # with a shift, the Add is the last node
+    found = _found(out, (_SHIFTED, _scaled()))
     if found is not None:
-        return _fused(site, found)
-    if _found(out, _normalized()) is not None:
-        consumer = sole_consumer(out)
-        if consumer is None or _found(consumer.outputs[0], _scaled()) is None:
-            raise Refusal("it is not followed by a scale of the right length")
+        site.note = "one LayerNormalization"
+        x, epsilon = found["x"], scalar(found["epsilon"])
+        options = {"dtype": x.dtype, "shape": x.shape, "axis": -1, "epsilon": epsilon}
+        return [site.op("LayerNormalization", x, found["scale"], found.get("shift"), **options)]
+    if _found(out, _normalized()) is not None and _found(following, _scaled()) is None:
+        raise Refusal("it is not followed by a scale of the right length")
     return None
 
 
-def _fused(site: Site, found: Found) -> list[ir.Value | None]:
-    site.note = "one LayerNormalization"
-    x, epsilon = found["x"], scalar(found["epsilon"])
-    options = {"dtype": x.dtype, "shape": x.shape, "axis": -1, "epsilon": epsilon}
-    return [site.op("LayerNormalization", x, found["scale"], found.get("shift"), **options)]
-
-
-def _found(value: ir.Value, pattern: Pattern) -> Found | None:
+def _found(value: ir.Value | None, pattern: Pattern) -> Found | None:
     """The values of a layer normalization over the last axis."""
     for found in matches(value, pattern):
         x, means = found["x"], [found[name].producer() for name in ("mean", "variance")]
@@ -92,11 +77,7 @@ def _over_last(node: ir.Node) -> bool:
     value = node.inputs[0]
     if value is None or value.shape is None or node.attributes.get_int("keepdims", 1) != 1:
         return False
-    axes = node.attributes.get_ints("axes", None)
-    if axes is None and len(node.inputs) > 1:
-        stored = constant(node.inputs[1])
-        axes = None if stored is None else [int(axis) for axis in stored.reshape(-1)]
-    return axes is not None and list(axes) in ([-1], [len(value.shape) - 1])
+    return reduced_axes(node) in ([-1], [len(value.shape) - 1])
 
 
 def _is_weight(value: ir.Value, x: ir.Value) -> bool:

@@ -76,13 +76,7 @@ def store_weights(site: Site, layer: ir.Node, weight: Array, bias: Array) -> Non
 
 
 def fold_into(site: Site, layer: ir.Node, scale: Array, shift: Array) -> list[ir.Value]:
-    """Let a layer compute the node of ``site``, which is ``scale * y + shift`` of its result.
-
-    Args:
-        site: The node; it is the only reader of the layer.
-        layer: The layer.
-        scale: One factor for each channel.
-        shift: One summand for each channel.
+    """Let a layer compute its only reader, the node of ``site``: ``scale * y + shift``, by channel.
 
     Returns:
         The values that replace the outputs of the node.

@@ -15,7 +15,7 @@ from ortboost.core.report import Report
 from ortboost.graph.query import constant, input_at, is_standard, label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
-__all__ = ["merge_neighbours"]
+__all__ = ["merge_neighbours", "reduced_axes", "slice_bounds"]
 
 _REDUCING = (
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
@@ -67,7 +67,7 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
         return None
     if not all(is_standard(use.node, "Slice") and use.idx == 0 for use in middle.uses()):
         return None
-    one, two = _bounds(first), _bounds(node)
+    one, two = slice_bounds(first), slice_bounds(node)
     if one is None or two is None or set(one[2]) & set(two[2]):  # an axis cut twice
         return None
     node.replace_input_with(0, first.inputs[0])
@@ -78,8 +78,8 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
     return list(node.outputs)
 
 
-def _bounds(node: ir.Node) -> list[list[int]] | None:
-    """Starts, ends, non-negative axes and steps, if all are stored."""
+def slice_bounds(node: ir.Node) -> list[list[int]] | None:
+    """Starts, ends, non-negative axes and steps of a Slice, if all are stored."""
     value = node.inputs[0]
     given = [input_at(node, place) for place in range(1, 5)]
     arrays = [constant(value) for value in given]
@@ -113,7 +113,7 @@ def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
             return None
         stored = site.const(index.reshape(1), ir.DataType.from_numpy(index.dtype))
         return [site.op("Gather", source, stored, dtype=out.dtype, shape=out.shape, axis=axis)]
-    axes = _reduced(first)
+    axes = reduced_axes(first) if first.attributes.get_int("keepdims", 1) == 0 else None
     if axes is None or sorted(axis % rank for axis in axes) != restored:
         return None
     first.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
@@ -121,9 +121,9 @@ def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
     return [*site.computed_by(first)]
 
 
-def _reduced(node: ir.Node) -> list[int] | None:
-    """The axes that a reduction drops, if known."""
-    if not is_standard(node, *_REDUCING) or node.attributes.get_int("keepdims", 1) != 0:
+def reduced_axes(node: ir.Node) -> list[int] | None:
+    """The axes over which a reduction goes, if they are given and stored."""
+    if not is_standard(node, *_REDUCING):
         return None
     if node.op_type in ("ArgMax", "ArgMin"):
         return [node.attributes.get_int("axis", 0)]

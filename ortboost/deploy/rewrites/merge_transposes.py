@@ -13,18 +13,15 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.dimensions import dimensions
 from ortboost.graph.query import label, producer_of, sole_consumer
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["merge_transposes"]
 
 
 def merge_transposes(model: ir.Model) -> Report:
     """Merge Transpose nodes, in place, in the main graph."""
-    report = rewrite_nodes(model, "merge_transposes", {"Reshape": _detour})
-    merged = rewrite_nodes(model, "merge_transposes", {"Transpose": _merge}, bypass=True)
-    report.changed.update(merged.changed)
-    report.kept.update(merged.kept)
-    return report
+    rules: dict[str, Rule] = {"Reshape": _detour, "Transpose": _merge}
+    return rewrite_nodes(model, "merge_transposes", rules, bypass=True)
 
 
 def _merge(site: Site) -> list[ir.Value | None] | None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.deploy.tensorrt.profiles import Profile
 
-__all__ = ["Built", "Toolkit", "build_plan", "call_cuda", "load_toolkit"]
+__all__ = ["Toolkit", "build_plan", "call_cuda", "load_toolkit"]
 
 _OLDEST: Final = 10
 
@@ -42,19 +42,6 @@ class Toolkit:
     def major(self) -> int:
         """Major version of TensorRT."""
         return int(self.version.split(".")[0])
-
-
-@dataclass(frozen=True)
-class Built:
-    """The result of a build.
-
-    Args:
-        plan: The serialized engine.
-        timings: The timing cache after the build.
-    """
-
-    plan: bytes
-    timings: bytes
 
 
 def load_toolkit() -> Toolkit:
@@ -93,15 +80,14 @@ def build_plan(
     *,
     workspace: int | None = None,
     timings: bytes = b"",
-) -> Built:
+) -> tuple[bytes, bytes]:
     """Parse an ONNX file and build a strongly typed engine.
 
-    Args:
-        kit: See :func:`load_toolkit`.
-        model: Path of the file; external data must be beside it.
-        profiles: One for each dynamic input.
-        workspace: Bytes of scratch memory; TensorRT's choice if not given.
-        timings: Timing cache to start from.
+    Without ``workspace``, TensorRT chooses its scratch memory. ``timings`` is the timing cache to
+    start from.
+
+    Returns:
+        The serialized engine, and the timing cache after the build.
 
     Raises:
         ModelError: The parser rejects the model, an input is a shape tensor, or the build fails.
@@ -143,7 +129,7 @@ def build_plan(
             where=model,
             fix="Its log above says why; a larger --workspace or a smaller maximum shape may help.",
         )
-    return Built(bytes(plan), bytes(config.get_timing_cache().serialize()))
+    return bytes(plan), bytes(config.get_timing_cache().serialize())
 
 
 def _add_profile(

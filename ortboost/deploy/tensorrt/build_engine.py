@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from numpy.typing import NDArray
@@ -20,28 +21,22 @@ from ortboost.core.errors import DependencyError, FileError
 from ortboost.core.files import atomic_path
 from ortboost.deploy.synthetic_inputs import seeded_batch
 from ortboost.deploy.tensorrt.api import Toolkit, build_plan, load_toolkit
-from ortboost.deploy.tensorrt.checker import open_lazily
 from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
-from ortboost.deploy.tensorrt.recipe import recipe
 from ortboost.deploy.tensorrt.session import EngineSession
-from ortboost.deploy.tolerance import AGREEMENT, Tolerance
+from ortboost.deploy.tolerance import Tolerance, tolerance_for
 from ortboost.deploy.verify import Parity, compare
+from ortboost.graph.io import load_model
 from ortboost.graph.query import known_shape
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["EngineFile", "build_engine"]
+__all__ = ["EngineFile", "build_engine", "recipe"]
 
 
 @dataclass(frozen=True)
 class EngineFile:
-    """A written engine.
+    """A written engine and its size; the JSON file beside it, and the metadata there.
 
-    Args:
-        path: The engine.
-        sidecar: The JSON file beside it.
-        bytes: Its size.
-        metadata: Content of the sidecar.
-        parity: The comparison with the ONNX file.
+    ``parity`` is the comparison with the ONNX file.
     """
 
     path: Path
@@ -74,29 +69,16 @@ def build_engine(
 ) -> EngineFile:
     """Build an engine from an ONNX file, and compare it with the file.
 
-    Args:
-        model: The ONNX file, exported for TensorRT.
-        out: The engine to write; ``out.json`` is written beside it.
-        profiles: Shapes of the dynamic inputs.
-        feeds: Batches to compare on; synthetic inputs of the optimum shape if not given.
-        workspace: Bytes of scratch memory.
-        timing_cache: File with timings, read if it exists, and written afterwards.
-        major: Major version for the printed recipe, if TensorRT is missing.
-        tolerance: Allowed difference; 1 % of the largest value if not given, and 95 % of integers
-            equal, because an engine may sum in another order and use TF32.
-        toolkit: TensorRT and CUDA; loaded if not given.
+    See :func:`ortboost.api.check_target.build_engine`. Without a tolerance that of fp16 is allowed:
+    an engine may sum in another order and use TF32. ``major`` is that of the recipe if TensorRT is
+    missing.
 
     Raises:
-        UsageError: A profile is missing or wrong.
-        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line
-            that builds the engine elsewhere.
-        ModelError: TensorRT rejects the model.
-        ParityError: The engine gives other results; nothing was written.
         FileError: The folder cannot be written.
     """
     # What can fail without TensorRT is checked first, so that a build of minutes is not in vain.
     source, path = Path(model), Path(out)
-    graph = open_lazily(source)[0].graph
+    graph = load_model(source, weights=False).graph
     fed = [value for value in graph.inputs if not value.is_initializer()]
     settled = settle_profiles({value.name or "": known_shape(value) for value in fed}, profiles)
     line = recipe(
@@ -118,9 +100,8 @@ def build_engine(
         ) from error
     cache = None if timing_cache is None else Path(timing_cache)
     timings = cache.read_bytes() if cache is not None and cache.is_file() else b""
-    built = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
-    allowed = tolerance or Tolerance(1e-2, 1e-2, scaled=True, agreement=AGREEMENT)
-    parity = _compare(kit, built.plan, source, settled, feeds, allowed)
+    plan, timings = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
+    parity = _compare(kit, plan, source, settled, feeds, tolerance or tolerance_for("fp16"))
     fix = "Keep more operators in FLOAT, or widen the tolerance."
     parity.require(str(path), what="The engine", fix=fix)
     metadata = {
@@ -134,17 +115,23 @@ def build_engine(
         "parity": parity.to_dict(),
         "recipe": recipe(source.name, path.name, settled.values(), major=kit.major),
     }
+    sidecar = _write(plan, path, metadata)
+    if cache is not None:
+        with atomic_path(cache) as new_cache:
+            new_cache.write_bytes(timings)
+    return EngineFile(path, sidecar, len(plan), metadata, parity)
+
+
+def _write(plan: bytes, path: Path, metadata: Mapping[str, Any]) -> Path:
+    """Write the engine and its JSON file, whose path is returned."""
     sidecar = path.with_name(f"{path.name}.json")
     # Both files appear together: the engine within the block of its sidecar.
     with atomic_path(sidecar) as new_sidecar:
         new_sidecar.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
         with atomic_path(path) as new_plan:
-            new_plan.write_bytes(built.plan)
+            new_plan.write_bytes(plan)
             sidecar.unlink(missing_ok=True)  # an old one must not vouch for a new engine
-    if cache is not None:
-        with atomic_path(cache) as new_cache:
-            new_cache.write_bytes(built.timings)
-    return EngineFile(path, sidecar, len(built.plan), metadata, parity)
+    return sidecar
 
 
 def _compare(
@@ -163,3 +150,35 @@ def _compare(
     expected = [reference.evaluate(batch) for batch in feeds]
     actual = [engine.evaluate(batch) for batch in feeds]
     return compare(expected, actual, engine.outputs, tolerance=tolerance)
+
+
+def recipe(
+    model: str | os.PathLike[str],
+    engine: str | os.PathLike[str],
+    profiles: Iterable[Profile] = (),
+    *,
+    major: int = 11,
+    workspace: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+) -> str:
+    """The ``trtexec`` command line that builds the same engine; arguments as :func:`build_engine`.
+
+    The graph itself contains the precision (casts and Q/DQ pairs), so there is no precision flag.
+    TensorRT 10 needs a flag for a strongly typed network; in TensorRT 11 every network is.
+
+    Example:
+        >>> recipe("m.onnx", "m.engine", major=10)
+        'trtexec --onnx=m.onnx --saveEngine=m.engine --stronglyTyped'
+    """
+    words = ["trtexec", f"--onnx={model}", f"--saveEngine={engine}"]
+    given = list(profiles)
+    for which in ("minimum", "optimum", "maximum") if given else ():  # --minShapes, --optShapes...
+        shapes = (f"{p.name}:{'x'.join(map(str, getattr(p, which)))}" for p in given)
+        words.append(f"--{which[:3]}Shapes={','.join(shapes)}")
+    if workspace is not None:
+        words.append(f"--memPoolSize=workspace:{max(workspace >> 20, 1)}M")  # in MiB
+    if timing_cache is not None:
+        words.append(f"--timingCacheFile={timing_cache}")
+    if major <= 10:
+        words.append("--stronglyTyped")
+    return " ".join(quote(word) for word in words)

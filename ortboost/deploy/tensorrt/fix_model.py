@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.files import temporary_folder
 from ortboost.core.report import Report
+from ortboost.deploy.findings import TargetReport
 from ortboost.deploy.synthetic_inputs import accepted_feeds, seeded_batch
-from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
+from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
     apply_fixes,
     lower_ir_version,
@@ -37,16 +38,10 @@ _RUNNABLE_IR = 10
 
 @dataclass(frozen=True)
 class FixedModel:
-    """What :func:`fix_for_tensorrt` did.
+    """What :func:`fix_for_tensorrt` did: findings before and after, changes, the comparison.
 
-    Args:
-        path: The file written.
-        before: Findings in the original.
-        after: Findings in the new file.
-        reports: What the fixes changed.
-        parity: The comparison with the original.
-        stripped: Whether the original was compared without its training parts, which are random or
-            depend on the batch.
+    ``stripped`` says whether the original was compared without its training parts, which are random
+    or depend on the batch.
     """
 
     path: Path
@@ -75,25 +70,18 @@ def fix_for_tensorrt(
     out: str | os.PathLike[str],
     target: Release,
     *,
-    profiles: Iterable[Profile] | None = None,
+    profiles: Sequence[Profile] = (),
     feeds: Sequence[Mapping[str, NDArray[Any]]] | None = None,
     tolerance: Tolerance | None = None,
 ) -> FixedModel:
     """Apply the fixes, compare with ONNX Runtime, and write.
 
-    Args:
-        source: The model.
-        out: The file to write.
-        target: The version of TensorRT.
-        profiles: Shape profiles for the check; their optimum is the shape of synthetic inputs.
-        feeds: Batches to compare on; synthetic inputs if not given.
-        tolerance: The allowed difference; ``Tolerance()`` if not given.
+    See :func:`ortboost.api.check_target.fix_for`. The optimum of the shape profiles is the shape of
+    synthetic inputs.
 
     Raises:
-        ParityError: The fixed model gives other results; nothing was written.
         ModelError: The runtime cannot run the original or the fixed model, so they cannot be
             compared.
-        UsageError: ``out`` is the model itself.
         FileError: The model cannot be read or the folder not written.
     """
     path = Path(out)
@@ -103,8 +91,7 @@ def fix_for_tensorrt(
             where=str(path),
             fix="Give another file with --out.",
         )
-    given = list(profiles) if profiles is not None else None
-    before = check_tensorrt(source, target, profiles=given)
+    before = check_tensorrt(source, target, profiles)
     # These two change the reference itself: dropout is random, and reports need names.
     original = load_model(source)
     first = [unique_names(original), strip_training_mode(original)]
@@ -118,14 +105,14 @@ def fix_for_tensorrt(
         for model, file in zip((original.clone(), fixed.clone()), files, strict=True):
             lower_ir_version(model, _RUNNABLE_IR)
             save_model(model, file)
-        parity = _compare(files[0], files[1], feeds, given, tolerance)
+        parity = _compare(files[0], files[1], feeds, profiles, tolerance)
         fixes = ", ".join(report.rewrite for report in reports)
         fix = "Fix the findings in the model itself, or widen --rtol/--atol."
         parity.require(f"{path}; fixes: {fixes}", what="The fixed model", fix=fix)
     fixed.metadata_props["ortboost.tensorrt"] = str(target)
     fixed.metadata_props["ortboost.parity"] = parity.summary
     save_model(fixed, path)
-    after = check_tensorrt(path, target, profiles=given)
+    after = check_tensorrt(path, target, profiles)
     changed = [report for report in (*first, *reports) if report.changed]
     return FixedModel(path, before, after, tuple(changed), parity, first[1].modified)
 
@@ -134,11 +121,17 @@ def _compare(
     one: Path,
     other: Path,
     feeds: Sequence[Mapping[str, NDArray[Any]]] | None,
-    profiles: list[Profile] | None,
+    profiles: Sequence[Profile],
     tolerance: Tolerance | None,
 ) -> Parity:
     sides = [ModelEvaluator(file, device="cpu") for file in (one, other)]
-    batches = feeds if feeds is not None else [_synthetic_batch(sides[0], profiles)]
+    if feeds is None:
+        shapes = {profile.name: profile.optimum for profile in profiles}
+        feeds = [
+            seeded_batch(sides[0].inputs, shapes)
+            if shapes
+            else accepted_feeds(sides[0].inputs, sides[0].evaluate)[0]
+        ]
     outputs = [name for name in sides[1].outputs if name in sides[0].outputs]
     if not outputs:
         raise ModelError(
@@ -146,11 +139,5 @@ def _compare(
             where=", ".join(sides[0].outputs),
             fix="Export the model for inference.",
         )
-    answers = [[side.evaluate(batch) for batch in batches] for side in sides]
+    answers = [[side.evaluate(batch) for batch in feeds] for side in sides]
     return compare(answers[0], answers[1], outputs, tolerance=tolerance)
-
-
-def _synthetic_batch(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
-    if not profiles:
-        return accepted_feeds(side.inputs, side.evaluate)[0]
-    return seeded_batch(side.inputs, {profile.name: profile.optimum for profile in profiles})

@@ -24,8 +24,9 @@ from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Release
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.normalize import free_weights, inline_functions
-from ortboost.graph.query import FLOAT_TYPES, all_tensors, input_at, is_read, is_standard
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.to_float32 import to_float32
 
 __all__ = [
     "apply_fixes",
@@ -36,15 +37,10 @@ __all__ = [
 ]
 
 _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-_TYPED_ATTRIBUTES: Final = ("to", "dtype")
 
 
 def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
-    """Apply all fixes except the stripping of training mode, in place.
-
-    Args:
-        model: The model, stripped by :func:`strip_training_mode`.
-        target: The version of TensorRT.
+    """Apply all fixes except :func:`strip_training_mode`, which comes first, in place.
 
     Returns:
         A report for each fix that changed something.
@@ -131,35 +127,13 @@ def doubles_to_floats(model: ir.Model) -> Report:
     TensorRT does the same itself, clamping to the largest FLOAT; doing it here makes it verifiable.
     """
     report = Report("doubles_to_floats")
-    double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
-    limit = np.finfo(np.float32).max  # infinities stay: clamp_infinite decides about them
-    # Stored tensors, attributes that name or hold the type, and then the types of all values.
-    for value, tensor in list(all_tensors(model)):
-        if tensor.dtype != double:
-            continue
-        array = tensor.numpy()
-        clamped = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
-        value.const_value = ir.tensor(clamped.astype(np.float32), name=value.name)
-        value.type = ir.TensorType(single)
-        report.changed[value.name or "?"] = "DOUBLE -> FLOAT"
-    for node in model.graph.all_nodes():
-        for key in _TYPED_ATTRIBUTES:
-            if key in node.attributes and node.attributes[key].value == double:
-                node.attributes[key] = ir.AttrInt64(key, int(single))
-                report.changed[node.name or node.op_type] = f"{key} DOUBLE -> FLOAT"
-        filler = node.attributes.get("value")
-        if filler is not None and filler.type == ir.AttributeType.TENSOR:
-            tensor = filler.as_tensor()
-            if tensor.dtype == double:
-                node.attributes["value"] = ir.AttrTensor(
-                    "value", ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
-                )
-                report.changed[node.name or node.op_type] = "value DOUBLE -> FLOAT"
     for graph in model.graphs():
-        for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
-            if value.dtype == double:
-                value.type = ir.TensorType(single)
-                report.changed.setdefault(value.name or "?", "DOUBLE -> FLOAT")
+        inside = (out for node in graph for out in node.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *inside):
+            if value.dtype == ir.DataType.DOUBLE:
+                report.changed[value.name or "?"] = "DOUBLE -> FLOAT"
+    if report.changed:
+        to_float32(model, {ir.DataType.DOUBLE})
     return report
 
 

@@ -15,19 +15,12 @@ from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape
 
-__all__ = ["Profile", "parse_profile", "settle_profiles", "suggestion"]
+__all__ = ["Profile", "parse_profile", "refuse_profiles", "settle_profiles", "suggestion"]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The shapes of one input.
-
-    Args:
-        name: The input.
-        minimum: Smallest shape.
-        optimum: The shape to tune for.
-        maximum: Largest shape.
-    """
+    """The smallest and the largest shape of an input, and the one to tune for."""
 
     name: str
     minimum: tuple[int, ...]
@@ -81,6 +74,18 @@ def parse_profile(text: str) -> Profile:
     return Profile(name, *zip(*columns, strict=True))
 
 
+def refuse_profiles(given: Sequence[Profile]) -> None:
+    """Refuse profiles for another target than TensorRT.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if given:
+        raise UsageError(
+            "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
+        )
+
+
 def settle_profiles(
     inputs: Mapping[str, Dims | None], given: Iterable[Profile]
 ) -> dict[str, Profile]:
@@ -110,22 +115,18 @@ def settle_profiles(
         named[profile.name] = profile
     settled: dict[str, Profile] = {}
     for name, dims in inputs.items():
-        if name in named:
-            settled[name] = named[name]
-        elif dims is None or any(not isinstance(dim, int) for dim in dims):
+        if dims is not None and all(isinstance(dim, int) for dim in dims):
+            continue  # a profile of a fixed input has been checked, and is not needed
+        if name not in named:
             shape = "of unknown rank" if dims is None else format_shape(dims)
             raise UsageError(
                 f"The input '{name}' has dimensions that are not fixed, and no profile.",
                 where=f"input '{name}' {shape}",
                 fix=f"Give --shape {suggestion(name, dims)}",
             )
+        settled[name] = named[name]
     _symbols_agree(inputs, settled)
-    # Profiles of fixed inputs have been checked, and are not needed.
-    return {
-        name: profile
-        for name, profile in settled.items()
-        if any(not isinstance(dim, int) for dim in inputs[name] or (None,))
-    }
+    return settled
 
 
 def suggestion(name: str, dims: Sequence[int | str | None] | None) -> str:

@@ -27,11 +27,7 @@ _DTYPES: Final = {
 
 
 class EngineSession:
-    """An engine on the device, run batch by batch.
-
-    Args:
-        kit: See :func:`ortboost.deploy.tensorrt.api.load_toolkit`.
-        plan: The serialized engine.
+    """A serialized engine on the device, run batch by batch.
 
     Raises:
         DependencyError: The engine was built by another TensorRT version or for another GPU.
@@ -56,10 +52,7 @@ class EngineSession:
         self.outputs = tuple(n for n in names if modes[n] == trt.TensorIOMode.OUTPUT)
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Compute the outputs, by name.
-
-        Args:
-            feeds: Input name to array; cast to the engine's types.
+        """Compute the outputs, by name, from inputs that are cast to the engine's types.
 
         Raises:
             UsageError: An input is missing, or its shape is outside of the profile.

@@ -47,12 +47,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Release:
-    """A version of TensorRT, as its parser's table describes it.
-
-    Args:
-        major: Its major version.
-        release: The recorded release that it is treated as.
-    """
+    """A version of TensorRT, as its parser's table describes the recorded ``release``."""
 
     major: int
     release: str

@@ -10,9 +10,8 @@ import pytest
 from ortboost.core.errors import DependencyError, FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.tensorrt import session
 from ortboost.deploy.tensorrt.api import load_toolkit
-from ortboost.deploy.tensorrt.build_engine import build_engine
+from ortboost.deploy.tensorrt.build_engine import build_engine, recipe
 from ortboost.deploy.tensorrt.profiles import parse_profile
-from ortboost.deploy.tensorrt.recipe import recipe
 from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.graph.io import save_model
 from tests.deploy.tensorrt.cases import one

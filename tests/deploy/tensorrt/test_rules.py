@@ -4,11 +4,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.deploy.tensorrt import checker
+from ortboost.deploy.findings import Finding
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.profiles import parse_profile
-from ortboost.deploy.tensorrt.rules import RULES, Finding, rule
+from ortboost.deploy.tensorrt.rules import RULES, Context, rule
 from ortboost.deploy.tensorrt.table import parse_release
+from ortboost.graph.io import load_model
 from tests.deploy.tensorrt.cases import CASES, one
 from tests.support import MODELS, ROOT, small_mlp, text_model
 
@@ -137,12 +138,12 @@ def test_external_data_do_not_count_as_inside_the_file(tmp_path):
     model.graph.outputs[0].shape = ir.Shape([size // 4])
     path = tmp_path / "m.onnx"
     path.write_bytes(ir.to_proto(model).SerializeToString())
-    from ortboost.deploy.tensorrt.rules import Context, files
+    from ortboost.deploy.tensorrt.rules import files
 
-    raw, _ = checker.open_lazily(path)
-    assert not list(files.external_data(Context(raw, ELEVEN, None, path, raw)))
+    raw = load_model(path, weights=False)
+    assert not list(files.external_data(Context(raw, raw, ELEVEN)))
     value.const_value = _Claimed(size)
-    inside = Context(model, ELEVEN, None, None, model)
+    inside = Context(model, model, ELEVEN)
     assert [f.fixable for f in files.external_data(inside)] == [True]
 
 

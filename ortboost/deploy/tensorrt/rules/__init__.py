@@ -6,14 +6,12 @@ findings, registered with ``@rule("TRT0xx", "what it looks for")`` in the file o
 
 from ortboost.deploy.tensorrt.rules import (  # noqa: F401  importing them fills the registry
     attributes,
-    constants,
     files,
-    numbers,
     operators,
     quantization,
     shapes,
     types,
 )
-from ortboost.deploy.tensorrt.rules.registry import RULES, Context, Finding, Rule, rule
+from ortboost.deploy.tensorrt.rules.registry import RULES, Context, Rule, rule
 
-__all__ = ["RULES", "Context", "Finding", "Rule", "rule"]
+__all__ = ["RULES", "Context", "Rule", "rule"]

@@ -8,7 +8,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule, warn
+from ortboost.deploy.findings import Finding, error, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import input_at, is_read, is_standard, known_shape
 
 __all__: list[str] = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.deploy.findings import Finding, error, info, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.io import external_fault
 
 __all__: list[str] = []
@@ -72,8 +72,7 @@ def external_data(context: Context) -> Iterator[Finding]:
             if not isinstance(tensor, ir.ExternalTensor):
                 total += 0 if tensor is None else tensor.nbytes
                 continue
-            folder = None if context.path is None else Path(context.path).parent
-            problem, _ = external_fault(tensor, folder) or ("", "")
+            problem, _ = external_fault(tensor) or ("", "")
             where = str(tensor.location)
             if problem and (where, problem) not in worst:
                 worst.add((where, problem))

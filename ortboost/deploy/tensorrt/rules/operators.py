@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.deploy.findings import Finding, error, info, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import input_at, is_read, is_standard, label
 
 __all__ = ["normalizes_batch"]

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.deploy.findings import Finding, error, info, warn
+from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import input_at, label, producer_of
 
 __all__: list[str] = []

@@ -1,19 +1,18 @@
-"""Findings, the context that rules work with, and the registry of rules."""
+"""The context that rules work with, and the registry of rules."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.deploy.findings import Finding
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.table import Operator, Release
 from ortboost.graph.query import (
@@ -22,70 +21,10 @@ from ortboost.graph.query import (
     has_subgraph,
     input_at,
     is_standard,
-    label,
     static_shape,
 )
 
-__all__ = [
-    "RULES",
-    "SEVERITIES",
-    "About",
-    "Context",
-    "Finding",
-    "Rule",
-    "error",
-    "info",
-    "rule",
-    "warn",
-]
-
-SEVERITIES: Final = ("error", "warn", "info")
-
-About: TypeAlias = ir.Node | ir.Value | tuple[str, str]
-"""Subject of a finding: a node, a stored tensor, or a name and its kind (``input``, ``model``)."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One row of the checker.
-
-    Args:
-        rule: Id of the rule.
-        severity: ``error``: it will not build or run; ``warn``: it may not, or results may differ;
-            ``info``: worth knowing.
-        node: The node, tensor, input or file it is about.
-        op: Operator, or ``tensor``, ``input``, ``model``.
-        reason: What is wrong, in one sentence.
-        fix: What to do about it.
-        fixable: Whether ``--fix`` does it.
-    """
-
-    rule: str
-    severity: str
-    node: str
-    op: str
-    reason: str
-    fix: str
-    fixable: bool = False
-
-
-def _finding(
-    severity: str, about: About, reason: str, fix: str, *, fixable: bool = False, rule: str = ""
-) -> Finding:
-    """A finding; a registered rule fills in its id."""
-    if isinstance(about, ir.Node):
-        about = label(about), about.op_type
-    elif isinstance(about, ir.Value):
-        about = about.name or "?", "tensor"
-    return Finding(rule, severity, *about, reason, fix, fixable)
-
-
-error = functools.partial(_finding, "error")
-"""A finding that rules out the target."""
-warn = functools.partial(_finding, "warn")
-"""A finding that may rule out the target or change results."""
-info = functools.partial(_finding, "info")
-"""A finding that is worth knowing."""
+__all__ = ["RULES", "Check", "Context", "Rule", "rule"]
 
 
 @dataclass
@@ -95,22 +34,15 @@ class Context:
     Args:
         model: The model: functions inlined, ``Constant`` nodes lifted to initializers, shapes
             inferred. Must not be modified.
+        original: The model as loaded, before any change.
         target: The version of TensorRT.
-        profiles: Shape profiles by input, if any were given.
-        path: The file of the model, if it has one.
-        raw: The model as loaded, before any change.
+        profiles: Shape profiles; empty if none were given.
     """
 
     model: ir.Model
+    original: ir.Model
     target: Release
-    profiles: dict[str, Profile] | None = None
-    path: Path | None = None
-    raw: ir.Model | None = None
-
-    @property
-    def original(self) -> ir.Model:
-        """The model as loaded."""
-        return self.raw or self.model
+    profiles: Sequence[Profile] = ()
 
     @property
     def nodes(self) -> Iterator[ir.Node]:
@@ -163,7 +95,9 @@ class Context:
         found: dict[ir.Value, str] = {}
         for node in self.nodes:  # in graph order, each after what it reads
             sources = [v for v in node.inputs if v is not None and not v.is_initializer()]
-            folds = all(found.get(value) == "folds" for value in sources) or _measures(node)
+            folds = all(found.get(value) == "folds" for value in sources)
+            if is_standard(node, "Shape", "Size"):  # of a value whose lengths are fixed
+                folds = folds or all(static_shape(value) is not None for value in sources)
             drawn = has_subgraph(node) or node.op_type in RANDOM_OPERATORS
             verdict = "folds" if folds and not drawn else "computed"
             found.update(dict.fromkeys(node.outputs, verdict))
@@ -183,34 +117,13 @@ class Context:
         except (OSError, ValueError, TypeError):
             return None
 
-    def floats(self, value: ir.Value) -> NDArray[Any] | None:
-        """The values of a stored float tensor of 16 bits or more (bfloat16 as float32), or None."""
-        if value.dtype is None or not value.dtype.is_floating_point() or value.dtype.bitwidth < 16:
-            return None
-        found = self.array(value)
-        if found is None or value.dtype != ir.DataType.BFLOAT16:
-            return found
-        return found.astype(np.float32)
-
-
-def _measures(node: ir.Node) -> bool:
-    """Whether a node gives the shape or size of a value whose lengths are fixed."""
-    value = node.inputs[0] if is_standard(node, "Shape", "Size") else None
-    return value is not None and static_shape(value) is not None
-
 
 Check: TypeAlias = Callable[[Context], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and its id.
-
-    Args:
-        id: ``TRT001``...
-        title: What it looks for, in a few words.
-        check: The function.
-    """
+    """A rule with its id (``TRT001``), and what it looks for, in a few words."""
 
     id: str
     title: str

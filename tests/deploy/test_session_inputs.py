@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.bench_feeds import has_open_batch, make_feeds, settle_shapes
-from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
+from ortboost.deploy.session_inputs import (
+    fix_specs,
+    has_open_batch,
+    make_feeds,
+    settle_shapes,
+    with_batch_axes,
+)
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
