@@ -77,11 +77,10 @@ def open_evaluator(
     device: str = "auto",
     threads: int | None = None,
 ) -> Evaluator:
-    """Open only the evaluation graph of a program.
+    """Open only the evaluation graph of a program, with the tensors that it reads on the device.
 
-    No training graph is opened, and only the tensors that the evaluation graph reads are placed on
-    the device. Any onnxruntime can therefore evaluate a program whose gradients need
-    onnxruntime-training, and optimizer slots take no memory.
+    Any onnxruntime can therefore evaluate a program whose gradients need onnxruntime-training, and
+    optimizer slots take no memory.
 
     Args:
         program: The program.

@@ -99,17 +99,9 @@ class SegmentedGraph:
         return len(self._segments)
 
     def run(self, number: int, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run one segment; running all of them in order is one run of the graph.
+        """Run one segment, by its index; running all of them in order is one run of the graph.
 
-        Args:
-            number: Index of the segment, from 0.
-            feeds: The batch and the learning rates.
-
-        Returns:
-            The outputs of the segment that are not placed, by name.
-
-        Raises:
-            Exception: Whatever the runtime's bindings raise.
+        The rest is as for :meth:`CompiledGraph.run`, for the outputs of the segment.
         """
         segment = self._segments[number]
         shapes = tuple(array.shape for array in feeds.values())

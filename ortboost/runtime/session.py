@@ -332,21 +332,12 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
 
 
 def try_device(device: str) -> None:
-    """Open a small session on a device.
-
-    Raises:
-        UsageError: The device is unknown.
-        DependencyError: The installed runtime was not built for it, or its libraries do not load.
-    """
+    """Open a small session on a device; errors as for :func:`open_session`."""
     open_session(ir.from_onnx_text(_SMALL), device=device)
 
 
 def require_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
-    """Resolve a device name, and prove that CUDA really works if it is asked for.
-
-    Args:
-        device: See :func:`resolve_device`.
-        among: The allowed names.
+    """Resolve a device name as :func:`resolve_device` does, and prove that CUDA really works.
 
     Raises:
         UsageError: The device is unknown, or for inference only.
@@ -405,10 +396,7 @@ def drawing(seed: int | None) -> Iterator[None]:
     """Seed the random generator for the context, and keep other threads from using it.
 
     The runtime has one generator for all sessions of a process, so sessions that draw from it run
-    one at a time.
-
-    Args:
-        seed: The seed; ``None`` for a graph without random numbers, which need not wait.
+    one at a time. A graph without random numbers has no seed and need not wait.
     """
     if seed is None:
         yield

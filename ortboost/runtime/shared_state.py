@@ -89,9 +89,7 @@ class SharedState:
     def join_sums(self, state: DeviceState, *, keep: bool = True) -> None:
         """Sum the accumulated gradients of the window over the processes.
 
-        Args:
-            state: The state.
-            keep: Whether this process keeps the sums; otherwise its accumulators are zeroed.
+        Without ``keep`` this process's accumulators are zeroed.
 
         Raises:
             ModelError: A sum overflows.

@@ -59,11 +59,7 @@ class UpdateGraph:
         )
 
     def run(self, rates: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Update the state; returns the other outputs.
-
-        Args:
-            rates: The learning rates.
-        """
+        """Update the state with these learning rates; the other outputs."""
         values = self._graph.run(0, rates)
         for number, exchange in enumerate(self._exchanges, 1):
             exchange.run(1.0)

@@ -273,7 +273,6 @@ class _Monitoring(Callback):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The metric, its best value with the step, and the number of values since."""
         return {
             "monitor": self.goal.monitor,
             "best": self.best,

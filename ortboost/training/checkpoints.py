@@ -96,19 +96,10 @@ class CheckpointStore:
         program: str,
         best: bool = False,
     ) -> Path:
-        """Write a checkpoint, then :meth:`prune`.
+        """Write a checkpoint, see :func:`write_checkpoint`, then :meth:`prune`.
 
-        Args:
-            state: State tensor by name; dtypes and 0-d shapes are kept.
-            progress: JSON data; its ``step`` names the file.
-            program: Fingerprint of the program, checked on loading.
-            best: Also pin it as the best one, in place of the previous one.
-
-        Returns:
-            The JSON file.
-
-        Raises:
-            FileError: The folder is not writable.
+        The ``step`` of the progress names the JSON file, which is returned. ``best`` also pins the
+        checkpoint as the best one, in place of the previous one.
         """
         path = self.path(int(progress["step"]))
         if not self._writes:
@@ -155,7 +146,7 @@ class CheckpointStore:
         return None
 
     def best(self, *, program: str | None = None) -> Checkpoint | None:
-        """The pinned checkpoint, or None; argument and errors as in :meth:`load`.
+        """The pinned checkpoint, or None; arguments as for :meth:`load`.
 
         Raises:
             FileError: See :meth:`load`; or the pin is damaged.

@@ -114,9 +114,7 @@ def weight_blocks(
 ) -> Iterator[NDArray[np.float32]]:
     """Columns of the matrix of all weights, one row per safetensors file, in blocks.
 
-    Args:
-        paths: The files.
-        shapes: Name of each tensor to its shape, in the order of the columns.
+    The columns are in the order of the shapes, which are by name of a tensor.
 
     Raises:
         FileError: A file cannot be read, or lacks a tensor of that shape.

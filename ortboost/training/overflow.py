@@ -58,12 +58,6 @@ def first_scale(config: ScaleConfig) -> float:
 def scale_change(before: float, after: float, overflow: bool, config: ScaleConfig) -> str | None:
     """How the loss scale changed in a step, in one word.
 
-    Args:
-        before: The scale used in the step.
-        after: The scale after it.
-        overflow: Whether the step was skipped.
-        config: The loss scaling.
-
     Returns:
         ``shrink``, ``grow``, ``minimum`` (an overflow, but the scale cannot shrink), ``held`` (an
         overflow that the hysteresis tolerates), or None. Growing is not reported for a grouped

@@ -51,9 +51,6 @@ def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
         runs: The runs.
         path: The PNG to write; its folder must exist.
 
-    Returns:
-        The path of the PNG.
-
     Raises:
         DependencyError: matplotlib is not installed.
         UsageError: None of them has steps.

@@ -84,7 +84,7 @@ class Reporter(Protocol):
 
 
 class QuietProgress:
-    """Shows messages only, or nothing.
+    """Shows messages only (with ``results``, also the results of epochs), or nothing.
 
     Args:
         stream: Where messages go; None drops them.

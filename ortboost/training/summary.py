@@ -105,14 +105,10 @@ class TrainSummary(Shown):
 def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
     """Whether the run is healthy, and one line that explains why.
 
-    Skips at the start, before 20 consecutive steps were applied, are expected while the scale
+    Skips at the start, before 20 consecutive steps were applied, are expected while a dynamic scale
     settles. Later skips are healthy as long as they are few (5 %) and do not become much more
     frequent. A run is not healthy if most of its steps were skipped, or if its newest metrics are
     not finite.
-
-    Args:
-        state: The state of the run.
-        dynamic: Whether the scale can shrink; a fixed scale has no warm-up.
 
     Example:
         >>> state = RunState(step=1000, applied_steps=997, total_skips=3, loss_scale=1024.0)

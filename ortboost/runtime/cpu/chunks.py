@@ -50,15 +50,12 @@ _NODES = 4  # minimum number of nodes over activations: one Scan costs as much a
 def chunked_chains(
     model: ir.Model, states: Collection[str] = (), threads: int | None = None
 ) -> bool:
-    """Move each chain of elementwise operators over a large tensor into a Scan, in place.
+    """Move chains of elementwise operators over large tensors into Scans; whether there was one.
 
     Args:
         model: The step graph.
         states: Outputs that may get another shape with as many elements.
         threads: Intra-op threads; the number of processors if not given.
-
-    Returns:
-        Whether there was one.
     """
     # The runtime divides each operator among its threads.
     wished = _PART * (threads or available_cores())

@@ -69,13 +69,9 @@ class _Products:
 
 
 def depthwise_gradients(model: ir.Model) -> bool:
-    """Write gradients of depthwise weights as convolutions in the blocked layout, in place.
+    """Write gradients of depthwise weights as convolutions in the blocked layout; whether any was.
 
-    Args:
-        model: The step graph.
-
-    Returns:
-        Whether any was converted; False if the runtime does not support it.
+    None is if the runtime does not support the layout.
     """
     found = [
         (node, products)

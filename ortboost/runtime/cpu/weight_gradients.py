@@ -57,14 +57,11 @@ class _Taps:
 
 
 def weight_gradients(model: ir.Model, threads: int | None = None) -> bool:
-    """Sum weight gradients of convolutions with stride 1 over the images of a batch, in place.
+    """Sum weight gradients of convolutions with stride 1 over the images; whether there was one.
 
     Args:
         model: The step graph.
         threads: Intra-op threads; the number of processors if not given.
-
-    Returns:
-        Whether there was one.
     """
     least = _POSITIONS * (threads or available_cores())
     batches = {(known_shape(value) or (None,))[0] for value in model.graph.inputs} - {None}

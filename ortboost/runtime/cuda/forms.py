@@ -70,15 +70,12 @@ _TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
 
 
 def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Model:
-    """Convert a graph to its form for the CUDA provider of a release.
+    """The form of a graph for the CUDA provider of a release: the model itself, or a modified copy.
 
     Args:
         model: The graph; it is not modified.
         kernels: The kernels of the release.
         fast: Also use forms that are faster there and round differently.
-
-    Returns:
-        The model itself, or a modified copy.
     """
     changed = model.clone()
     infer_shapes(changed)

@@ -146,7 +146,7 @@ def _type_name(value: ir.Value) -> str:
 
 
 def load_kernels(target: str) -> Kernels:
-    """Load the table for ``cuda``, ``cuda=1.31.1`` or ``cuda=1.19.2``; by default the newest.
+    """The table for ``cuda``, ``cuda=1.31.1`` or ``cuda=1.19.2``; by default the newest.
 
     Raises:
         UsageError: There is no table for that release.
@@ -168,7 +168,7 @@ def load_kernels(target: str) -> Kernels:
 
 
 def kernels_of(version: str) -> Kernels:
-    """Load the table for a version: that of onnxruntime-training up to 1.19, else the newest."""
+    """The table for a version: that of onnxruntime-training up to 1.19, else the newest."""
     older = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
     return _load(list(_NEWEST_OPSET)[0 if older else -1])
 

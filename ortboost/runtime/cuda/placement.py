@@ -98,15 +98,12 @@ class _Uses:
 def place(
     model: ir.Model, kernels: Kernels, *, folds: bool = True
 ) -> tuple[list[Placed], list[Copy]]:
-    """Place the nodes of a model and of its subgraphs.
+    """Place the nodes of a model and of its subgraphs; the nodes in graph order, and the copies.
 
     Args:
         model: The model with inferred types; it is not modified.
         kernels: The kernels of a release.
         folds: Leave out nodes that the runtime folds when it opens the session.
-
-    Returns:
-        The nodes in graph order, and the copies.
     """
     placed: list[Placed] = []
     copies: list[Copy] = []

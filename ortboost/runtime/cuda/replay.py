@@ -67,12 +67,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def can_replay(program: Program, device: str) -> bool:
-    """Whether the steps of a program may be captured, as far as this can be told without a batch.
-
-    Args:
-        program: The program.
-        device: ``cpu`` or ``cuda``.
-    """
+    """Whether the steps of a program may be captured, as far as can be told without a batch."""
     return device == "cuda" and why_not_replayed(program) is None
 
 
@@ -93,7 +88,7 @@ def why_not_replayed(program: Program) -> str | None:
 
 
 def passing_on(model: ir.Model, own: Catalogue, whole: Catalogue) -> tuple[ir.Model, Catalogue]:
-    """A graph that also writes the states that only other graphs of its program change.
+    """A copy of a graph that also writes the states that only other graphs of its program change.
 
     Args:
         model: The graph; it is not modified.

@@ -23,8 +23,7 @@ from ortboost.training.data.csv_file import load_csv
 from ortboost.training.data.idx import load_idx, load_idx_pair
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.load import load_arrays
-from ortboost.training.data.npy import load_npy
-from ortboost.training.data.npz import load_npz
+from ortboost.training.data.numpy_files import load_npy, load_npz
 from ortboost.training.data.open import open_source
 from ortboost.training.data.prefetch import prefetch
 from ortboost.training.data.sources import ArraySource, Source, epoch_order

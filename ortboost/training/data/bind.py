@@ -9,9 +9,8 @@ from ortboost.core.arrays import matches
 from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
-from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
+from ortboost.training.data.lazy import LazyArray, Wanted, as_array_like, fit_shape, lazy_of
 from ortboost.training.data.load import SPLITS
-from ortboost.training.data.shapes import Wanted, fit_shape
 from ortboost.training.data.values import is_labels, value_fault
 from ortboost.training.protocols import Array, InputLike
 

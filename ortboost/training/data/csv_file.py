@@ -39,10 +39,7 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
-    """Read a CSV file, separated by commas, or by tabs if it is ``.tsv``.
-
-    Args:
-        path: The file, in UTF-8.
+    """Read a CSV file in UTF-8, separated by commas, or by tabs if it is ``.tsv``.
 
     Raises:
         FileError: The header is missing or has duplicate names, a cell is not a number, or the rows

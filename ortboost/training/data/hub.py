@@ -153,15 +153,7 @@ def _has_nulls(column: Any) -> bool:
 
 
 class StreamBatches:
-    """The batches of a stream of samples; can be iterated over repeatedly.
-
-    Args:
-        stream: A ``datasets.IterableDataset``.
-        batch_size: Samples in a batch.
-        inputs: The inputs to feed.
-        mapping: Input name to column.
-        drop_last: Drop the last batch if it is incomplete.
-    """
+    """The batches of a ``datasets.IterableDataset``; can be iterated over repeatedly."""
 
     def __init__(
         self,

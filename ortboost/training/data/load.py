@@ -12,8 +12,7 @@ from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.folder import find_images, load_images
 from ortboost.training.data.keys import SPLIT_NAMES
-from ortboost.training.data.npy import load_npy
-from ortboost.training.data.npz import load_npz
+from ortboost.training.data.numpy_files import load_npy, load_npz
 from ortboost.training.data.parquet import ParquetTable, find_parquet
 from ortboost.training.data.tables import Table
 from ortboost.training.protocols import Array
@@ -93,11 +92,7 @@ def load_arrays(
 
 
 def find_table(path: str | os.PathLike[str], split: str | None = None) -> Table | None:
-    """The table of a CSV or Parquet file, or of a folder of Parquet files; None otherwise.
-
-    Args:
-        path: The file or folder.
-        split: Selects the files of a folder by the prefix of their names.
+    """The table of a CSV or Parquet file, or of a split in a folder of Parquet files; or None.
 
     Raises:
         FileError: It is damaged.

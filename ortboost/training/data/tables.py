@@ -142,12 +142,7 @@ class Table(abc.ABC):
 
 
 class MemoryTable(Table):
-    """Columns in memory, read from a file.
-
-    Args:
-        columns: Name to values ``[N]``.
-        where: The file.
-    """
+    """Columns ``[N]`` in memory, read from a file."""
 
     def __init__(self, columns: Mapping[str, Array], where: str) -> None:
         super().__init__(list(columns), where)
@@ -167,11 +162,7 @@ class MemoryTable(Table):
 
 
 class FrameTable(Table):
-    """A table in memory with the interface of a pandas DataFrame.
-
-    Args:
-        frame: The table, with ``columns``, and indexed by a name.
-    """
+    """A table in memory with the interface of a pandas DataFrame."""
 
     kind = UsageError
 

@@ -128,16 +128,7 @@ def value_fault(
 
 
 def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
-    """The first row with a value that ``strays`` selects, or ``None``; searched in blocks.
-
-    Args:
-        array: The array; a scalar counts as one row.
-        strays: Returns a mask for a block of rows, in its shape.
-
-    Example:
-        >>> _first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
-        1
-    """
+    """The first row with a value that ``strays`` selects in a block of rows, or ``None``."""
     rows = array if array.ndim else np.atleast_1d(array)
     step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
     for start in range(0, len(rows) if rows.size else 0, step):

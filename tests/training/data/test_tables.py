@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind_arrays, load_arrays, load_csv, load_npy, open_source
+from ortboost.training.data import bind_arrays, load_arrays, load_csv, open_source
 from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
@@ -145,21 +145,3 @@ def test_a_folder_of_npy_files_is_mapped(tmp_path):
         bound = bind_arrays(arrays, INPUTS, split=split)
         assert len(bound["x"]) == len(bound["labels"]) == length
     assert list(load_arrays(tmp_path / "x_train.npy")) == ["x_train"]
-
-
-def damaged(path, kind):
-    np.save(path, np.arange(6.0))
-    raw = path.read_bytes()
-    if kind == "objects":
-        np.save(path, np.array([{}, None], dtype=object), allow_pickle=True)
-    else:
-        path.write_bytes({"short": raw[:-9], "header": b"x" * 99, "tiny": raw[:7]}[kind])
-    return path
-
-
-@pytest.mark.parametrize("kind", ["objects", "short", "header", "tiny"])
-def test_a_damaged_npy_file_is_named(tmp_path, kind):
-    path = damaged(tmp_path / "x.npy", kind)
-    with pytest.raises(FileError, match=r"'x.npy' is not a readable .npy file") as caught:
-        load_npy(path)
-    assert_three_lines(caught.value)

@@ -29,8 +29,7 @@ from ortboost.core.errors import FileError, UsageError
 from ortboost.training.data.images.augment import Draws, crop_box, jittered, random_crop
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import ArrayImages, Header, Store, header_of
-from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
-from ortboost.training.data.shapes import Wanted
+from ortboost.training.data.lazy import LazyArray, Wanted, as_array_like, lazy_of
 from ortboost.training.protocols import Array
 
 if TYPE_CHECKING:

@@ -85,12 +85,9 @@ def _files(folder: Path) -> Iterator[str]:
 def load_images(
     folder: Path, config: ImageConfig, augment: AugmentConfig | None = None
 ) -> dict[str, Array]:
-    """The images of a folder and their class indices.
+    """The images of a folder with one folder per class, and their class indices.
 
-    Args:
-        folder: A folder with one folder per class.
-        config: Preprocessing of images; its classes, if set, define the class indices.
-        augment: Random augmentation of training images.
+    The classes of the configuration, if set, define the class indices.
 
     Returns:
         ``images``, an :class:`ImageArray`, and ``labels``, int64.
