@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.session import open_session
 from ortboost.runtime.state import DeviceState
 
-__all__ = ["CompiledGraph"]
+__all__ = ["CompiledGraph", "own_catalogue"]
 
 _LARGE_STATE = 2**20  # bytes; from here on memory matters more than a few microseconds
 
@@ -162,3 +163,20 @@ class CompiledGraph:
         buffer = self._placed[name]
         shape = list(buffer.shape(name))
         return buffer.device, 0, buffer.dtype.type, shape, buffer.pointer(name)
+
+
+def own_catalogue(whole: Catalogue, graph: ir.Graph, passed_on: Collection[str] = ()) -> Catalogue:
+    """What a graph reads and computes of a catalogue, without outputs that it passes on."""
+    read = {value.name for value in graph.inputs}
+    made = {value.name for value in graph.outputs} - {*passed_on}
+    return dataclasses.replace(
+        whole,
+        batch=tuple(spec for spec in whole.batch if spec.name in read),
+        hyper=tuple(spec for spec in whole.hyper if spec.name in read),
+        state=tuple(
+            dataclasses.replace(entry, next=entry.next if entry.next in made else None)
+            for entry in whole.state
+            if entry.name in read or entry.next in made
+        ),
+        outputs=tuple(spec for spec in whole.outputs if spec.name in made),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.segments import UNKNOWN_SIZES, Segment, cut_segments
-from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.compiled_graph import CompiledGraph, own_catalogue
 from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.state import DeviceState
 
@@ -65,24 +64,10 @@ class SegmentedGraph:
                 if value.type is None:
                     word = types[value.name or ""].removeprefix("tensor(").rstrip(")")
                     value.type = ir.TensorType(ir.DataType[word.upper()])
-            # Its own catalogue: what the segment reads and writes of the whole graph's.
-            read = {value.name for value in graph.inputs}
-            made = {value.name for value in graph.outputs} - {*segment.passed_on}
-            own = dataclasses.replace(
-                catalogue,
-                batch=tuple(spec for spec in catalogue.batch if spec.name in read),
-                hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
-                state=tuple(
-                    dataclasses.replace(entry, next=entry.next if entry.next in made else None)
-                    for entry in catalogue.state
-                    if entry.name in read or entry.next in made
-                ),
-                outputs=tuple(spec for spec in catalogue.outputs if spec.name in made),
-            )
             self._segments.append(
                 CompiledGraph(
                     segment.model,
-                    own,
+                    own_catalogue(catalogue, graph, segment.passed_on),
                     state,
                     device=device,
                     threads=threads,

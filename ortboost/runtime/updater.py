@@ -21,7 +21,7 @@ from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, TensorSpec, merged, read_catalogue
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
-from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.compiled_graph import CompiledGraph, own_catalogue
 from ortboost.runtime.feeds import check_rates
 from ortboost.runtime.session import TRAINING_DEVICES, require_device
 from ortboost.runtime.state import DeviceState
@@ -114,17 +114,10 @@ def _sliced(program: Program) -> ir.Model:
 
 def _catalogue(update: ir.Model, program: Program) -> Catalogue:
     """The catalogue of the sliced graph."""
-    whole = program.catalogue
+    own = own_catalogue(program.catalogue, update.graph)
     inputs = {value.name or "": value for value in update.graph.inputs}
-    outputs = {value.name for value in update.graph.outputs}
-    state = tuple(
-        dataclasses.replace(entry, next=entry.next if entry.next in outputs else None)
-        for entry in whole.state
-        if entry.name in inputs
-    )
-    gradients = [gradient_name(entry.name) for entry in state if entry.kind == "parameter"]
-    rates = {spec.name for spec in whole.hyper}
-    known = {*gradients, *rates, *(entry.name for entry in state)}
+    gradients = [gradient_name(entry.name) for entry in own.state if entry.kind == "parameter"]
+    known = {*gradients, *(spec.name for spec in own.hyper), *(e.name for e in own.state)}
     other = next((name for name in inputs if name not in known), None)
     if other is not None:
         raise ConfigError(
@@ -132,9 +125,5 @@ def _catalogue(update: ir.Model, program: Program) -> Catalogue:
             where=f"tensor '{other}'",
             fix="Use an optimizer and boosts that only read gradients.",
         )
-    return Catalogue(
-        batch=tuple(TensorSpec.of(inputs[name]) for name in gradients if name in inputs),
-        hyper=tuple(spec for spec in whole.hyper if spec.name in inputs),
-        state=state,
-        outputs=(),
-    )
+    batch = tuple(TensorSpec.of(inputs[name]) for name in gradients if name in inputs)
+    return dataclasses.replace(own, batch=batch, outputs=())

@@ -147,7 +147,7 @@ class PlainProgress(QuietProgress):
             self.message(f"step {info.step}{total}  {info}")
 
 
-class BarProgress:
+class BarProgress(QuietProgress):
     """A progress bar; messages scroll above it.
 
     Args:
@@ -155,6 +155,7 @@ class BarProgress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        super().__init__(results=True)
         self._console = console or Console(stderr=True)
         self._bar = Progress(
             BarColumn(bar_width=24),
@@ -178,10 +179,6 @@ class BarProgress:
     def message(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-    def result(self, text: str) -> None:
-        """Print the line above the bar."""
-        self.message(text)
 
     def close(self) -> None:
         """Remove the bar."""
