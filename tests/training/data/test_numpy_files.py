@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ortboost.core.errors import FileError
-from ortboost.training.data import load_npy, load_npz
+from ortboost.training.data.numpy_files import load_npy, load_npz
 from tests.support import assert_three_lines
 
 ARRAYS = {

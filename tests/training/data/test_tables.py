@@ -7,7 +7,8 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind_arrays, load_arrays, load_csv, open_source
+from ortboost.training.data import bind_arrays, load_arrays, open_source
+from ortboost.training.data.csv_file import load_csv
 from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
