@@ -72,12 +72,7 @@ def check_batch(
     """The arrays of all inputs in C order; anything that a runtime might misread is refused.
 
     Integers are widened to larger integers, and floats to larger floats; scaling the bytes of an
-    image is up to the user.
-
-    Args:
-        feeds: Input name to array; other names are ignored.
-        inputs: All inputs of the graph.
-        broadcast: Whether one row of dense labels may apply to all samples.
+    image is up to the user. With ``broadcast`` one row of dense labels may apply to all samples.
 
     Raises:
         UsageError: An input is missing, empty, or of another type or rank; a label is not a class;
@@ -129,9 +124,7 @@ def check_lengths(
 def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The value of each learning-rate input, float32 scalars.
 
-    Args:
-        hyper: Input to value; ``learning_rate`` is the default of all groups.
-        names: The learning-rate inputs.
+    ``learning_rate`` is the default of all groups.
 
     Raises:
         UsageError: A given name is unknown, or an input has no value, or not one finite number.

@@ -25,12 +25,7 @@ _TYPES = {f"tensor({word})": ir.DataType[word.upper()].numpy() for word in _WORD
 
 
 class ModelEvaluator:
-    """Runs an ONNX model with stored weights, batch by batch.
-
-    Args:
-        model: The path of the file, or a model.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
+    """Runs an ONNX model with stored weights, a file or in memory, batch by batch.
 
     Raises:
         ModelError: The runtime rejects the file.

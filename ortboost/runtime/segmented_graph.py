@@ -24,14 +24,9 @@ class SegmentedGraph:
 
     Args:
         form: The graph, prepared for the device.
-        catalogue: The catalogue of the graph.
-        state: The state of the program.
-        groups: Outputs that each segment produces; see
-            :func:`ortboost.program.segments.cut_segments`.
-        device: ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
-        placed: Inputs and outputs with given buffers on the device.
-        draws_first: See :func:`ortboost.program.segments.cut_segments`.
+        catalogue, state, device, threads, placed: As for :class:`CompiledGraph`.
+        groups: Outputs that each segment produces.
+        draws_first: See, as for ``groups``, :func:`ortboost.program.segments.cut_segments`.
     """
 
     def __init__(

@@ -168,7 +168,8 @@ class SharedState:
             for entry in state.catalogue.state
             if entry.kind not in own and not entry.sharded and not _is_sum(entry)
         ]
-        sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
+        arrays = (np.ascontiguousarray(state.read(entry.name)) for entry in entries)
+        sums = np.array([zlib.crc32(array.data) for array in arrays], np.int64)
         found = (self.server if self._common else self._group).gather(sums)
         for rank, other in enumerate(found):
             different = np.flatnonzero(other != found[0])
@@ -185,10 +186,6 @@ class SharedState:
 def _is_sum(entry: StateEntry) -> bool:
     """Whether a state is the sum of a parameter's gradients over a window."""
     return entry.name.startswith(names.accumulator_name(""))
-
-
-def _crc(array: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def checksum(state: Mapping[str, NDArray[Any]]) -> int:

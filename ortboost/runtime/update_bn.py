@@ -39,11 +39,6 @@ __all__ = ["BatchStatistics", "momenta"]
 class BatchStatistics:
     """Runs the part of a step that computes batch statistics.
 
-    Args:
-        program: The program.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Intra-op threads; the runtime's choice if not given.
-
     Raises:
         UsageError: The program keeps no running statistics.
 
@@ -79,11 +74,11 @@ class BatchStatistics:
     def over(
         self, batches: Iterable[Mapping[str, NDArray[Any]]], state: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[np.generic]]:
-        """Average the statistics over batches.
+        """Average the statistics over batches, with the weights of a state, as in a checkpoint.
 
         Args:
             batches: Shuffled data, preferably in the batch size of training.
-            state: State name to value, as in a checkpoint; not modified.
+            state: State name to value; not modified.
 
         Returns:
             Name of each running mean and variance to its new value.

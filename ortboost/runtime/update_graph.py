@@ -21,15 +21,7 @@ __all__ = ["UpdateGraph"]
 
 
 class UpdateGraph:
-    """An opened update or flush graph, cut at its exchange points.
-
-    Args:
-        model: The graph.
-        state: The state of the program.
-        group: All processes.
-        threads: Intra-op threads.
-        placed: Inputs with given buffers on the device.
-    """
+    """An opened update or flush graph, cut at its exchange points; some inputs have buffers."""
 
     def __init__(
         self,

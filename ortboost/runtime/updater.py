@@ -62,11 +62,7 @@ class Updater:
         )
 
     def step(self, gradients: Mapping[str, NDArray[Any]], hyper: Mapping[str, float]) -> None:
-        """Add gradients to the window; at its end, update.
-
-        Args:
-            gradients: Parameter to its gradient, in its shape.
-            hyper: Learning-rate input to value.
+        """Add gradients, by parameter, to the window; at its end, update.
 
         Raises:
             UsageError: See :func:`ortboost.runtime.feeds.check_rates`.

@@ -25,12 +25,7 @@ _FLOATS: Final = frozenset({"float16", "bfloat16", "float", "double"})
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a provider for a node.
-
-    Args:
-        host_inputs: Indices of the inputs that it needs in host memory.
-        host_outputs: Indices of the outputs that it writes to host memory.
-    """
+    """A kernel of a provider for a node: its inputs and outputs, by index, in host memory."""
 
     host_inputs: frozenset[int] = frozenset()
     host_outputs: frozenset[int] = frozenset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ortboost.core.errors import FileError, UsageError, nearest
+from ortboost.core.errors import FileError, require_known
 from ortboost.training.data.cifar import find_cifar, load_cifar
 from ortboost.training.data.csv_file import read_csv
 from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
@@ -54,8 +54,8 @@ def load_arrays(
         FileError: The file is missing, damaged, truncated, empty or of an unknown kind.
         UsageError: The split is unknown.
     """
-    if split is not None and split not in SPLITS:
-        raise UsageError(f"Unknown split '{split}'.", where="split", fix=nearest(split, SPLITS))
+    if split is not None:
+        require_known(split, SPLITS, f"Unknown split '{split}'.", "split")
     source = Path(path)
     if source.is_dir():
         table = find_table(source, split)

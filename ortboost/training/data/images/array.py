@@ -218,12 +218,7 @@ def as_images(
 ) -> dict[str, Array]:
     """Treat uint8 arrays with the shape of images as images.
 
-    Args:
-        arrays: Name to array; image files are already :class:`ImageArray`.
-        labels: The arrays that are labels, which are never images: resizing would mix classes.
-        config: Preprocessing of images.
-        augment: Random augmentation of training images.
-        where: Description of the arrays, for error messages.
+    Those that are labels are never images: resizing would mix classes.
 
     Raises:
         UsageError: ``augment`` is set, but there are no images, or it would move their pixels but

@@ -188,11 +188,9 @@ def parse_images(text: str) -> ImageConfig:
 
 
 def parse_augment(text: str) -> AugmentConfig:
-    """Parse the random augmentation of training images.
+    """Parse the random augmentation of training images, the settings of :class:`AugmentConfig`.
 
-    Args:
-        text: Settings of :class:`AugmentConfig`; ``flip`` alone means 0.5, ``resized-crop`` alone
-            0.08.
+    ``flip`` alone means 0.5, ``resized-crop`` alone 0.08.
 
     Raises:
         ConfigError: A name is unknown, or a value is invalid.
