@@ -350,12 +350,9 @@ def require_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
 
 
 def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
-    """Resolve a device name to ``cpu``, ``cuda`` or ``tensorrt``.
+    """Resolve a device name, one of ``among``, to ``cpu``, ``cuda`` or ``tensorrt``.
 
-    Args:
-        device: ``cpu``, ``cuda``, ``tensorrt``, or ``auto``: CUDA if a small session really runs
-            there.
-        among: The allowed names; :data:`TRAINING_DEVICES` for a step.
+    ``auto`` is CUDA if a small session really runs there, else the CPU.
 
     Raises:
         UsageError: The device is unknown, or for inference only.

@@ -27,15 +27,9 @@ __all__ = ["SharedState", "checksum"]
 class SharedState:
     """Merges the states of the processes of a group.
 
-    Running statistics are those of a process's parts until they are averaged; the sums of an
-    incomplete window are spread over the processes until rank 0 has them all; with AdaSum,
-    parameters and slots are those of a server.
-
-    Args:
-        program: The program.
-        group: The processes.
-        wire: The type in which sums are exchanged.
-        synchronized: Whether all processes compute the same running statistics.
+    Running statistics are those of a process's parts until they are averaged, unless all processes
+    compute the same ones (``synchronized``); the sums of an incomplete window are spread over the
+    processes until rank 0 has them all; with AdaSum, parameters and slots are those of a server.
 
     Attributes:
         server: The processes that sum gradients: all, or with AdaSum those of one server.

@@ -241,7 +241,7 @@ def read_checkpoint(
     expect: Mapping[str, Array] | None,
     constants: Constants | None = None,
 ) -> Checkpoint:
-    """Read and verify a checkpoint.
+    """Read and verify a checkpoint, given its JSON file.
 
     Args:
         path: Its JSON file.

@@ -177,12 +177,7 @@ class CheckpointStore:
         program: str | None = None,
         expect: Mapping[str, Array] | None = None,
     ) -> Checkpoint:
-        """Read one checkpoint.
-
-        Args:
-            path: Its JSON or its tensor file.
-            program: The required fingerprint; None accepts any.
-            expect: Tensors whose names, shapes and dtypes it must have.
+        """Read one checkpoint, given its JSON or tensor file; see :func:`read_checkpoint`.
 
         Raises:
             FileError: It is damaged or belongs to another program. The message names the file and

@@ -77,10 +77,10 @@ def scale_change(before: float, after: float, overflow: bool, config: ScaleConfi
 
 
 def diagnosis_due(skips: int, limit: int) -> bool:
-    """Whether to diagnose the ``skips``-th skipped step of a run.
+    """Whether to diagnose the ``skips``-th skipped step of a run, at most ``limit`` times.
 
-    True for the 1st, 2nd, 4th, 8th and so on, at most ``limit`` times: while the scale settles,
-    many steps are skipped, all for the same reason.
+    True for the 1st, 2nd, 4th, 8th and so on: while the scale settles, many steps are skipped, all
+    for the same reason.
 
     Example:
         >>> [n for n in range(1, 40) if diagnosis_due(n, 4)]

@@ -121,14 +121,10 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
 
 
 def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
-    """Let chains compute a second time what they read of each other, if they then read less.
+    """Let chains of a graph compute again what they read of each other, if they then read less.
 
     Not if that would read a state a second time, when it may have been written already. Nodes whose
     results nobody reads any more are removed.
-
-    Args:
-        chains: All chains of one graph; changed.
-        builder: Gives the new values their names.
     """
     home = {id(value): chain for chain in chains for value in chain.computed}
     for chain in chains:

@@ -52,10 +52,8 @@ def chunked_chains(
 ) -> bool:
     """Move chains of elementwise operators over large tensors into Scans; whether there was one.
 
-    Args:
-        model: The step graph.
-        states: Outputs that may get another shape with as many elements.
-        threads: Intra-op threads; the number of processors if not given.
+    ``states`` are outputs that may get another shape with as many elements. Without a number of
+    intra-op threads, it is that of the processors.
     """
     # The runtime divides each operator among its threads.
     wished = _PART * (threads or available_cores())

@@ -62,9 +62,7 @@ class _Taps:
 def weight_gradients(model: ir.Model, threads: int | None = None) -> bool:
     """Sum weight gradients of convolutions with stride 1 over the images; whether there was one.
 
-    Args:
-        model: The step graph.
-        threads: Intra-op threads; the number of processors if not given.
+    Without a number of intra-op threads, it is that of the processors.
     """
     least = _POSITIONS * (threads or available_cores())
     batches = {(known_shape(value) or (None,))[0] for value in model.graph.inputs} - {None}

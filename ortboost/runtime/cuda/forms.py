@@ -72,12 +72,9 @@ _TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
 
 
 def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Model:
-    """The form of a graph for the CUDA provider of a release: the model itself, or a modified copy.
+    """The form of a graph for the kernels of a release: the model itself, or a modified copy.
 
-    Args:
-        model: The graph; it is not modified.
-        kernels: The kernels of the release.
-        fast: Also use forms that are faster there and round differently.
+    Without ``fast`` no forms are used that are faster there and round differently.
     """
     changed = model.clone()
     infer_shapes(changed)

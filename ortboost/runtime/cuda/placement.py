@@ -98,12 +98,9 @@ class _Uses:
 def place(
     model: ir.Model, kernels: Kernels, *, folds: bool = True
 ) -> tuple[list[Placed], list[Copy]]:
-    """Place the nodes of a model and of its subgraphs; the nodes in graph order, and the copies.
+    """Place the nodes of a model with inferred types; the nodes in graph order, and the copies.
 
-    Args:
-        model: The model with inferred types; it is not modified.
-        kernels: The kernels of a release.
-        folds: Leave out nodes that the runtime folds when it opens the session.
+    With ``folds``, nodes that the runtime folds when it opens the session are left out.
     """
     placer = _Placer(model, kernels, _constants(model) if folds else set())
     placer.place(model.graph)

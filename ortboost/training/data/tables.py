@@ -81,10 +81,8 @@ class Table(abc.ABC):
     ) -> dict[str, Array]:
         """Arrays by name, by the rules of this module.
 
-        Args:
-            inputs: The inputs to feed. None: each column by its name, and all columns except the
-                labels as ``x``, unless a column has this name or all are labels.
-            mapping: Input name to column.
+        Without inputs, each column by its name, and all columns except the labels as ``x``, unless
+        a column has this name or all are labels.
 
         Raises:
             FileError: The use of the columns is ambiguous, or one is not numeric (for a table in

@@ -47,13 +47,8 @@ def value_fault(
     """Why the values of an array cannot feed an input unchanged: error text, where, and fix.
 
     ``None`` if they can: floats may be rounded, but never become infinite, integers are exact, and
-    labels are classes.
-
-    Args:
-        spec: The input.
-        key: Name of the array.
-        array: The array.
-        finite: Whether to search the values for a float input for NaN and values beyond its range.
+    labels are classes. Only with ``finite`` are the values for a float input searched for NaN and
+    values beyond its range. ``key`` is the name of the array.
     """
     have, want = array.dtype, spec.dtype
     where, whole = f"'{key}' is {have}", np.issubdtype(want, np.integer)
