@@ -109,11 +109,7 @@ class TrainConfig(Configuration):
             return dict.fromkeys(groups, self.learning_rate)
         for name in self.learning_rate:
             require_known(
-                name,
-                groups,
-                f"Unknown learning-rate group '{name}'.",
-                "learning_rate",
-                ConfigError,
+                name, groups, f"Unknown learning-rate group '{name}'.", "learning_rate", ConfigError
             )
         chosen: dict[str, Schedule] = {}
         for name in groups:

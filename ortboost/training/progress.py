@@ -13,13 +13,7 @@ from html import escape
 from typing import IO, Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ortboost.core.errors import require_known
 from ortboost.core.loss_scale import scale_text

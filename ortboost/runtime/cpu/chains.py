@@ -25,18 +25,7 @@ from ortboost.graph.reach import values_read
 __all__ = ["Chain", "Lengths", "elementwise_chains", "recompute_inputs"]
 
 _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
-_UNARY = (
-    "Abs",
-    "Clip",
-    "Erf",
-    "Exp",
-    "Neg",
-    "Reciprocal",
-    "Sigmoid",
-    "Sign",
-    "Sqrt",
-    "Tanh",
-)
+_UNARY = ("Abs", "Clip", "Erf", "Exp", "Neg", "Reciprocal", "Sigmoid", "Sign", "Sqrt", "Tanh")
 _OF_SCALARS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")  # of scalars, give scalars
 
 Lengths = tuple[int | str, ...]
@@ -112,10 +101,7 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
     found = {id(chain): chain for chain in chain_of.values()}
     order = {id(node): index for index, node in enumerate(graph)}
     return [
-        Chain(
-            sorted(chain, key=lambda node: order[id(node)]),
-            _lengths(chain[0].outputs[0]) or (),
-        )
+        Chain(sorted(chain, key=lambda node: order[id(node)]), _lengths(chain[0].outputs[0]) or ())
         for chain in found.values()
     ]
 

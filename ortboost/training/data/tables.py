@@ -75,9 +75,7 @@ class Table(abc.ABC):
         return np.stack([np.asarray(column) for column in columns], axis=1)
 
     def arrays(
-        self,
-        inputs: Sequence[InputLike] | None = None,
-        mapping: Mapping[str, str] | None = None,
+        self, inputs: Sequence[InputLike] | None = None, mapping: Mapping[str, str] | None = None
     ) -> dict[str, Array]:
         """Arrays by name, by the rules of this module.
 
@@ -129,10 +127,7 @@ class Table(abc.ABC):
         return {**arrays, left[0]: self.features(rest)} if rest and left else arrays
 
     def _labels(
-        self,
-        inputs: Sequence[InputLike],
-        mapping: Mapping[str, str] | None,
-        usual: Sequence[str],
+        self, inputs: Sequence[InputLike], mapping: Mapping[str, str] | None, usual: Sequence[str]
     ) -> list[str]:
         """The columns with a usual name of labels that no input has by name or mapping."""
         taken = {spec.name for spec in inputs} | set((mapping or {}).values())

@@ -8,7 +8,7 @@ import pytest
 from ortboost.core.errors import FileError
 from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import bind_arrays, load_arrays, open_source
-from ortboost.training.data.csv_file import load_csv
+from ortboost.training.data.csv_file import read_csv
 from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
@@ -55,11 +55,11 @@ def test_a_table_in_memory_has_the_columns_of_its_frame():
 
 
 def test_a_table_of_labels_only_has_no_features(tmp_path):
-    assert list(load_csv(write(tmp_path, "label\n1\n0\n"))) == ["label"]
+    assert list(read_csv(write(tmp_path, "label\n1\n0\n")).arrays()) == ["label"]
 
 
 def test_columns_feed_inputs_of_their_own(tmp_path):
-    arrays = load_csv(write(tmp_path, "age,x,label\n40,1,0\n50,2,1\n"))
+    arrays = read_csv(write(tmp_path, "age,x,label\n40,1,0\n50,2,1\n")).arrays()
     inputs = [TensorSpec(name, np.dtype("float32"), ("N", 1)) for name in ("age", "x")]
     bound = bind_arrays(arrays, [*inputs, INPUTS[1]])
     assert bound["age"].tolist() == [[40], [50]]
@@ -85,7 +85,7 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
 def test_what_is_no_table_is_told_with_its_line(tmp_path, text, what, where):
     path = write(tmp_path, text)
     with pytest.raises(FileError, match=what) as caught:
-        load_csv(path)
+        read_csv(path)
     assert str(path) in caught.value.where
     assert where in caught.value.where
     assert_three_lines(caught.value)
@@ -130,7 +130,7 @@ def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "data.csv"
     path.write_bytes(b"a,label\n\xff\xfe,1\n")
     with pytest.raises(FileError) as caught:
-        load_csv(path)
+        read_csv(path)
     assert "UTF-8" in caught.value.fix
     assert_three_lines(caught.value)
 

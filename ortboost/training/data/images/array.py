@@ -248,8 +248,7 @@ def as_images(
                 "--augment.",
             )
         _log.warning(
-            "%s: no images: the image settings do not apply, values are used unchanged",
-            where,
+            "%s: no images: the image settings do not apply, values are used unchanged", where
         )
     return found
 
