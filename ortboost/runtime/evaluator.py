@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ortboost.core.arrays import as_dtype
 from ortboost.program.program import Program, check_state
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
-from ortboost.runtime.session import TRAINING_DEVICES, open_session, require_device
+from ortboost.runtime.session import open_session, training_device
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "open_evaluator"]
@@ -86,7 +86,7 @@ def open_evaluator(
         >>> evaluator.evaluate({"x": x, "labels": y})["loss"]  # doctest: +SKIP
         array(2.31, dtype=float32)
     """
-    device = require_device(device, among=TRAINING_DEVICES)
+    device = training_device(device)
     check_state(program.catalogue, state, where="state to load")
     inputs = {value.name for value in program.evaluation.graph.inputs}
     read = tuple(

@@ -41,11 +41,11 @@ __all__ = [
     "broken_packages",
     "drawing",
     "open_session",
-    "require_device",
     "resolve_device",
     "runtime",
     "runtime_packages",
     "set_seed",
+    "training_device",
     "try_device",
 ]
 
@@ -336,14 +336,13 @@ def try_device(device: str) -> None:
     open_session(ir.from_onnx_text(_SMALL), device=device)
 
 
-def require_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
-    """Resolve a device name as :func:`resolve_device` does, and prove that CUDA really works.
+def training_device(device: str) -> str:
+    """The device of a step; see :func:`resolve_device`. CUDA really works if it is asked for.
 
     Raises:
-        UsageError: The device is unknown, or for inference only.
-        DependencyError: The installed runtime was not built for it, or its libraries do not load.
+        DependencyError: Also if its libraries do not load.
     """
-    resolved = resolve_device(device, among=among)
+    resolved = resolve_device(device, among=TRAINING_DEVICES)
     if resolved == device == "cuda":
         try_device(device)
     return resolved

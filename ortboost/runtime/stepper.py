@@ -29,7 +29,7 @@ from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_
 from ortboost.runtime.findings import Diagnosis
 from ortboost.runtime.part_weights import count_samples
 from ortboost.runtime.process_group import ProcessGroup, WireType
-from ortboost.runtime.session import TRAINING_DEVICES, drawing, require_device
+from ortboost.runtime.session import drawing, training_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
@@ -90,7 +90,7 @@ class Stepper(Shown):
         self.group, self._check_sync = group, check_sync
         self.shared = None if group is None else SharedStep(program, group, wire, segments)
         self.catalogue = program.catalogue
-        self.device = require_device(device, among=TRAINING_DEVICES)
+        self.device = training_device(device)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
         self._replay = cuda_graph and group is None and can_replay(program, self.device)

@@ -31,7 +31,7 @@ from ortboost.program.program import Program
 from ortboost.program.split import slice_step
 from ortboost.runtime.feeds import check_batch, refused_batch
 from ortboost.runtime.peepholes import for_device
-from ortboost.runtime.session import TRAINING_DEVICES, drawing, open_session, require_device
+from ortboost.runtime.session import drawing, open_session, training_device
 
 __all__ = ["BatchStatistics", "momenta"]
 
@@ -59,7 +59,7 @@ class BatchStatistics:
                 fix="Leave it out: no BatchNormalization of this program is trained.",
             )
         model = slice_step(program.step, [f"{RAW}{name}" for name in self._shares])
-        device = require_device(device, among=TRAINING_DEVICES)
+        device = training_device(device)
         form = for_device(model, device, threads=threads)
         self._session = open_session(form, device=device, threads=threads)
         needed = {value.name for value in model.graph.inputs if value.name}

@@ -23,7 +23,7 @@ from ortboost.program.program import Program
 from ortboost.program.split import slice_step
 from ortboost.runtime.compiled_graph import CompiledGraph, own_catalogue
 from ortboost.runtime.feeds import check_rates
-from ortboost.runtime.session import TRAINING_DEVICES, require_device
+from ortboost.runtime.session import training_device
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Updater"]
@@ -53,7 +53,7 @@ class Updater:
         graphs = [(update, _catalogue(update, program)), (flush, read_catalogue(flush))]
         self._groups = [spec.name for spec in program.catalogue.hyper]
         self.catalogue = merged([catalogue for _, catalogue in graphs])
-        device = require_device(device, among=TRAINING_DEVICES)
+        device = training_device(device)
         initial = {entry.name: program.initial[entry.name] for entry in self.catalogue.state}
         self._state = DeviceState(self.catalogue, initial, device, ())
         self._update, self._flush = (

@@ -47,7 +47,7 @@ from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.runtime.cuda.batch_norm import factors_by_channel, statistics_by_image
 from ortboost.runtime.cuda.gelu import gelu_in_fewer_passes
-from ortboost.runtime.cuda.kernels import Kernels
+from ortboost.runtime.cuda.kernels import Kernels, operands
 from ortboost.runtime.cuda.max_pool import shifted_maxima
 from ortboost.runtime.cuda.reductions import reductions_in_two_steps
 from ortboost.runtime.cuda.weight_gradients import pad_before_transpose, patches_of_few_channels
@@ -188,14 +188,11 @@ def _same_in(node: ir.Node, present: int, older: int) -> bool:
         return False
     # The types of its operands must have been allowed then, too.
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in then.type_constraints}
-    for values, formals in ((node.inputs, then.inputs), (node.outputs, then.outputs)):
-        for position, value in enumerate(values):
-            formal = formals[min(position, len(formals) - 1)]
-            if value is None or formal.type_str not in allowed:
-                continue
-            if value.type is None or _text(value) not in allowed[formal.type_str]:
-                return False
-    return True
+    return all(
+        value.type is not None and _text(value) in allowed[formal.type_str]
+        for value, formal in operands(node, then)
+        if formal.type_str in allowed
+    )
 
 
 def _text(value: ir.Value) -> str:

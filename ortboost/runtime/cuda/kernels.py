@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.graph.query import find_schema
 
-__all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels"]
+__all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels", "operands"]
 
 _NEWEST_OPSET: Final = {"1.19.2": 21, "1.31.1": 26}
 """Release to the newest standard opset that it supports, as its error message states."""
@@ -119,18 +119,22 @@ class Kernels:
         return ""
 
 
+def operands(
+    node: ir.Node, schema: onnx.defs.OpSchema
+) -> Iterator[tuple[ir.Value, onnx.defs.OpSchema.FormalParameter]]:
+    """The inputs and outputs of a node, each with its description in the standard."""
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for position, value in enumerate(values if formals else ()):
+            if value is not None:
+                yield value, formals[min(position, len(formals) - 1)]
+
+
 def _bound(node: ir.Node, schema: onnx.defs.OpSchema | None, constraint: str) -> Iterator[ir.Value]:
     """The operands of a type constraint, which may be named after an operand."""
     if schema is None:
-        yield from (value for value in (*node.inputs, *node.outputs) if value is not None)
-        return
-    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
-        for position, value in enumerate(values):
-            if value is None or not formals:
-                continue
-            formal = formals[min(position, len(formals) - 1)]
-            if constraint in (formal.type_str, formal.name):
-                yield value
+        return (value for value in (*node.inputs, *node.outputs) if value is not None)
+    found = operands(node, schema)
+    return (value for value, formal in found if constraint in (formal.type_str, formal.name))
 
 
 def _type_name(value: ir.Value) -> str:
