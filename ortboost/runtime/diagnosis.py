@@ -45,9 +45,14 @@ def inner_tensors(
 ) -> dict[str, NDArray[Any]]:
     """Compute all float outputs of the nodes of a graph, in graph order.
 
-    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32. Inputs of
-    other names are ignored. The seed is that of the random generator, if the graph draws random
-    numbers.
+    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32.
+
+    Args:
+        model: The graph; not modified.
+        inputs: Input name to value; other names are ignored.
+        device: ``cpu`` or ``cuda``.
+        threads: Intra-op threads.
+        seed: Seed of the random generator, if the graph draws random numbers.
     """
     copy = emulated_for(model, device, keep_names=True).clone()
     shown: list[ir.Value] = []
@@ -85,8 +90,12 @@ def list_nonfinite(
     """List at most ten tensors of a step that are not finite, in topological order.
 
     If loss and gradients are all finite, the overflow is that of a square: then gradients whose
-    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead. The arguments
-    are those of :func:`diagnose`, and the result of :func:`inner_tensors`.
+    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead.
+
+    Args:
+        catalogue: The catalogue of the program.
+        inputs: Batch, learning rates and the whole state before the step.
+        inner: The result of :func:`inner_tensors`.
     """
     bad = [name for name, array in {**inputs, **inner}.items() if not _finite(array)]
     gradients = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]

@@ -2,8 +2,8 @@
 
 Files contain standard operators (or those of the native engine), which any runtime supports. The
 CPU provider has faster forms of some of them. Each is a rewrite in a module of its own in
-:mod:`ortboost.runtime.cpu`, which says why. They compute the same function with sums in
-another order, so the last digits may differ.
+:mod:`ortboost.runtime.cpu`, which says why; it changes a step graph in place, and returns whether
+it did. They compute the same function with sums in another order, so the last digits may differ.
 
 On CUDA, nodes are converted to forms that have a kernel there (:mod:`ortboost.runtime.cuda.forms`).
 

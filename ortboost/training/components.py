@@ -114,7 +114,7 @@ def weight_blocks(
 ) -> Iterator[NDArray[np.float32]]:
     """Columns of the matrix of all weights, one row per safetensors file, in blocks.
 
-    The columns are in the order of the shapes, which are by name of a tensor.
+    ``shapes`` has the shape of each tensor by name, in the order of the columns.
 
     Raises:
         FileError: A file cannot be read, or lacks a tensor of that shape.

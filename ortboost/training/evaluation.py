@@ -99,8 +99,12 @@ def by_sample(
 ) -> tuple[Array, Array]:
     """Scores and labels with one row for each sample, or position, that counts.
 
-    The scores are of all rows of the graph, of which ``real`` are not padding; the labels are
-    without those of the padding, and ``axis`` is their batch axis.
+    Args:
+        scores: The scores, of all rows of the graph.
+        labels: The labels, without those of the padding.
+        rule: How the two are compared, see :meth:`LabelRule.aligned`.
+        axis: Batch axis of the labels.
+        real: The rows of the scores that are not padding.
     """
     # Metrics average over axis 0, and batches differ in length: move the batch axis there.
     if axis and 1 < scores.ndim <= labels.ndim + 1 and axis < labels.ndim:

@@ -82,8 +82,8 @@ class Session:
 class Recorder:
     """Records a run in checkpoints, the event log and the progress display.
 
-    The description of the configuration, the states of the stepper and of the callbacks, and the
-    fingerprint of the program are saved and restored.
+    A checkpoint holds the states of the stepper and of the callbacks, the description of the
+    configuration, and the fingerprint of the program.
     """
 
     stepper: Stepper

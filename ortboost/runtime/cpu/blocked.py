@@ -60,7 +60,7 @@ class _Layer:
 def blocked_convolutions(model: ir.Model) -> bool:
     """Convert convolutions to the blocked layout where that is faster; whether there was one.
 
-    Not if the runtime does not support the layout.
+    If the runtime does not support the layout, nothing is changed.
     """
     return bool(_candidates(model)) and _rewrite(model, block_size())
 

@@ -77,7 +77,7 @@ class _Products:
 def depthwise_gradients(model: ir.Model) -> bool:
     """Write gradients of depthwise weights as convolutions in the blocked layout; whether any was.
 
-    None is if the runtime does not support the layout.
+    If the runtime does not support the layout, nothing is changed.
     """
     found = [
         (node, products)

@@ -74,7 +74,7 @@ _TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
 def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Model:
     """The form of a graph for the kernels of a release: the model itself, or a modified copy.
 
-    Without ``fast`` no forms are used that are faster there and round differently.
+    ``fast`` also uses forms that are faster there and round differently.
     """
     changed = model.clone()
     infer_shapes(changed)

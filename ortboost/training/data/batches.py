@@ -91,7 +91,7 @@ def batch_length(
 ) -> int:
     """The number of samples of a batch; for a :class:`Part`, that of the whole batch.
 
-    If no input has a batch axis (one whole graph), 1. Errors describe the data with ``where``.
+    It is 1 if no input has a batch axis (one whole graph). Errors describe the data with ``where``.
 
     Raises:
         UsageError: The batch is empty, has scalars, or its arrays differ in length.
@@ -154,7 +154,7 @@ def static_batch(inputs: Sequence[InputLike]) -> int | None:
 
 
 def check_batch_size(inputs: Sequence[InputLike], batch_size: int, *, of: int = 1) -> None:
-    """Refuse a batch size of one of ``of`` processes if the graph has another fixed one."""
+    """Refuse a batch size, in each of ``of`` processes, if the graph has another fixed one."""
     fixed = static_batch(inputs)
     if fixed is not None and fixed != batch_size:
         raise UsageError(

@@ -14,10 +14,10 @@ def check_unpacked(
     what: str = "A compressed array",
     fix: str = "Store it uncompressed, so that it is memory-mapped",
 ) -> None:
-    """Refuse data whose size in bytes, according to the header, is above the limit.
+    """Refuse data whose size in bytes, according to the header, is above ``tensor_bytes``.
 
     Raises:
-        FileError: It is, of :attr:`~ortboost.core.limits.Limits.tensor_bytes`.
+        FileError: It is too large; see :class:`~ortboost.core.limits.Limits`.
     """
     limit = Limits.from_environment().tensor_bytes
     if size > limit:
