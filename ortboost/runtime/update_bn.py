@@ -25,6 +25,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DivergedError, ModelError, UsageError
+from ortboost.graph.patterns import Op, matches
+from ortboost.graph.query import scalar
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import RAW
 from ortboost.program.program import Program
@@ -134,15 +136,10 @@ def momenta(program: Program) -> dict[str, float]:
 def _momentum(raw: ir.Value, buffer: str) -> float:
     """The factor of the old value in ``raw = old m + batch (1 - m)``."""
     # The step states it only in its graph: the term whose product reads the old value.
-    add = raw.producer()
-    for term in add.inputs if add is not None and add.op_type == "Add" else ():
-        mul = term.producer() if term is not None else None
-        if mul is None or mul.op_type != "Mul" or buffer not in [v.name for v in mul.inputs if v]:
-            continue
-        for factor in mul.inputs:
-            constant = None if factor is None else ir.convenience.get_const_tensor(factor)
-            if constant is not None and constant.size == 1:
-                return float(constant.numpy().item())
+    for found in matches(raw, Op("Add", Op("Mul", "old", "factor"), "batch")):
+        factor = scalar(found["factor"])
+        if found["old"].name == buffer and factor is not None:
+            return factor
     raise ModelError(
         f"The update rule of the statistic '{buffer}' is unknown.",
         where=f"step graph, '{raw.name}'",

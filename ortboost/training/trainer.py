@@ -141,9 +141,7 @@ class Trainer:
                 self._draw()  # a diverged run needs its curves most
                 raise
             seconds = self.record.end(s, s.view.stop_reason, data_wait=s.data_wait)
-        return summarize(
-            s, s.state.step - first, seconds, self.callbacks, self.store, self.log, self._draw()
-        )
+        return summarize(s, self.record, first, seconds, self._draw())
 
     def _begin(self, s: Session, resume: bool, stack: contextlib.ExitStack) -> None:
         """Load a checkpoint or start over; push what has to be closed onto the stack."""
