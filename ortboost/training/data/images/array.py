@@ -84,11 +84,9 @@ class ImageArray(LazyArray):
         found._layout = config.layout if len(wanted) == 4 else ("nhw" if len(wanted) == 3 else "n")
         if found._layout == "auto":
             found._layout = _layout(wanted)
-        places = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2), "nhw": (None, 1, 2), "n": (None,) * 3}
         # None for an axis that the input lacks: of channels in "nhw", and all of them in "n".
-        channels, height, width = (
-            None if place is None else wanted[place] for place in places[found._layout]
-        )
+        lengths = dict(zip(found._layout, wanted, strict=False))
+        channels, height, width = (lengths.get(axis) for axis in "chw")
         flat = found._layout in ("nhw", "n")
         found._kind = _kind(config, 1 if flat else channels, headers[0])
         size = _size(config, height, width, headers)
