@@ -48,10 +48,7 @@ def find_libraries() -> Iterator[Path]:
 
 
 def preload(runtime: Any) -> str:
-    """Load the libraries; where one does not load, the system's own is used.
-
-    Args:
-        runtime: The module ``onnxruntime``.
+    """Load the libraries for ``onnxruntime``; where one does not load, the system's own is used.
 
     Returns:
         What did not load and why, in the words of the loader; empty if nothing failed.

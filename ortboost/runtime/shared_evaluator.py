@@ -23,10 +23,6 @@ class SharedEvaluator:
     Running statistics are averaged first if steps have changed them. Every process evaluates the
     whole batch if it cannot be divided: it has fewer samples than there are processes, or the graph
     has a fixed batch size.
-
-    Args:
-        alone: The evaluator on the state of this process.
-        shared: The step that updates the state.
     """
 
     def __init__(self, alone: Evaluator, shared: SharedStep) -> None:

@@ -170,13 +170,7 @@ class CheckpointStore:
         self._refused = {step for step in self.steps() if step > good}
         return found
 
-    def load(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        program: str | None = None,
-        expect: Mapping[str, Array] | None = None,
-    ) -> Checkpoint:
+    def load(self, path: str | os.PathLike[str], *, program: str | None = None) -> Checkpoint:
         """Read one checkpoint, given its JSON or tensor file; see :func:`read_checkpoint`.
 
         Raises:
@@ -194,15 +188,15 @@ class CheckpointStore:
         name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
         wanted = Path(path).with_name(name)
         try:
-            return read_checkpoint(wanted, program, expect, self._constants)
+            return read_checkpoint(wanted, program, None, self._constants)
         except RefusedError as error:
             match = _NAME.fullmatch(wanted.name)
             earlier = [step for step in self.steps() if not match or step < int(match[1])]
-            other = self._newest(earlier, program, expect).checkpoint
+            other = self._newest(earlier, program).checkpoint
             which = "the valid one before it"
             if other is None:  # the best one may be older than the last
                 later = [step for step in self.steps() if step not in earlier]
-                other, which = self._newest(later, program, expect).checkpoint, "the newest one"
+                other, which = self._newest(later, program).checkpoint, "the newest one"
             raise FileError(
                 "A checkpoint cannot be used.",
                 where=f"{error.path}: {error.reason}",
@@ -220,7 +214,10 @@ class CheckpointStore:
             self._remove(step)
 
     def _newest(
-        self, steps: list[int], program: str | None, expect: Mapping[str, Array] | None
+        self,
+        steps: list[int],
+        program: str | None,
+        expect: Mapping[str, Array] | None = None,
     ) -> Found:
         refused: list[RefusedError] = []
         for step in reversed(steps):

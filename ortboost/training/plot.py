@@ -45,11 +45,7 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
 
 
 def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
-    """Draw the curves of one or more runs in one figure.
-
-    Args:
-        runs: The runs.
-        path: The PNG to write; its folder must exist.
+    """Draw the curves of one or more runs in one figure, a PNG; its folder must exist.
 
     Raises:
         DependencyError: matplotlib is not installed.
