@@ -47,9 +47,9 @@ def are_pixels(array: Array, dtype: np.dtype[Any]) -> bool:
 def value_fault(spec: InputLike, key: str, array: Array, *, finite: bool = True) -> _Fault | None:
     """Why the values of an array cannot feed an input unchanged; ``None`` if they can.
 
-    Floats may be rounded, but never become infinite, integers are exact, and
-    labels are classes. Only with ``finite`` are the values for a float input searched for NaN and
-    values beyond its range. ``key`` is the name of the array.
+    Floats may be rounded, but never become infinite, integers are exact, and labels are classes.
+    Only with ``finite`` are the values for a float input searched for NaN and values beyond its
+    range. ``key`` is the name of the array.
     """
     have, want = array.dtype, spec.dtype
     where, whole = f"'{key}' is {have}", np.issubdtype(want, np.integer)
