@@ -128,7 +128,9 @@ def _plain_elu(site: Site) -> list[ir.Value | None] | None:
 
 def _constant_ones(site: Site) -> list[ir.Value | None] | None:
     number, shape = constant(site.input(0), limit=1), static_shape(site.node.outputs[0])
-    if number is None or number.dtype != np.int64 or shape is None or len(shape) != 1:
+    if number is None or number.size != 1 or number.dtype != np.int64:
+        return None
+    if shape is None or len(shape) != 1:
         return None
     return [site.ints(*[int(number.item())] * shape[0])] if shape[0] <= _RANKS else None
 
