@@ -197,7 +197,7 @@ def rewrite_nodes(
             with :attr:`Site.note`.
         only: A filter: whether to apply a rule to a node.
         domain: The domain of the operators; that of the standard if not given.
-        subgraphs: Include the nodes of subgraphs; constants of rules belong to the main graph.
+        subgraphs: Include the nodes of subgraphs; new constants are those of the main graph.
         bypass: If a rule returns an existing value, let consumers read that value. Otherwise they
             read an Identity of it, which keeps the name of the old output.
 
