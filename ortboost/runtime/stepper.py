@@ -224,10 +224,7 @@ class Stepper(Shown):
         self._count(overflow)  # as the graph has just done
         if self.shared is not None:
             if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
-                # In several processes the step only fills the window, and resets its counter; the
-                # flush graph updates, with the mean over that many micro-batches.
-                self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
-                self._apply(group, hyper)
+                self._close_window(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.state.check(self._state, self._steps)
@@ -275,6 +272,12 @@ class Stepper(Shown):
         self._counters[names.MICRO_STEPS] = 0
         self._counters[names.STEP] += 1
         return True
+
+    def _close_window(self, group: int, hyper: Mapping[str, float]) -> None:
+        """Update in several processes, whose steps only fill a window and reset its counter."""
+        # The flush graph takes the mean over that many micro-batches.
+        self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
+        self._apply(group, hyper)
 
     def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
         """Run the update with the gradients of a window."""
