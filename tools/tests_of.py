@@ -30,7 +30,6 @@ ELSEWHERE = {
     "ortboost/program/step.py": ["tests/boosts/test_own_boost.py"],
     "ortboost/transforms/attach_loss.py": ["tests/transforms/test_own_loss.py"],
     "ortboost/training/data/csv_file.py": ["tests/training/data/test_tables.py"],
-    "ortboost/training/data/npy.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
     f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],

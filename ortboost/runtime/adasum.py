@@ -29,11 +29,7 @@ _Floats = NDArray[np.float32]
 
 
 class SharedAdaSum:
-    """Combines the updates of all servers.
-
-    Args:
-        boost: The settings.
-        group: All processes; those of a server have consecutive ranks.
+    """Combines the updates of all servers; those of a server have consecutive ranks.
 
     Raises:
         ConfigError: The number of servers is not a power of two.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.graph.query import static_shape
-from ortboost.program.catalogue import Catalogue, StateEntry
+from ortboost.program.catalogue import Catalogue
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.session import open_session
 from ortboost.runtime.state import DeviceState
 
-__all__ = ["CompiledGraph"]
+__all__ = ["CompiledGraph", "own_catalogue"]
 
 _LARGE_STATE = 2**20  # bytes; from here on memory matters more than a few microseconds
 
 
 class CompiledGraph:
-    """A graph that reads and updates the state.
+    """A graph that reads and updates the state of a program.
 
     Args:
         model: The graph.
@@ -86,13 +87,7 @@ class CompiledGraph:
         return {value.name: value.type for value in self._session.get_outputs()}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run once and advance the state.
-
-        Args:
-            feeds: Batch and learning rates by input name.
-
-        Returns:
-            The outputs that are neither state nor placed, by name.
+        """Run once and advance the state; the outputs that are neither state nor placed, by name.
 
         Raises:
             Exception: Whatever the runtime's bindings raise.
@@ -145,20 +140,35 @@ class CompiledGraph:
                     binding.bind_output(name, "cpu" if host else self._state.device)
             # States last: `run` relies on the other outputs coming first.
             for entry in self.catalogue.state:
-                if entry.next is not None:
-                    self._bind_next(binding, entry, entry.next)
+                if entry.next is None:
+                    continue
+                target, shape = self._state.target(entry.name), self._shapes[entry.next]
+                if shape is None or shape == entry.shape:
+                    binding.bind_ortvalue_output(entry.next, target)
+                else:  # the CPU form computes it in chunks, see ortboost.runtime.cpu.chunks
+                    where = target.device_name(), 0, entry.dtype.type, list(shape)
+                    binding.bind_output(entry.next, *where, target.data_ptr())
             self._bindings[phase] = binding
         return self._bindings[phase]
-
-    def _bind_next(self, binding: Any, entry: StateEntry, output: str) -> None:
-        target, shape = self._state.target(entry.name), self._shapes[output]
-        if shape is None or shape == entry.shape:
-            binding.bind_ortvalue_output(output, target)
-        else:  # the CPU form computes it in chunks, see ortboost.runtime.cpu.chunks
-            device, dtype = target.device_name(), entry.dtype.type
-            binding.bind_output(output, device, 0, dtype, list(shape), target.data_ptr())
 
     def _place(self, name: str) -> tuple[Any, ...]:
         buffer = self._placed[name]
         shape = list(buffer.shape(name))
         return buffer.device, 0, buffer.dtype.type, shape, buffer.pointer(name)
+
+
+def own_catalogue(whole: Catalogue, graph: ir.Graph, passed_on: Collection[str] = ()) -> Catalogue:
+    """What a graph reads and computes of a catalogue, without outputs that it passes on."""
+    read = {value.name for value in graph.inputs}
+    made = {value.name for value in graph.outputs} - {*passed_on}
+    return dataclasses.replace(
+        whole,
+        batch=tuple(spec for spec in whole.batch if spec.name in read),
+        hyper=tuple(spec for spec in whole.hyper if spec.name in read),
+        state=tuple(
+            dataclasses.replace(entry, next=entry.next if entry.next in made else None)
+            for entry in whole.state
+            if entry.name in read or entry.next in made
+        ),
+        outputs=tuple(spec for spec in whole.outputs if spec.name in made),
+    )

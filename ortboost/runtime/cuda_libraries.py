@@ -23,32 +23,23 @@ __all__ = ["find_libraries", "preload"]
 _log = logging.getLogger(__name__)
 
 # Package folder below `nvidia` and library names, dependencies first.
-_LIBRARIES: Final = (
-    ("cuda_runtime", ("libcudart.so.11.0",)),
-    ("cuda_nvrtc", ("libnvrtc.so.11.2",)),
-    ("cublas", ("libcublasLt.so.11", "libcublas.so.11")),
-    ("cufft", ("libcufft.so.10",)),
-    ("curand", ("libcurand.so.10",)),
-    (
-        "cudnn",
-        (
-            "libcudnn_ops_infer.so.8",
-            "libcudnn_cnn_infer.so.8",
-            "libcudnn_adv_infer.so.8",
-            "libcudnn_ops_train.so.8",
-            "libcudnn_cnn_train.so.8",
-            "libcudnn_adv_train.so.8",
-            "libcudnn.so.8",
-        ),
-    ),
-)
+_LIBRARIES: Final = """
+cuda_runtime  libcudart.so.11.0
+cuda_nvrtc    libnvrtc.so.11.2
+cublas        libcublasLt.so.11 libcublas.so.11
+cufft         libcufft.so.10
+curand        libcurand.so.10
+cudnn         libcudnn_ops_infer.so.8 libcudnn_cnn_infer.so.8 libcudnn_adv_infer.so.8
+cudnn         libcudnn_ops_train.so.8 libcudnn_cnn_train.so.8 libcudnn_adv_train.so.8 libcudnn.so.8
+"""
 
 
 def find_libraries() -> Iterator[Path]:
     """Paths of the libraries that are installed as wheels, dependencies first."""
     spec = importlib.util.find_spec("nvidia")
     roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
-    for package, names in _LIBRARIES:
+    for line in _LIBRARIES.strip().splitlines():
+        package, *names = line.split()
         for name in names:
             found = (root / package / "lib" / name for root in roots)
             path = next((path for path in found if path.is_file()), None)
@@ -57,10 +48,7 @@ def find_libraries() -> Iterator[Path]:
 
 
 def preload(runtime: Any) -> str:
-    """Load the libraries; where one does not load, the system's own is used.
-
-    Args:
-        runtime: The module ``onnxruntime``.
+    """Load the libraries for ``onnxruntime``; where one does not load, the system's own is used.
 
     Returns:
         What did not load and why, in the words of the loader; empty if nothing failed.

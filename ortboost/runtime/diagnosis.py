@@ -25,10 +25,9 @@ from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.gradients import LARGEST_NORM, STATISTICS, ZEROS
-from ortboost.runtime.findings import Diagnosis, Finding
+from ortboost.runtime.findings import Diagnosis, Finding, TensorStats
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import drawing, open_session
-from ortboost.runtime.tensor_stats import TensorStats
 
 __all__ = ["diagnose", "inner_tensors", "list_nonfinite"]
 
@@ -121,18 +120,10 @@ def diagnose(
     threads: int | None = None,
     seed: int | None = None,
 ) -> Diagnosis:
-    """Locate the origin of an overflow in a step graph.
+    """Locate the origin of an overflow in a step graph; at most five findings.
 
-    Args:
-        model: The step graph.
-        catalogue: Its catalogue.
-        inputs: Batch, learning rates and the whole state before the step.
-        device: ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
-        seed: Seed of the random generator in the step, if it draws random numbers.
-
-    Returns:
-        At most five findings.
+    The inputs are batch, learning rates and the whole state before the step; the rest is as for
+    :func:`inner_tensors`.
     """
     # The non-finite tensors that lead to a non-finite loss or gradient.
     computed = inner_tensors(model, inputs, device=device, threads=threads, seed=seed)

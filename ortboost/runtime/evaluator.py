@@ -10,22 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_dtype
-from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program, check_state
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
-from ortboost.runtime.session import TRAINING_DEVICES, open_session, require_device
+from ortboost.runtime.session import open_session, training_device
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "open_evaluator"]
 
 
 class Evaluator:
-    """Runs the evaluation graph on a state that is on the device.
+    """Runs the evaluation graph of a program on a state that is on the device.
 
-    Args:
-        program: The program.
-        state: The state, or the part of it that the graph reads; read-only.
-        threads: Intra-op threads.
+    ``state`` may be the part of the state that the graph reads; it does not change.
     """
 
     def __init__(self, program: Program, state: DeviceState, *, threads: int | None = None) -> None:
@@ -41,9 +37,7 @@ class Evaluator:
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Compute the outputs of the model, and ``loss``, for one batch.
 
-        Args:
-            feeds: Input to array; numbers are converted to the type of the input if that can hold
-                them.
+        Numbers are converted to the type of an input if that can hold them.
 
         Raises:
             UsageError: An input is missing or does not fit, or the runtime rejects the shapes.
@@ -52,7 +46,12 @@ class Evaluator:
         binding = self._session.io_binding()
         for name in self._state_names:
             binding.bind_ortvalue_input(name, self.state.current(name))
-        batch = {spec.name: self._fed(feeds, spec) for spec in self.inputs}
+        batch = {}
+        for spec in self.inputs:
+            array = as_dtype(
+                fed_array(feeds, spec, self.inputs), spec.dtype, f"input '{spec.name}'"
+            )
+            batch[spec.name] = np.asarray(array, order="C")
         check_lengths(batch, self.inputs, broadcast=self._broadcast)
         for name, array in batch.items():
             binding.bind_cpu_input(name, array)
@@ -65,10 +64,6 @@ class Evaluator:
         answers = [value.numpy() for value in binding.get_outputs()]
         return dict(zip(self._outputs, answers, strict=True))
 
-    def _fed(self, feeds: Mapping[str, NDArray[Any]], spec: TensorSpec) -> NDArray[Any]:
-        array = fed_array(feeds, spec, self.inputs)
-        return np.asarray(as_dtype(array, spec.dtype, f"input '{spec.name}'"), order="C")
-
 
 def open_evaluator(
     program: Program,
@@ -77,17 +72,10 @@ def open_evaluator(
     device: str = "auto",
     threads: int | None = None,
 ) -> Evaluator:
-    """Open only the evaluation graph of a program.
+    """Open only the evaluation graph of a program, with the tensors that it reads on the device.
 
-    No training graph is opened, and only the tensors that the evaluation graph reads are placed on
-    the device. Any onnxruntime can therefore evaluate a program whose gradients need
-    onnxruntime-training, and optimizer slots take no memory.
-
-    Args:
-        program: The program.
-        state: State name to value, as in a checkpoint.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Intra-op threads; the runtime's choice if not given.
+    Any onnxruntime can therefore evaluate a program whose gradients need onnxruntime-training, and
+    optimizer slots take no memory. The state is that of a checkpoint, by name.
 
     Raises:
         FileError: The state does not fit the program.
@@ -98,7 +86,7 @@ def open_evaluator(
         >>> evaluator.evaluate({"x": x, "labels": y})["loss"]  # doctest: +SKIP
         array(2.31, dtype=float32)
     """
-    device = require_device(device, among=TRAINING_DEVICES)
+    device = training_device(device)
     check_state(program.catalogue, state, where="state to load")
     inputs = {value.name for value in program.evaluation.graph.inputs}
     read = tuple(

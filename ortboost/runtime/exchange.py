@@ -48,10 +48,9 @@ class Exchange:
         self._gradients = [name for name in shapes if name.startswith(EXCHANGED_GRADIENT)]
 
     def run(self, weight: float | None) -> None:
-        """Sum.
+        """Sum the values, with the weight `f_r` of this process, 1 in the update.
 
-        Args:
-            weight: `f_r` of this process, 1 in the update; ``None`` if it has no samples.
+        The weight is ``None`` if the process has no samples.
         """
         if weight is None:
             self.buffer.scale(0.0)  # the buffer may still hold values of an earlier step

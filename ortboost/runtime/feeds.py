@@ -33,12 +33,7 @@ def arrays_of(feeds: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> dict[st
 def fed_array(
     feeds: Mapping[str, NDArray[Any]], spec: TensorSpec, inputs: Sequence[TensorSpec]
 ) -> NDArray[Any]:
-    """Get the array of one input.
-
-    Args:
-        feeds: Input name to array.
-        spec: The input.
-        inputs: All inputs of the graph.
+    """The array of one of the ``inputs`` of a graph.
 
     Raises:
         UsageError: It is missing or empty, or contains a label that is not a class.
@@ -77,12 +72,7 @@ def check_batch(
     """The arrays of all inputs in C order; anything that a runtime might misread is refused.
 
     Integers are widened to larger integers, and floats to larger floats; scaling the bytes of an
-    image is up to the user.
-
-    Args:
-        feeds: Input name to array; other names are ignored.
-        inputs: All inputs of the graph.
-        broadcast: Whether one row of dense labels may apply to all samples.
+    image is up to the user. With ``broadcast`` one row of dense labels may apply to all samples.
 
     Raises:
         UsageError: An input is missing, empty, or of another type or rank; a label is not a class;
@@ -134,9 +124,7 @@ def check_lengths(
 def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The value of each learning-rate input, float32 scalars.
 
-    Args:
-        hyper: Input to value; ``learning_rate`` is the default of all groups.
-        names: The learning-rate inputs.
+    ``learning_rate`` is the default of all groups.
 
     Raises:
         UsageError: A given name is unknown, or an input has no value, or not one finite number.
@@ -174,13 +162,7 @@ def check_rates(hyper: Mapping[str, float], names: Sequence[str]) -> dict[str, N
 def refused_batch(
     error: Exception, batch: Mapping[str, NDArray[Any]], what: str = "model"
 ) -> UsageError:
-    """Convert a runtime error on a batch to an error for the user.
-
-    Args:
-        error: The error.
-        batch: Input name to array.
-        what: What did not run: the model or the step.
-    """
+    """The user's error if the runtime does not run ``what``, the model or the step, on a batch."""
     shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in batch.items())
     return UsageError(
         f"onnxruntime could not run the {what} on this batch.",

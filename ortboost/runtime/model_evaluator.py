@@ -20,30 +20,12 @@ from ortboost.runtime.session import open_session
 
 __all__ = ["ModelEvaluator"]
 
-_TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(int16)": np.int16,
-    "tensor(int8)": np.int8,
-    "tensor(uint64)": np.uint64,
-    "tensor(uint32)": np.uint32,
-    "tensor(uint16)": np.uint16,
-    "tensor(uint8)": np.uint8,
-    "tensor(bool)": np.bool_,
-    "tensor(string)": np.object_,
-}
+_WORDS = "float float16 double int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool string"
+_TYPES = {f"tensor({word})": ir.DataType[word.upper()].numpy() for word in _WORDS.split()}
 
 
 class ModelEvaluator:
-    """Runs an ONNX model with stored weights, batch by batch.
-
-    Args:
-        model: The path of the file, or a model.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
+    """Runs an ONNX model with stored weights, a file or in memory, batch by batch.
 
     Raises:
         ModelError: The runtime rejects the file.
@@ -104,4 +86,4 @@ def _spec(value: Any) -> TensorSpec:
         dim if isinstance(dim, int) else dimension_name(dim if isinstance(dim, str) else None)
         for dim in value.shape
     )
-    return TensorSpec(value.name, np.dtype(_TYPES[value.type]), shape)
+    return TensorSpec(value.name, _TYPES[value.type], shape)

@@ -53,11 +53,7 @@ class FormatSupport:
 
 
 def probe_format(name: str, device: str) -> FormatSupport:
-    """Probe how a device handles a format.
-
-    Args:
-        name: ``fp16`` or ``bf16``.
-        device: ``cpu`` or ``cuda``.
+    """Probe how a device handles ``fp16`` or ``bf16``.
 
     Example:
         >>> probe_format("bf16", "cpu").text

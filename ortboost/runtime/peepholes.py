@@ -2,8 +2,8 @@
 
 Files contain standard operators (or those of the native engine), which any runtime supports. The
 CPU provider has faster forms of some of them. Each is a rewrite in a module of its own in
-:mod:`ortboost.runtime.cpu`, which says why. They compute the same function with sums in
-another order, so the last digits may differ.
+:mod:`ortboost.runtime.cpu`, which says why; it changes a step graph in place, and returns whether
+it did. They compute the same function with sums in another order, so the last digits may differ.
 
 On CUDA, nodes are converted to forms that have a kernel there (:mod:`ortboost.runtime.cuda.forms`).
 
@@ -55,16 +55,13 @@ _CPU = (
 def for_device(
     model: ir.Model, device: str, *, states: Collection[str] = (), threads: int | None = None
 ) -> ir.Model:
-    """Convert a step graph to its form for a device.
+    """The form of a step graph for a device: the model itself, or a modified copy.
 
     Args:
         model: The graph; it is not modified.
         device: ``cpu`` or ``cuda``.
         states: Outputs that may get another shape with as many elements.
         threads: Intra-op threads; the runtime's choice if not given.
-
-    Returns:
-        The model itself, or a modified copy.
     """
     if device == "cuda":
         return for_cuda(model, kernels_of(runtime().__version__))
@@ -81,12 +78,9 @@ def for_device(
 
 
 def emulated_for(model: ir.Model, device: str, *, keep_names: bool = False) -> ir.Model:
-    """Return the model itself, or for the CPU a copy in which 16-bit types are emulated.
+    """The model itself, or for the CPU a copy in which 16-bit types are emulated.
 
-    Args:
-        model: The graph; it is not modified.
-        device: ``cpu`` or ``cuda``.
-        keep_names: Keep the names of all tensors, for inspection.
+    ``keep_names`` keeps the names of all tensors, for inspection.
     """
     short = short_types(model) if device == "cpu" else []
     if not short:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.segments import UNKNOWN_SIZES, Segment, cut_segments
-from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.compiled_graph import CompiledGraph, own_catalogue
 from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.state import DeviceState
 
@@ -25,14 +24,9 @@ class SegmentedGraph:
 
     Args:
         form: The graph, prepared for the device.
-        catalogue: The catalogue of the graph.
-        state: The state of the program.
-        groups: Outputs that each segment produces; see
-            :func:`ortboost.program.segments.cut_segments`.
-        device: ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
-        placed: Inputs and outputs with given buffers on the device.
-        draws_first: See :func:`ortboost.program.segments.cut_segments`.
+        catalogue, state, device, threads, placed: As for :class:`CompiledGraph`.
+        groups: Outputs that each segment produces.
+        draws_first: See, as for ``groups``, :func:`ortboost.program.segments.cut_segments`.
     """
 
     def __init__(
@@ -65,24 +59,10 @@ class SegmentedGraph:
                 if value.type is None:
                     word = types[value.name or ""].removeprefix("tensor(").rstrip(")")
                     value.type = ir.TensorType(ir.DataType[word.upper()])
-            # Its own catalogue: what the segment reads and writes of the whole graph's.
-            read = {value.name for value in graph.inputs}
-            made = {value.name for value in graph.outputs} - {*segment.passed_on}
-            own = dataclasses.replace(
-                catalogue,
-                batch=tuple(spec for spec in catalogue.batch if spec.name in read),
-                hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
-                state=tuple(
-                    dataclasses.replace(entry, next=entry.next if entry.next in made else None)
-                    for entry in catalogue.state
-                    if entry.name in read or entry.next in made
-                ),
-                outputs=tuple(spec for spec in catalogue.outputs if spec.name in made),
-            )
             self._segments.append(
                 CompiledGraph(
                     segment.model,
-                    own,
+                    own_catalogue(catalogue, graph, segment.passed_on),
                     state,
                     device=device,
                     threads=threads,
@@ -99,17 +79,9 @@ class SegmentedGraph:
         return len(self._segments)
 
     def run(self, number: int, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run one segment; running all of them in order is one run of the graph.
+        """Run one segment, by its index; running all of them in order is one run of the graph.
 
-        Args:
-            number: Index of the segment, from 0.
-            feeds: The batch and the learning rates.
-
-        Returns:
-            The outputs of the segment that are not placed, by name.
-
-        Raises:
-            Exception: Whatever the runtime's bindings raise.
+        The rest is as for :meth:`CompiledGraph.run`, for the outputs of the segment.
         """
         segment = self._segments[number]
         shapes = tuple(array.shape for array in feeds.values())

@@ -41,11 +41,11 @@ __all__ = [
     "broken_packages",
     "drawing",
     "open_session",
-    "require_device",
     "resolve_device",
     "runtime",
     "runtime_packages",
     "set_seed",
+    "training_device",
     "try_device",
 ]
 
@@ -332,39 +332,26 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
 
 
 def try_device(device: str) -> None:
-    """Open a small session on a device.
-
-    Raises:
-        UsageError: The device is unknown.
-        DependencyError: The installed runtime was not built for it, or its libraries do not load.
-    """
+    """Open a small session on a device; errors as for :func:`open_session`."""
     open_session(ir.from_onnx_text(_SMALL), device=device)
 
 
-def require_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
-    """Resolve a device name, and prove that CUDA really works if it is asked for.
-
-    Args:
-        device: See :func:`resolve_device`.
-        among: The allowed names.
+def training_device(device: str) -> str:
+    """The device of a step; see :func:`resolve_device`. CUDA really works if it is asked for.
 
     Raises:
-        UsageError: The device is unknown, or for inference only.
-        DependencyError: The installed runtime was not built for it, or its libraries do not load.
+        DependencyError: Also if its libraries do not load.
     """
-    resolved = resolve_device(device, among=among)
+    resolved = resolve_device(device, among=TRAINING_DEVICES)
     if resolved == device == "cuda":
         try_device(device)
     return resolved
 
 
 def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
-    """Resolve a device name to ``cpu``, ``cuda`` or ``tensorrt``.
+    """Resolve a device name, one of ``among``, to ``cpu``, ``cuda`` or ``tensorrt``.
 
-    Args:
-        device: ``cpu``, ``cuda``, ``tensorrt``, or ``auto``: CUDA if a small session really runs
-            there.
-        among: The allowed names; :data:`TRAINING_DEVICES` for a step.
+    ``auto`` is CUDA if a small session really runs there, else the CPU.
 
     Raises:
         UsageError: The device is unknown, or for inference only.
@@ -405,10 +392,7 @@ def drawing(seed: int | None) -> Iterator[None]:
     """Seed the random generator for the context, and keep other threads from using it.
 
     The runtime has one generator for all sessions of a process, so sessions that draw from it run
-    one at a time.
-
-    Args:
-        seed: The seed; ``None`` for a graph without random numbers, which need not wait.
+    one at a time. A graph without random numbers has no seed and need not wait.
     """
     if seed is None:
         yield

@@ -21,12 +21,8 @@ class SharedEvaluator:
     """An evaluator that all processes call with the same batch.
 
     Running statistics are averaged first if steps have changed them. Every process evaluates the
-    whole batch if it cannot be divided: it has fewer samples than there are processes, or the
-    graph has a fixed batch size.
-
-    Args:
-        alone: The evaluator on the state of this process.
-        shared: The step that updates the state.
+    whole batch if it cannot be divided: it has fewer samples than there are processes, or the graph
+    has a fixed batch size.
     """
 
     def __init__(self, alone: Evaluator, shared: SharedStep) -> None:

@@ -27,15 +27,9 @@ __all__ = ["SharedState", "checksum"]
 class SharedState:
     """Merges the states of the processes of a group.
 
-    Running statistics are those of a process's parts until they are averaged; the sums of an
-    incomplete window are spread over the processes until rank 0 has them all; with AdaSum,
-    parameters and slots are those of a server.
-
-    Args:
-        program: The program.
-        group: The processes.
-        wire: The type in which sums are exchanged.
-        synchronized: Whether all processes compute the same running statistics.
+    Running statistics are those of a process's parts until they are averaged, unless all processes
+    compute the same ones (``synchronized``); the sums of an incomplete window are spread over the
+    processes until rank 0 has them all; with AdaSum, parameters and slots are those of a server.
 
     Attributes:
         server: The processes that sum gradients: all, or with AdaSum those of one server.
@@ -89,9 +83,7 @@ class SharedState:
     def join_sums(self, state: DeviceState, *, keep: bool = True) -> None:
         """Sum the accumulated gradients of the window over the processes.
 
-        Args:
-            state: The state.
-            keep: Whether this process keeps the sums; otherwise its accumulators are zeroed.
+        Without ``keep`` this process's accumulators are zeroed.
 
         Raises:
             ModelError: A sum overflows.
@@ -170,7 +162,8 @@ class SharedState:
             for entry in state.catalogue.state
             if entry.kind not in own and not entry.sharded and not _is_sum(entry)
         ]
-        sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
+        arrays = (np.ascontiguousarray(state.read(entry.name)) for entry in entries)
+        sums = np.array([zlib.crc32(array.data) for array in arrays], np.int64)
         found = (self.server if self._common else self._group).gather(sums)
         for rank, other in enumerate(found):
             different = np.flatnonzero(other != found[0])
@@ -187,10 +180,6 @@ class SharedState:
 def _is_sum(entry: StateEntry) -> bool:
     """Whether a state is the sum of a parameter's gradients over a window."""
     return entry.name.startswith(names.accumulator_name(""))
-
-
-def _crc(array: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def checksum(state: Mapping[str, NDArray[Any]]) -> int:

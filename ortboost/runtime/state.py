@@ -167,9 +167,8 @@ class DeviceState:
     def read_all(self, *, copy: bool = True) -> Mapping[str, NDArray[Any]]:
         """The whole state on the host; sharded states are read when they are accessed.
 
-        Args:
-            copy: False: each tensor is copied when it is accessed, so the values are those at that
-                moment, and memory holds one copy at a time.
+        Without ``copy`` each tensor is copied when it is accessed, so the values are those at that
+        moment, and memory holds one copy at a time.
         """
         entries = {e.name: e for e in self.catalogue.state if e.name not in self._rows}
         held: Mapping[str, NDArray[Any]] = _Current(self.read, entries)

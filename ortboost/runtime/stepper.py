@@ -29,7 +29,7 @@ from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_
 from ortboost.runtime.findings import Diagnosis
 from ortboost.runtime.part_weights import count_samples
 from ortboost.runtime.process_group import ProcessGroup, WireType
-from ortboost.runtime.session import TRAINING_DEVICES, drawing, require_device
+from ortboost.runtime.session import drawing, training_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
@@ -90,7 +90,7 @@ class Stepper(Shown):
         self.group, self._check_sync = group, check_sync
         self.shared = None if group is None else SharedStep(program, group, wire, segments)
         self.catalogue = program.catalogue
-        self.device = require_device(device, among=TRAINING_DEVICES)
+        self.device = training_device(device)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
         self._replay = cuda_graph and group is None and can_replay(program, self.device)
@@ -224,10 +224,7 @@ class Stepper(Shown):
         self._count(overflow)  # as the graph has just done
         if self.shared is not None:
             if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
-                # In several processes the step only fills the window, and resets its counter; the
-                # flush graph updates, with the mean over that many micro-batches.
-                self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
-                self._apply(group, hyper)
+                self._close_window(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.state.check(self._state, self._steps)
@@ -275,6 +272,12 @@ class Stepper(Shown):
         self._counters[names.MICRO_STEPS] = 0
         self._counters[names.STEP] += 1
         return True
+
+    def _close_window(self, group: int, hyper: Mapping[str, float]) -> None:
+        """Update in several processes, whose steps only fill a window and reset its counter."""
+        # The flush graph takes the mean over that many micro-batches.
+        self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
+        self._apply(group, hyper)
 
     def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
         """Run the update with the gradients of a window."""

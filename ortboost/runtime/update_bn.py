@@ -25,24 +25,21 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DivergedError, ModelError, UsageError
+from ortboost.graph.patterns import Op, matches
+from ortboost.graph.query import scalar
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import RAW
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
 from ortboost.runtime.feeds import check_batch, refused_batch
 from ortboost.runtime.peepholes import for_device
-from ortboost.runtime.session import TRAINING_DEVICES, drawing, open_session, require_device
+from ortboost.runtime.session import drawing, open_session, training_device
 
 __all__ = ["BatchStatistics", "momenta"]
 
 
 class BatchStatistics:
     """Runs the part of a step that computes batch statistics.
-
-    Args:
-        program: The program.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Intra-op threads; the runtime's choice if not given.
 
     Raises:
         UsageError: The program keeps no running statistics.
@@ -64,7 +61,7 @@ class BatchStatistics:
                 fix="Leave it out: no BatchNormalization of this program is trained.",
             )
         model = slice_step(program.step, [f"{RAW}{name}" for name in self._shares])
-        device = require_device(device, among=TRAINING_DEVICES)
+        device = training_device(device)
         form = for_device(model, device, threads=threads)
         self._session = open_session(form, device=device, threads=threads)
         needed = {value.name for value in model.graph.inputs if value.name}
@@ -79,11 +76,11 @@ class BatchStatistics:
     def over(
         self, batches: Iterable[Mapping[str, NDArray[Any]]], state: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[np.generic]]:
-        """Average the statistics over batches.
+        """Average the statistics over batches, with the weights of a state, as in a checkpoint.
 
         Args:
             batches: Shuffled data, preferably in the batch size of training.
-            state: State name to value, as in a checkpoint; not modified.
+            state: State name to value; not modified.
 
         Returns:
             Name of each running mean and variance to its new value.
@@ -139,15 +136,10 @@ def momenta(program: Program) -> dict[str, float]:
 def _momentum(raw: ir.Value, buffer: str) -> float:
     """The factor of the old value in ``raw = old m + batch (1 - m)``."""
     # The step states it only in its graph: the term whose product reads the old value.
-    add = raw.producer()
-    for term in add.inputs if add is not None and add.op_type == "Add" else ():
-        mul = term.producer() if term is not None else None
-        if mul is None or mul.op_type != "Mul" or buffer not in [v.name for v in mul.inputs if v]:
-            continue
-        for factor in mul.inputs:
-            constant = None if factor is None else ir.convenience.get_const_tensor(factor)
-            if constant is not None and constant.size == 1:
-                return float(constant.numpy().item())
+    for found in matches(raw, Op("Add", Op("Mul", "old", "factor"), "batch")):
+        factor = scalar(found["factor"])
+        if found["old"].name == buffer and factor is not None:
+            return factor
     raise ModelError(
         f"The update rule of the statistic '{buffer}' is unknown.",
         where=f"step graph, '{raw.name}'",

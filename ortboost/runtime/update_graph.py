@@ -21,15 +21,7 @@ __all__ = ["UpdateGraph"]
 
 
 class UpdateGraph:
-    """An opened update or flush graph, cut at its exchange points.
-
-    Args:
-        model: The graph.
-        state: The state of the program.
-        group: All processes.
-        threads: Intra-op threads.
-        placed: Inputs with given buffers on the device.
-    """
+    """An opened update or flush graph, cut at its exchange points; some inputs have buffers."""
 
     def __init__(
         self,
@@ -59,11 +51,7 @@ class UpdateGraph:
         )
 
     def run(self, rates: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Update the state; returns the other outputs.
-
-        Args:
-            rates: The learning rates.
-        """
+        """Update the state with these learning rates; the other outputs."""
         values = self._graph.run(0, rates)
         for number, exchange in enumerate(self._exchanges, 1):
             exchange.run(1.0)

@@ -21,9 +21,9 @@ from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, TensorSpec, merged, read_catalogue
 from ortboost.program.program import Program
 from ortboost.program.split import slice_step
-from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.compiled_graph import CompiledGraph, own_catalogue
 from ortboost.runtime.feeds import check_rates
-from ortboost.runtime.session import TRAINING_DEVICES, require_device
+from ortboost.runtime.session import training_device
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Updater"]
@@ -53,7 +53,7 @@ class Updater:
         graphs = [(update, _catalogue(update, program)), (flush, read_catalogue(flush))]
         self._groups = [spec.name for spec in program.catalogue.hyper]
         self.catalogue = merged([catalogue for _, catalogue in graphs])
-        device = require_device(device, among=TRAINING_DEVICES)
+        device = training_device(device)
         initial = {entry.name: program.initial[entry.name] for entry in self.catalogue.state}
         self._state = DeviceState(self.catalogue, initial, device, ())
         self._update, self._flush = (
@@ -62,11 +62,7 @@ class Updater:
         )
 
     def step(self, gradients: Mapping[str, NDArray[Any]], hyper: Mapping[str, float]) -> None:
-        """Add gradients to the window; at its end, update.
-
-        Args:
-            gradients: Parameter to its gradient, in its shape.
-            hyper: Learning-rate input to value.
+        """Add gradients, by parameter, to the window; at its end, update.
 
         Raises:
             UsageError: See :func:`ortboost.runtime.feeds.check_rates`.
@@ -114,17 +110,10 @@ def _sliced(program: Program) -> ir.Model:
 
 def _catalogue(update: ir.Model, program: Program) -> Catalogue:
     """The catalogue of the sliced graph."""
-    whole = program.catalogue
+    own = own_catalogue(program.catalogue, update.graph)
     inputs = {value.name or "": value for value in update.graph.inputs}
-    outputs = {value.name for value in update.graph.outputs}
-    state = tuple(
-        dataclasses.replace(entry, next=entry.next if entry.next in outputs else None)
-        for entry in whole.state
-        if entry.name in inputs
-    )
-    gradients = [gradient_name(entry.name) for entry in state if entry.kind == "parameter"]
-    rates = {spec.name for spec in whole.hyper}
-    known = {*gradients, *rates, *(entry.name for entry in state)}
+    gradients = [gradient_name(entry.name) for entry in own.state if entry.kind == "parameter"]
+    known = {*gradients, *(spec.name for spec in own.hyper), *(e.name for e in own.state)}
     other = next((name for name in inputs if name not in known), None)
     if other is not None:
         raise ConfigError(
@@ -132,9 +121,5 @@ def _catalogue(update: ir.Model, program: Program) -> Catalogue:
             where=f"tensor '{other}'",
             fix="Use an optimizer and boosts that only read gradients.",
         )
-    return Catalogue(
-        batch=tuple(TensorSpec.of(inputs[name]) for name in gradients if name in inputs),
-        hyper=tuple(spec for spec in whole.hyper if spec.name in inputs),
-        state=state,
-        outputs=(),
-    )
+    batch = tuple(TensorSpec.of(inputs[name]) for name in gradients if name in inputs)
+    return dataclasses.replace(own, batch=batch, outputs=())

@@ -7,7 +7,7 @@ import os
 
 import onnx_ir as ir
 
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.graph.query import is_standard, known_shape, producer_of
 
 __all__ = ["wrong_optimizers"]
 
@@ -19,11 +19,9 @@ _MATMUL_ADD = "MatMulAddFusion"
 
 
 def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> list[str]:
-    """The optimizers to turn off for a model.
+    """The optimizers of this version of onnxruntime to turn off for a model.
 
-    Args:
-        model: The model; of a file, only the structure is read, and only for an old runtime.
-        version: Version of onnxruntime.
+    Of a file, only the structure is read, and only for an old runtime.
 
     Example:
         >>> wrong_optimizers("models/mlp.onnx", "1.31.1")
@@ -49,11 +47,6 @@ def _loses_addend(model: ir.Model) -> bool:
         product = node.outputs[0]
         sums = [use.node for use in product.uses() if is_standard(use.node, "Add")]
         addends = {value for add in sums for value in add.inputs} - {product}
-        if len(sums) > 1 and any(_is_product(value) for value in addends):
+        if len(sums) > 1 and any(producer_of(value, "MatMul") for value in addends):
             return True
     return False
-
-
-def _is_product(value: ir.Value | None) -> bool:
-    producer = None if value is None else value.producer()
-    return producer is not None and is_standard(producer, "MatMul")

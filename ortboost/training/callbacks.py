@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from ortboost.core.errors import ArgumentTypeError, UsageError, nearest
+from ortboost.core.errors import ArgumentTypeError, require_known
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.core.printable import count_of
 from ortboost.core.step_result import StepResult
@@ -184,9 +184,7 @@ class Goal:
     def read(self, metrics: Mapping[str, float], every: Mapping[str, float]) -> float | None:
         """The monitored value if this event has it.
 
-        Args:
-            metrics: The metrics of the event.
-            every: All metrics of the run so far, for the error message.
+        ``every`` are all metrics of the run so far, for the error message.
 
         Raises:
             UsageError: The metric does not exist after a whole epoch.
@@ -194,12 +192,9 @@ class Goal:
         if self.monitor in metrics:
             return metrics[self.monitor]
         # The means over an epoch (train_...) come last: by now every metric is known.
-        if self.monitor not in every and any(name.startswith("train_") for name in metrics):
-            raise UsageError(
-                f"Unknown metric '{self.monitor}' to monitor.",
-                where="callbacks",
-                fix=nearest(self.monitor, every),
-            )
+        if any(name.startswith("train_") for name in metrics):
+            what = f"Unknown metric '{self.monitor}' to monitor."
+            require_known(self.monitor, every, what, "callbacks")
         return None
 
 
@@ -273,7 +268,6 @@ class _Monitoring(Callback):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The metric, its best value with the step, and the number of values since."""
         return {
             "monitor": self.goal.monitor,
             "best": self.best,

@@ -56,11 +56,9 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Constants:
-    """Tensors of a program that its steps do not change; checkpoints refer to them.
+    """Tensors of a program that its steps do not change, with their initial values.
 
-    Args:
-        tensors: Name to initial value.
-        digest: Identifies the values.
+    Checkpoints refer to them by the digest, which identifies the values.
     """
 
     tensors: Mapping[str, Array]
@@ -177,10 +175,6 @@ def is_ours(path: Path) -> bool:
 def json_data(value: Any, where: str) -> Any:
     """JSON data as it will be read back: keys are text, tuples are lists, numpy numbers are plain.
 
-    Args:
-        value: The data.
-        where: Description of the data, for the error.
-
     Raises:
         ArgumentTypeError: Something in it has no form in JSON.
 
@@ -247,7 +241,7 @@ def read_checkpoint(
     expect: Mapping[str, Array] | None,
     constants: Constants | None = None,
 ) -> Checkpoint:
-    """Read and verify a checkpoint.
+    """Read and verify a checkpoint, given its JSON file.
 
     Args:
         path: Its JSON file.

@@ -96,19 +96,10 @@ class CheckpointStore:
         program: str,
         best: bool = False,
     ) -> Path:
-        """Write a checkpoint, then :meth:`prune`.
+        """Write a checkpoint, see :func:`write_checkpoint`, then :meth:`prune`.
 
-        Args:
-            state: State tensor by name; dtypes and 0-d shapes are kept.
-            progress: JSON data; its ``step`` names the file.
-            program: Fingerprint of the program, checked on loading.
-            best: Also pin it as the best one, in place of the previous one.
-
-        Returns:
-            The JSON file.
-
-        Raises:
-            FileError: The folder is not writable.
+        The ``step`` of the progress names the JSON file, which is returned. ``best`` also pins the
+        checkpoint as the best one, in place of the previous one.
         """
         path = self.path(int(progress["step"]))
         if not self._writes:
@@ -155,7 +146,7 @@ class CheckpointStore:
         return None
 
     def best(self, *, program: str | None = None) -> Checkpoint | None:
-        """The pinned checkpoint, or None; argument and errors as in :meth:`load`.
+        """The pinned checkpoint, or None; arguments as for :meth:`load`.
 
         Raises:
             FileError: See :meth:`load`; or the pin is damaged.
@@ -179,19 +170,8 @@ class CheckpointStore:
         self._refused = {step for step in self.steps() if step > good}
         return found
 
-    def load(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        program: str | None = None,
-        expect: Mapping[str, Array] | None = None,
-    ) -> Checkpoint:
-        """Read one checkpoint.
-
-        Args:
-            path: Its JSON or its tensor file.
-            program: The required fingerprint; None accepts any.
-            expect: Tensors whose names, shapes and dtypes it must have.
+    def load(self, path: str | os.PathLike[str], *, program: str | None = None) -> Checkpoint:
+        """Read one checkpoint, given its JSON or tensor file; see :func:`read_checkpoint`.
 
         Raises:
             FileError: It is damaged or belongs to another program. The message names the file and
@@ -208,15 +188,15 @@ class CheckpointStore:
         name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
         wanted = Path(path).with_name(name)
         try:
-            return read_checkpoint(wanted, program, expect, self._constants)
+            return read_checkpoint(wanted, program, None, self._constants)
         except RefusedError as error:
             match = _NAME.fullmatch(wanted.name)
             earlier = [step for step in self.steps() if not match or step < int(match[1])]
-            other = self._newest(earlier, program, expect).checkpoint
+            other = self._newest(earlier, program).checkpoint
             which = "the valid one before it"
             if other is None:  # the best one may be older than the last
                 later = [step for step in self.steps() if step not in earlier]
-                other, which = self._newest(later, program, expect).checkpoint, "the newest one"
+                other, which = self._newest(later, program).checkpoint, "the newest one"
             raise FileError(
                 "A checkpoint cannot be used.",
                 where=f"{error.path}: {error.reason}",
@@ -234,7 +214,10 @@ class CheckpointStore:
             self._remove(step)
 
     def _newest(
-        self, steps: list[int], program: str | None, expect: Mapping[str, Array] | None
+        self,
+        steps: list[int],
+        program: str | None,
+        expect: Mapping[str, Array] | None = None,
     ) -> Found:
         refused: list[RefusedError] = []
         for step in reversed(steps):

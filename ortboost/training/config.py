@@ -87,9 +87,6 @@ class TrainConfig(Configuration):
     def with_settings(self, settings: Mapping[str, Any]) -> TrainConfig:
         """A copy with some fields replaced.
 
-        Args:
-            settings: Field name to value.
-
         Raises:
             ConfigError: A field is unknown, or its value is invalid.
 
@@ -103,10 +100,7 @@ class TrainConfig(Configuration):
         return dataclasses.replace(self, **settings)
 
     def schedules(self, groups: Sequence[str]) -> dict[str, Schedule]:
-        """The schedule of each learning-rate input.
-
-        Args:
-            groups: Names of the inputs, see ``Stepper.groups``.
+        """The schedule of each learning-rate input, see ``Stepper.groups``.
 
         Raises:
             ConfigError: A schedule belongs to no group, or a group has no schedule.
@@ -115,11 +109,7 @@ class TrainConfig(Configuration):
             return dict.fromkeys(groups, self.learning_rate)
         for name in self.learning_rate:
             require_known(
-                name,
-                groups,
-                f"Unknown learning-rate group '{name}'.",
-                "learning_rate",
-                ConfigError,
+                name, groups, f"Unknown learning-rate group '{name}'.", "learning_rate", ConfigError
             )
         chosen: dict[str, Schedule] = {}
         for name in groups:

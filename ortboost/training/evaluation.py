@@ -60,12 +60,10 @@ def evaluate(
         # A graph with a fixed size needs full batches; the padding must not count.
         padding = 0 if batch_size is None else batch_size - length
         if batch_size is not None and length < batch_size:
-            outputs, found = _padded(
-                evaluator, batch, length, batch_size, _weigh(rule, labels), axes
-            )
+            outputs, found = _padded(evaluator, batch, length, batch_size, rule, labels, axes)
         else:
             outputs = evaluator.evaluate(batch)
-            found = _loss(outputs, None, length, _weigh(rule, labels)(batch))
+            found = _loss(outputs, None, length, rule.counted(batch, labels))
         if found is not None:
             loss, weight = found
             means.setdefault(_LOSS, Mean()).add(loss, weight)
@@ -120,21 +118,13 @@ def by_sample(
     return rule.aligned(scores, labels)
 
 
-def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], float | None]:
-    """A function that counts the labels a mean loss averages over; it returns None for samples."""
-
-    def count(batch: Batch) -> float | None:
-        return rule.count(batch[labels]) if rule.averaged and labels in batch else None
-
-    return count
-
-
 def _padded(
     evaluator: Evaluator,
     batch: Batch,
     length: int,
     size: int,
-    count: Callable[[Batch], float | None],
+    rule: LabelRule,
+    labels: str,
     axes: Axes | None,
 ) -> tuple[Mapping[str, Array], tuple[float, float] | None]:
     """Outputs of a short batch, and the loss that it would have without the padding.
@@ -149,7 +139,7 @@ def _padded(
     outputs = evaluator.evaluate(padded)
     # One value per sample, or no loss at all (the default has one axis): nothing to correct.
     if np.ndim(outputs.get(_LOSS, ())) > 0:
-        return outputs, _loss(outputs, slice(length), length, count(batch))
+        return outputs, _loss(outputs, slice(length), length, rule.counted(batch, labels))
     ends = {
         name: rows_of(array, slice(length - 1, length), 0 if axes is None else axes.get(name, 0))
         for name, array in batch.items()
@@ -158,7 +148,7 @@ def _padded(
     alone = float(evaluator.evaluate(last)[_LOSS])
     padding = (size - int(valid.sum())) / size
     # Without an ignored label they are None: every sample has the weight 1.
-    counts = [count(padded), count(last), count(batch)]
+    counts = [rule.counted(given, labels) for given in (padded, last, batch)]
     whole, others, real = [size, size, length] if None in counts else [c or 0 for c in counts]
     total = whole * float(outputs[_LOSS]) if whole else 0.0
     total -= padding * others * alone if others else 0.0

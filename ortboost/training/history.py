@@ -187,11 +187,8 @@ def write_csv(runs: Iterable[RunHistory], path: str | os.PathLike[str]) -> Path:
     """Write a CSV file with a row for each step of each run, and a column for each curve.
 
     A cell is empty where a curve has no value at that step, and ``nan`` where the value is not
-    finite. Numbers have enough digits to be read back exactly.
-
-    Args:
-        runs: The runs; their names fill the first column.
-        path: The file.
+    finite. Numbers have enough digits to be read back exactly. The first column has the names of
+    the runs.
 
     Raises:
         FileError: The folder is missing or not writable.

@@ -11,7 +11,7 @@ from operator import mul
 import numpy as np
 
 from ortboost.core.loss_terms import count_labels, sum_weights
-from ortboost.training.protocols import Array
+from ortboost.training.protocols import Array, Batch
 
 __all__ = ["LabelRule", "in_order"]
 
@@ -56,13 +56,9 @@ class LabelRule:
     def of(cls, inputs: Sequence[object], labels: str) -> LabelRule:
         """The rule that the specification of the labels input defines."""
         spec = next((s for s in inputs if getattr(s, "name", None) == labels), None)
-        return cls(
-            getattr(spec, "class_axis", None) or 1,
-            getattr(spec, "ignored", None),
-            bool(getattr(spec, "shifted", False)),
-            bool(getattr(spec, "averaged", True)),
-            getattr(spec, "weights", None),
-        )
+        names = ("ignored", "shifted", "averaged", "weights")
+        known = {name: getattr(spec, name) for name in names if hasattr(spec, name)}
+        return cls(getattr(spec, "class_axis", None) or 1, **known)
 
     def count(self, labels: Array) -> float | None:
         """What the mean loss of a batch divides by: labels that are not ignored, or their weights.
@@ -74,6 +70,10 @@ class LabelRule:
         if self.ignored is None:
             return None
         return count_labels(labels, self.ignored, shifted=self.shifted)
+
+    def counted(self, batch: Batch, labels: str) -> float | None:
+        """:meth:`count` of a batch for a loss that is the mean over its labels, else ``None``."""
+        return self.count(batch[labels]) if self.averaged and labels in batch else None
 
     def aligned(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """The scores with the classes in axis 1, and the labels to compare them with.

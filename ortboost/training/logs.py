@@ -62,10 +62,7 @@ def finite_or_none(value: Any) -> Any:
 
 
 class EventLog:
-    """Appends events to a JSONL file and flushes each line.
-
-    Args:
-        path: The file; created with the first event. Its folder must exist.
+    """Appends events to a JSONL file and flushes each line; the folder of the file must exist.
 
     Example:
         ``log.write("step", 12, loss=0.5)`` writes ``{"event": "step", "step": 12, "loss": 0.5}``.
@@ -79,11 +76,7 @@ class EventLog:
         self._held: list[str] | None = None
 
     def write(self, event: str, step: int, **fields: Any) -> None:
-        """Append one event.
-
-        Raises:
-            FileError: The file cannot be written.
-        """
+        """Append one event; a FileError if the file cannot be written."""
         line = json.dumps(finite_or_none({"event": event, "step": step, **fields}))
         if self._held is None:
             self._append(line)
@@ -179,11 +172,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class LogFollower:
-    """Reads new events from a log that another process writes.
-
-    Args:
-        path: The log; it need not exist yet.
-    """
+    """Reads new events from a log that another process writes, and that need not exist yet."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

@@ -58,12 +58,6 @@ def first_scale(config: ScaleConfig) -> float:
 def scale_change(before: float, after: float, overflow: bool, config: ScaleConfig) -> str | None:
     """How the loss scale changed in a step, in one word.
 
-    Args:
-        before: The scale used in the step.
-        after: The scale after it.
-        overflow: Whether the step was skipped.
-        config: The loss scaling.
-
     Returns:
         ``shrink``, ``grow``, ``minimum`` (an overflow, but the scale cannot shrink), ``held`` (an
         overflow that the hysteresis tolerates), or None. Growing is not reported for a grouped
@@ -83,10 +77,10 @@ def scale_change(before: float, after: float, overflow: bool, config: ScaleConfi
 
 
 def diagnosis_due(skips: int, limit: int) -> bool:
-    """Whether to diagnose the ``skips``-th skipped step of a run.
+    """Whether to diagnose the ``skips``-th skipped step of a run, at most ``limit`` times.
 
-    True for the 1st, 2nd, 4th, 8th and so on, at most ``limit`` times: while the scale settles,
-    many steps are skipped, all for the same reason.
+    True for the 1st, 2nd, 4th, 8th and so on: while the scale settles, many steps are skipped, all
+    for the same reason.
 
     Example:
         >>> [n for n in range(1, 40) if diagnosis_due(n, 4)]

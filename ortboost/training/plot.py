@@ -45,14 +45,7 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
 
 
 def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
-    """Draw the curves of one or more runs in one figure.
-
-    Args:
-        runs: The runs.
-        path: The PNG to write; its folder must exist.
-
-    Returns:
-        The path of the PNG.
+    """Draw the curves of one or more runs in one figure, a PNG; its folder must exist.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -117,28 +110,23 @@ def _plain(text: str) -> str:
 
 
 def _head(figure: Any, runs: Sequence[RunHistory], panels: Sequence[str]) -> None:
-    if len(runs) > 1:
-        figure.suptitle(f"{len(runs)} runs", x=0.01, ha="left", fontweight="bold", color=_DARK)
-        return
-    run = runs[0]
+    run, latest = runs[0], runs[0].latest
     words = [run.name, *(str(run.about[key]) for key in _TITLED if run.about.get(key))]
-    figure.suptitle(
-        _plain("  ·  ".join(words)[:110]), x=0.01, ha="left", fontweight="bold", color=_DARK
-    )
-    latest, facts = run.latest, list[str]()
-    for name, template in (
-        ("learning_rate", "learning rate {:.4g}"),
-        ("loss_scale", "loss scale {}"),
-    ):
-        value = latest.get(name, math.nan)
-        if name not in panels and math.isfinite(value):
-            facts.append(template.format(scale_text(value) if name == "loss_scale" else value))
+    title = f"{len(runs)} runs" if len(runs) > 1 else _plain("  ·  ".join(words)[:110])
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", color=_DARK)
+    if len(runs) > 1:
+        return
+    single = {"learning_rate": "{:.4g}".format, "loss_scale": scale_text}
+    facts = [
+        f"{name.replace('_', ' ')} {text(latest[name])}"
+        for name, text in single.items()
+        if name not in panels and math.isfinite(latest.get(name, math.nan))
+    ]
     if not any(name.startswith("val_") for name in panels):
         facts += [f"{n} {v:.4g}" for n, v in latest.items() if n.startswith("val_")]
-    share = f" ({run.skips / max(run.step, 1):.1%})" if run.skips else ""
-    facts.append(
-        f"{run.skips} of {run.step} steps skipped{share}" if run.skips else "no step skipped"
-    )
+    share = f"{run.skips / max(run.step, 1):.1%}"
+    skipped = f"{run.skips} of {run.step} steps skipped ({share})"
+    facts.append(skipped if run.skips else "no step skipped")
     facts.append(run.reason or "not ended")
     figure.text(
         0.01, 0.0, _plain("  ·  ".join(facts)), fontsize=9, color="#4a4f57", ha="left", va="bottom"

@@ -13,13 +13,7 @@ from html import escape
 from typing import IO, Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ortboost.core.errors import require_known
 from ortboost.core.loss_scale import scale_text
@@ -84,7 +78,7 @@ class Reporter(Protocol):
 
 
 class QuietProgress:
-    """Shows messages only, or nothing.
+    """Shows messages only (with ``results``, also the results of epochs), or nothing.
 
     Args:
         stream: Where messages go; None drops them.
@@ -147,7 +141,7 @@ class PlainProgress(QuietProgress):
             self.message(f"step {info.step}{total}  {info}")
 
 
-class BarProgress:
+class BarProgress(QuietProgress):
     """A progress bar; messages scroll above it.
 
     Args:
@@ -155,6 +149,7 @@ class BarProgress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        super().__init__(results=True)
         self._console = console or Console(stderr=True)
         self._bar = Progress(
             BarColumn(bar_width=24),
@@ -178,10 +173,6 @@ class BarProgress:
     def message(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-    def result(self, text: str) -> None:
-        """Print the line above the bar."""
-        self.message(text)
 
     def close(self) -> None:
         """Remove the bar."""

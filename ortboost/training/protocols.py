@@ -42,11 +42,6 @@ class InputLike(Protocol):
 class InputSpec:
     """The plain implementation of :class:`InputLike`.
 
-    Args:
-        name: The graph input's name.
-        dtype: The numpy dtype of the graph input.
-        shape: Per axis a length, the name of a symbolic axis, or None.
-
     Example:
         >>> InputSpec("x", np.dtype("float32"), ("N", 1, 28, 28)).shape[0]
         'N'
@@ -80,20 +75,12 @@ class Stepper(Protocol):
         """
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
-        """Apply an incomplete window of gradient accumulation.
-
-        Args:
-            hyper: The value of each learning-rate input.
-
-        Returns:
-            Whether there was one; always False without accumulation.
-        """
+        """Apply an incomplete window of gradient accumulation; whether there was one."""
 
     def state(self, *, copy: bool = True) -> Mapping[str, Array]:
         """Every state tensor on the host.
 
-        Args:
-            copy: False: each one is copied when it is accessed, before the next step.
+        Without ``copy`` each one is copied when it is accessed, before the next step.
         """
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -102,10 +89,7 @@ class Stepper(Protocol):
     def nonfinite(
         self, feeds: Mapping[str, Array], hyper: Mapping[str, float], *, seed: int
     ) -> list[str]:
-        """Names of the non-finite tensors in a step with these arguments.
-
-        The state does not change.
-        """
+        """Names of the non-finite tensors of a step; the state does not change."""
 
 
 class Evaluator(Protocol):

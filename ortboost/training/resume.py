@@ -62,12 +62,7 @@ def find_checkpoint(
 def verify_run(
     progress: Mapping[str, Any], run: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """Compare the run that a checkpoint describes with this run.
-
-    Args:
-        progress: The checkpoint's progress.
-        run: ``TrainConfig.describe`` of this run.
-        data: Fingerprint of this run's training data.
+    """Compare the run that a checkpoint's progress describes with this run and its data.
 
     Returns:
         Warnings about permitted differences (schedules).

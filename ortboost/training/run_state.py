@@ -53,11 +53,9 @@ class RunState:
     skips: SkipHistory = field(default_factory=SkipHistory)
 
     def add(self, result: StepResult, samples: int) -> None:
-        """Count a step; non-finite values are excluded from the means.
+        """Count a step on a number of samples; non-finite values are excluded from the means.
 
-        Args:
-            result: The result; its loss and metrics are means over its labels, if it counts them.
-            samples: The number of samples in the batch.
+        The loss and metrics of a result are means over its labels, if it counts them.
         """
         number = samples if result.labels is None else result.labels
         self.batch += 1

@@ -22,11 +22,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import (
-    Range,
-    check_kinds,
-    describe_family,
-)
+from ortboost.core.field_types import Range, check_kinds, describe_family
 from ortboost.training import decay
 
 __all__ = [

@@ -82,14 +82,8 @@ class Session:
 class Recorder:
     """Records a run in checkpoints, the event log and the progress display.
 
-    Args:
-        stepper: The stepper, to save and load its state.
-        config: The configuration, described in checkpoints.
-        callbacks: The callbacks, to save and load their states.
-        store: The folder of checkpoints, if any.
-        log: The event log, if any.
-        progress: The progress display.
-        program: Fingerprint of the program.
+    A checkpoint holds the states of the stepper and of the callbacks, the description of the
+    configuration, and the fingerprint of the program.
     """
 
     stepper: Stepper
@@ -140,10 +134,7 @@ class Recorder:
         self.event(s, "checkpoint", path=str(s.saved), best=best)
 
     def restore(self, s: Session) -> int:
-        """Restore the newest valid checkpoint, if there is one.
-
-        Returns:
-            The number of log events to keep.
+        """Restore the newest valid checkpoint, if there is one; the number of log events to keep.
 
         Raises:
             FileError: There are checkpoints, but none can be used.

@@ -24,9 +24,6 @@ class StopRule:
     A step is hopeless if it overflows although a dynamic scale is at its minimum (or infinite, from
     which it cannot recover), or although the scale is fixed. Without loss scaling a step is
     hopeless if it overflows or its loss is not finite.
-
-    Args:
-        config: Defines the kind of scale and the limits.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -36,11 +33,7 @@ class StopRule:
         self._scale: float | None = None
 
     def observe(self, step: int, result: StepResult) -> str | None:
-        """Record a step.
-
-        Returns:
-            A warning for the user, or None.
-        """
+        """Record a step; a warning for the user, if any."""
         scale = self._config.loss_scale
         bad = result.overflow
         if isinstance(scale, DynamicScaleConfig):

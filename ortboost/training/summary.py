@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ortboost.core.loss_scale import scale_text
 from ortboost.core.shown import Shown
-from ortboost.training.callbacks import BestModel, Callback, EarlyStopping
-from ortboost.training.checkpoints import CheckpointStore
-from ortboost.training.logs import EventLog, finite_or_none
+from ortboost.training.callbacks import BestModel, EarlyStopping
+from ortboost.training.logs import finite_or_none
 from ortboost.training.run_state import RunState
-from ortboost.training.session import Session
+from ortboost.training.session import Recorder, Session
 
 __all__ = ["TrainSummary", "health", "summarize"]
 
@@ -105,14 +103,10 @@ class TrainSummary(Shown):
 def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
     """Whether the run is healthy, and one line that explains why.
 
-    Skips at the start, before 20 consecutive steps were applied, are expected while the scale
+    Skips at the start, before 20 consecutive steps were applied, are expected while a dynamic scale
     settles. Later skips are healthy as long as they are few (5 %) and do not become much more
     frequent. A run is not healthy if most of its steps were skipped, or if its newest metrics are
     not finite.
-
-    Args:
-        state: The state of the run.
-        dynamic: Whether the scale can shrink; a fixed scale has no warm-up.
 
     Example:
         >>> state = RunState(step=1000, applied_steps=997, total_skips=3, loss_scale=1024.0)
@@ -174,31 +168,27 @@ def _percent(part: int, whole: int) -> str:
 
 
 def summarize(
-    s: Session,
-    session_steps: int,
-    seconds: float,
-    callbacks: Sequence[Callback],
-    store: CheckpointStore | None,
-    log: EventLog | None,
-    plot: Path | None,
+    s: Session, record: Recorder, first: int, seconds: float, plot: Path | None
 ) -> TrainSummary:
-    """The summary of a session that has ended normally."""
-    healthy, line = health(s.state, dynamic=s.rule.dynamic)
+    """The summary of a session that began after the step ``first`` and has ended normally."""
+    state, steps = s.state, s.state.step - first
+    healthy, line = health(state, dynamic=s.rule.dynamic)
+    store, log = record.store, record.log
     best = None if store is None else store.best_step()
     return TrainSummary(
         reason=s.view.stop_reason or "",
-        epochs=s.state.epoch,
-        steps=s.state.step,
-        applied_steps=s.state.applied_steps,
-        skipped_steps=s.state.total_skips,
-        session_steps=session_steps,
+        epochs=state.epoch,
+        steps=state.step,
+        applied_steps=state.applied_steps,
+        skipped_steps=state.total_skips,
+        session_steps=steps,
         seconds=seconds,
-        steps_per_second=session_steps / seconds,
-        loss_scale=s.state.loss_scale,
-        metrics=dict(s.state.metrics),
+        steps_per_second=steps / seconds,
+        loss_scale=state.loss_scale,
+        metrics=dict(state.metrics),
         best={
             callback.goal.monitor: {"value": callback.best, "step": float(callback.best_step)}
-            for callback in callbacks
+            for callback in record.callbacks
             if isinstance(callback, BestModel | EarlyStopping) and callback.best is not None
         },
         healthy=healthy,

@@ -141,9 +141,7 @@ class Trainer:
                 self._draw()  # a diverged run needs its curves most
                 raise
             seconds = self.record.end(s, s.view.stop_reason, data_wait=s.data_wait)
-        return summarize(
-            s, s.state.step - first, seconds, self.callbacks, self.store, self.log, self._draw()
-        )
+        return summarize(s, self.record, first, seconds, self._draw())
 
     def _begin(self, s: Session, resume: bool, stack: contextlib.ExitStack) -> None:
         """Load a checkpoint or start over; push what has to be closed onto the stack."""
@@ -236,8 +234,10 @@ class Trainer:
                 where=f"epoch {s.state.epoch}",
                 fix="Use more samples or a smaller batch size.",
             )
-        # The updates of the epoch are complete before it is validated.
-        self._flush(s)
+        # The updates of the epoch are complete before it is validated: what is left of a window of
+        # gradient accumulation is applied.
+        if self.config.flush and self.stepper.flush(self._rates(s)):
+            s.state.applied_steps += 1
         if s.state.validated_step != s.state.step:
             self._validate(s)
         epoch = s.state.epoch
@@ -250,24 +250,26 @@ class Trainer:
         self._settle(s, due=True)
         return True
 
-    def _reading(self, s: Session, stream: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches; if one cannot be read, the steps before it are saved."""
+    @contextlib.contextmanager
+    def _rescuing(self, s: Session) -> Iterator[None]:
+        """Around code of the user's, which raises whatever it likes: the steps so far are saved."""
         try:
-            yield from stream
-        except Exception as error:  # a data set of the user's raises whatever it likes
+            yield
+        except Exception as error:
             if not self._launch:  # of several processes, the others may wait for this one
                 self._rescue(s, error, "")
             raise
 
+    def _reading(self, s: Session, stream: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, of a data set that may raise."""
+        with self._rescuing(s):
+            yield from stream
+
     def _tell(self, s: Session, event: str, *arguments: object) -> None:
-        """Call a method of all callbacks; if one raises, the steps so far are saved."""
+        """Call a method of all callbacks."""
         for callback in self.callbacks:
-            try:
+            with self._rescuing(s):
                 getattr(callback, event)(s.view, *arguments)
-            except Exception as error:  # a callback of the user's raises whatever it likes
-                if not self._launch:
-                    self._rescue(s, error, "")
-                raise
 
     def _rescue(self, s: Session, error: Exception, advice: str) -> None:
         """Save the run before an error of the data or of a callback ends it."""
@@ -292,11 +294,6 @@ class Trainer:
     def _rates(self, s: Session) -> dict[str, float]:
         """The learning rates of the next update."""
         return {name: float(rate(s.state.applied_steps)) for name, rate in self._schedules.items()}
-
-    def _flush(self, s: Session) -> None:
-        """Apply an incomplete window of gradient accumulation at the end of an epoch."""
-        if self.config.flush and self.stepper.flush(self._rates(s)):
-            s.state.applied_steps += 1
 
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state

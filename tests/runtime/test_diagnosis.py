@@ -12,7 +12,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime import stepper as stepper_module
 from ortboost.runtime.diagnosis import inner_tensors
-from ortboost.runtime.tensor_stats import TensorStats
+from ortboost.runtime.findings import TensorStats
 from tests.support import (
     ENGINES,
     assert_same_bits,

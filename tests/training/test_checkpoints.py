@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -183,9 +184,11 @@ def test_foreign_tensors_are_refused_by_name(tmp_path, change, reason):
     store = saved(tmp_path, steps=(1,))
     wanted = dict(STATE)
     change(wanted)
+    found = store.latest(program="prog", expect=wanted)
+    assert found.checkpoint is None
+    assert re.search(reason, found.refused[0].reason)
     with pytest.raises(FileError, match="cannot be used") as caught:
-        store.load(store.path(1), program="prog", expect=wanted)
-    caught.match(reason)
+        store.load(store.path(1), program="other")
     assert "no other valid one" in caught.value.fix
 
 

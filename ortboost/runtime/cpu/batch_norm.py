@@ -21,15 +21,10 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def fused_statistics(model: ir.Model) -> bool:
-    """Fuse the operators written by the portable engine's ``batch_statistics``, in place.
+    """Fuse the operators of the portable engine's ``batch_statistics``; whether there was one.
 
-    With a momentum of 0 the running statistics returned by the operator are those of the batch.
-
-    Args:
-        model: The step graph. Only float32 nodes with a known number of channels are fused.
-
-    Returns:
-        Whether anything was fused.
+    Only float32 nodes with a known number of channels are fused. With a momentum of 0 the running
+    statistics returned by the operator are those of the batch.
     """
     first: dict[int, ir.Node] = {}
     for node in model.graph:
@@ -58,7 +53,7 @@ def _channels(node: ir.Node) -> int:
 
 
 def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
-    """Make the initial running statistics of each node: zeros, but not constants.
+    """Initial running statistics of each node: zeros, but not constants.
 
     The kernel writes its results into the memory of its inputs, and NaN times a momentum of 0 stays
     NaN: a vector shared by several nodes or steps would be corrupted. The runtime must not fold

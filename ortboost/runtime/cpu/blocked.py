@@ -58,13 +58,9 @@ class _Layer:
 
 
 def blocked_convolutions(model: ir.Model) -> bool:
-    """Convert convolutions to the blocked layout where that is faster, in place.
+    """Convert convolutions to the blocked layout where that is faster; whether there was one.
 
-    Args:
-        model: The step graph.
-
-    Returns:
-        Whether any was converted; False if the runtime does not support it.
+    If the runtime does not support the layout, nothing is changed.
     """
     return bool(_candidates(model)) and _rewrite(model, block_size())
 

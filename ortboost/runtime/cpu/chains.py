@@ -25,18 +25,7 @@ from ortboost.graph.reach import values_read
 __all__ = ["Chain", "Lengths", "elementwise_chains", "recompute_inputs"]
 
 _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
-_UNARY = (
-    "Abs",
-    "Clip",
-    "Erf",
-    "Exp",
-    "Neg",
-    "Reciprocal",
-    "Sigmoid",
-    "Sign",
-    "Sqrt",
-    "Tanh",
-)
+_UNARY = ("Abs", "Clip", "Erf", "Exp", "Neg", "Reciprocal", "Sigmoid", "Sign", "Sqrt", "Tanh")
 _OF_SCALARS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")  # of scalars, give scalars
 
 Lengths = tuple[int | str, ...]
@@ -112,23 +101,16 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
     found = {id(chain): chain for chain in chain_of.values()}
     order = {id(node): index for index, node in enumerate(graph)}
     return [
-        Chain(
-            sorted(chain, key=lambda node: order[id(node)]),
-            _lengths(chain[0].outputs[0]) or (),
-        )
+        Chain(sorted(chain, key=lambda node: order[id(node)]), _lengths(chain[0].outputs[0]) or ())
         for chain in found.values()
     ]
 
 
 def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
-    """Let chains compute a second time what they read of each other, if they then read less.
+    """Let chains of a graph compute again what they read of each other, if they then read less.
 
-    Not if that would read a state a second time, when it may have been written already.
-
-    Args:
-        chains: All chains of one graph. New nodes are added to those that read; nodes whose results
-            nobody reads any more are removed.
-        builder: Gives the new values their names.
+    Not if that would read a state a second time, when it may have been written already. Nodes whose
+    results nobody reads any more are removed.
     """
     home = {id(value): chain for chain in chains for value in chain.computed}
     for chain in chains:

@@ -50,57 +50,33 @@ _NODES = 4  # minimum number of nodes over activations: one Scan costs as much a
 def chunked_chains(
     model: ir.Model, states: Collection[str] = (), threads: int | None = None
 ) -> bool:
-    """Move each chain of elementwise operators over a large tensor into a Scan, in place.
+    """Move chains of elementwise operators over large tensors into Scans; whether there was one.
 
-    Args:
-        model: The step graph.
-        states: Outputs that may get another shape with as many elements.
-        threads: Intra-op threads; the number of processors if not given.
-
-    Returns:
-        Whether there was one.
+    ``states`` are outputs that may get another shape with as many elements. Without a number of
+    intra-op threads, it is that of the processors.
     """
     # The runtime divides each operator among its threads.
     wished = _PART * (threads or available_cores())
     builder = Builder(model.graph, "ortboost/chunks")
     changed = False
-    for graph, owner in _graphs(model.graph):
+    branches = ((branch, node) for node in model.graph for branch in _branches(node))
+    for graph, owner in [(model.graph, None), *branches]:
         found = [
-            _Chunked(chain, part)
+            _Scan(chain, part, graph, owner, builder, wished)
             for chain in elementwise_chains(graph)
             if (part := _part(chain, wished)) is not None
         ]
-        recompute_inputs([chunked.chain for chunked in found], builder)
-        for chunked in found:
-            if len(chunked.chain.nodes) > 1:
-                _put_into_scan(chunked, wished, graph, owner, states, builder)
+        recompute_inputs([scan.chain for scan in found], builder)
+        for scan in found:
+            if len(scan.chain.nodes) > 1:
+                scan.put(states)
                 changed = True
         graph.sort()
     return changed
 
 
-@dataclass(frozen=True)
-class _Chunked:
-    """A chain, and the number of elements that an iteration of its Scan works on."""
-
-    chain: Chain
-    part: int
-
-    @property
-    def flat(self) -> tuple[int, int]:
-        """The shape ``[parts, part]``; -1 for an unknown number of parts."""
-        known = _numbers(self.chain.shape)
-        symbolic = len(known) < len(self.chain.shape)
-        return -1 if symbolic else math.prod(known) // self.part, self.part
-
-
 def _numbers(shape: Lengths) -> list[int]:
     return [length for length in shape if isinstance(length, int)]
-
-
-def _graphs(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node | None]]:
-    """The graph, and the branches of its ``If`` nodes with their owners."""
-    return [(graph, None)] + [(b, node) for node in graph for b in _branches(node)]
 
 
 def _branches(node: ir.Node) -> list[ir.Graph]:
@@ -128,148 +104,139 @@ def _part(chain: Chain, wished: int) -> int | None:
     return min(divisors, key=lambda part: abs(math.log(part / wished)), default=None)
 
 
-# ---- rewriting --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Scan:
+    """A chain that becomes a Scan, in a graph or in a branch of the node ``owner``.
 
-
-def _put_into_scan(
-    chunked: _Chunked,
-    wished: int,
-    graph: ir.Graph,
-    owner: ir.Node | None,
-    states: Collection[str],
-    builder: Builder,
-) -> None:
-    """Move nodes into the body of a Scan, inserted at the place of the last of them."""
-    chain, taken = chunked.chain, chunked.chain.tensors
-    members = set(chain.nodes)
-    # What is read outside of the chain. Scalars need no input: a body sees outer values by name.
-    results = [
-        value
-        for value in chain.computed
-        if value.is_graph_output() or {use.node for use in value.uses()} - members
-    ]
-    results.sort(key=lambda value: value.name or "")
-    flat, shape = _flat(chunked, wished, taken[0], builder), _shape(chunked.flat)
-    columns = [builder.op("Reshape", value, flat, shape=shape, allowzero=1) for value in taken]
-    inner = ir.Shape(shape[1:])
-    slices = [
-        ir.Value(
-            name=builder.unique(f"{builder.prefix}/slice"),
-            type=value.type,
-            shape=inner,
-        )
-        for value in taken
-    ]
-    # The body follows at the end, when its nodes have been taken out of the graph.
-    scan = builder.ops(
-        "Scan",
-        *columns,
-        names=[f"{value.name}/parts" for value in results],
-        shape=shape,
-        num_scan_inputs=len(taken),
-    )
-    graph.insert_before(chain.nodes[-1], builder.take())
-    for value, parts in zip(results, scan, strict=True):
-        parts.type = value.type
-        _give_out(value, parts, chunked, taken[0], graph, owner, states, builder)
-    graph.remove(chain.nodes)
-    for member in chain.nodes:
-        member.outputs[0].shape = inner
-        for index, read in enumerate(member.inputs):
-            if read is not None and read in taken:
-                member.replace_input_with(index, slices[taken.index(read)])
-    body = ir.Graph(slices, results, nodes=chain.nodes, name=f"{scan[0].name}/body")
-    node = scan[0].producer()
-    assert node is not None  # the Scan
-    node.attributes["body"] = ir.AttrGraph("body", body)
-
-
-def _shape(flat: tuple[int, int]) -> ir.Shape:
-    return ir.Shape(flat if flat[0] > 0 else (None, None))
-
-
-def _flat(chunked: _Chunked, wished: int, tensor: ir.Value, builder: Builder) -> ir.Value:
-    """The shape ``[parts, part]`` for Reshape, with parts joined until they have the desired size.
-
-    Of `n` parts, `min(n & -n, r)` are joined: the largest power of two that divides `n`, at most
-    `r`. So texts of any length get parts of a good size, unless their number of tokens is odd. An
-    empty batch is one part of no elements, because onnxruntime refuses a Scan over nothing.
+    An iteration works on ``part`` elements.
     """
-    if chunked.flat[0] > 0:
-        return builder.ints(*chunked.flat)
-    joined = 2 ** int(math.log2(max(wished / chunked.part, 1)))  # r
-    size = builder.op("Size", tensor, dtype=ir.DataType.INT64)
-    count = builder.op("Reshape", size, builder.ints(1))
-    parts = builder.op("Div", count, builder.ints(chunked.part))
-    if joined > 1:
-        power = builder.op("BitwiseAnd", parts, builder.op("Neg", parts))  # n & -n
-        joint = builder.op("Max", builder.op("Min", power, builder.ints(joined)), builder.ints(1))
-        parts = builder.op("Div", parts, joint)
-    parts = builder.op("Max", parts, builder.ints(1))
-    return builder.op("Concat", parts, builder.op("Div", count, parts), axis=0)
 
+    chain: Chain
+    part: int
+    graph: ir.Graph
+    owner: ir.Node | None
+    builder: Builder
+    wished: int
 
-def _back(parts: ir.Value, chain: Chain, tensor: ir.Value, builder: Builder) -> ir.Value:
-    """Give the result of a Scan the shape of the tensors of its chain."""
-    shape = chain.shape
-    if len(_numbers(shape)) < len(shape) - 1:  # a -1 can stand for one unknown length only
-        size = builder.op("Shape", tensor, dtype=ir.DataType.INT64)
-        return builder.op("Reshape", parts, size, shape=shape, allowzero=1)
-    size = builder.ints(*(length if isinstance(length, int) else -1 for length in shape))
-    return builder.op("Reshape", parts, size, shape=shape)
+    @property
+    def flat(self) -> tuple[int, int]:
+        """The shape ``[parts, part]``; -1 for an unknown number of parts."""
+        known = _numbers(self.chain.shape)
+        symbolic = len(known) < len(self.chain.shape)
+        return -1 if symbolic else math.prod(known) // self.part, self.part
 
+    def put(self, states: Collection[str]) -> None:
+        """Move the nodes into the body of a Scan, inserted at the place of the last of them."""
+        builder, chain, taken = self.builder, self.chain, self.chain.tensors
+        members = set(chain.nodes)
+        # What is read outside of the chain. Scalars need no input: a body sees outer values.
+        results = [
+            value
+            for value in chain.computed
+            if value.is_graph_output() or {use.node for use in value.uses()} - members
+        ]
+        results.sort(key=lambda value: value.name or "")
+        parts, part = self.flat
+        flat, shape = self._flat(taken[0]), ir.Shape((parts, part) if parts > 0 else (None, None))
+        columns = [builder.op("Reshape", value, flat, shape=shape, allowzero=1) for value in taken]
+        inner, name = ir.Shape(shape[1:]), f"{builder.prefix}/slice"
+        slices = [ir.Value(name=builder.unique(name), type=v.type, shape=inner) for v in taken]
+        # The body follows at the end, when its nodes have been taken out of the graph.
+        scan = builder.ops(
+            "Scan",
+            *columns,
+            names=[f"{value.name}/parts" for value in results],
+            shape=shape,
+            num_scan_inputs=len(taken),
+        )
+        self.graph.insert_before(chain.nodes[-1], builder.take())
+        for value, found in zip(results, scan, strict=True):
+            found.type = value.type
+            self._give_out(value, found, taken[0], states)
+        self.graph.remove(chain.nodes)
+        for member in chain.nodes:
+            member.outputs[0].shape = inner
+            for index, read in enumerate(member.inputs):
+                if read is not None and read in taken:
+                    member.replace_input_with(index, slices[taken.index(read)])
+        body = ir.Graph(slices, results, nodes=chain.nodes, name=f"{scan[0].name}/body")
+        node = scan[0].producer()
+        assert node is not None  # the Scan
+        node.attributes["body"] = ir.AttrGraph("body", body)
 
-def _give_out(
-    value: ir.Value,
-    parts: ir.Value,
-    chunked: _Chunked,
-    tensor: ir.Value,
-    graph: ir.Graph,
-    owner: ir.Node | None,
-    states: Collection[str],
-    builder: Builder,
-) -> None:
-    """Redirect all readers of a result of the chain to the Scan."""
-    chain = chunked.chain
-    # Three kinds of readers: nodes get the original shape back by a Reshape; so do graph outputs,
-    # unless they are states, which keep the shape of the parts (the caller binds their memory).
-    others = [use for use in value.uses() if use.node not in chain.nodes]
-    index = graph.outputs.index(value) if value in graph.outputs else None
-    shown = None if index is None else value if owner is None else owner.outputs[index]
-    free = shown is not None and shown.is_graph_output() and shown.name in states
-    if others or (shown is not None and not free):
-        back = _back(parts, chain, tensor, builder)
-        graph.extend(builder.take())
-        for use in others:
-            use.node.replace_input_with(use.idx, back)
-    if index is None:
-        return
-    new = parts if free else back
-    graph.outputs[index] = new
-    if owner is None:  # outputs of the main graph are known by name, those of a branch by position
-        value.name, new.name = builder.unique(f"{value.name}/part"), value.name
-    elif free:
-        _reshape_output(owner, index, chunked, graph, builder)
+    def _flat(self, tensor: ir.Value) -> ir.Value:
+        """The shape ``[parts, part]`` for Reshape, with parts joined until they have a good size.
 
+        Of `n` parts, `min(n & -n, r)` are joined: the largest power of two that divides `n`, at
+        most `r`. So texts of any length get parts of a good size, unless their number of tokens is
+        odd. An empty batch is one part of no elements: onnxruntime refuses a Scan over nothing.
+        """
+        builder, (known, part) = self.builder, self.flat
+        if known > 0:
+            return builder.ints(known, part)
+        joined = 2 ** int(math.log2(max(self.wished / part, 1)))  # r
+        size = builder.op("Size", tensor, dtype=ir.DataType.INT64)
+        count = builder.op("Reshape", size, builder.ints(1))
+        parts = builder.op("Div", count, builder.ints(part))
+        if joined > 1:
+            power = builder.op("BitwiseAnd", parts, builder.op("Neg", parts))  # n & -n
+            most = builder.op("Min", power, builder.ints(joined))
+            parts = builder.op("Div", parts, builder.op("Max", most, builder.ints(1)))
+        parts = builder.op("Max", parts, builder.ints(1))
+        return builder.op("Concat", parts, builder.op("Div", count, parts), axis=0)
 
-def _reshape_output(
-    owner: ir.Node, index: int, chunked: _Chunked, graph: ir.Graph, builder: Builder
-) -> None:
-    """Give an output of an ``If`` the shape of its parts if one branch computes it in parts."""
-    shape = _numbers(chunked.chain.shape)  # a state, so all lengths are known
-    flat = builder.ints(*chunked.flat)
-    for branch in _branches(owner):  # the other one, unless it is already in parts
-        output = branch.outputs[index]
-        if branch is not graph and static_shape(output) != chunked.flat:
-            branch.outputs[index] = builder.op("Reshape", output, flat, shape=chunked.flat)
-            branch.extend(builder.take())
-    # Readers of the output in the outer graph still expect the shape of the state.
-    result, outer = owner.outputs[index], owner.graph
-    assert isinstance(outer, ir.Graph)  # steps have no functions
-    uses = list(result.uses())
-    if uses:
-        back = builder.op("Reshape", result, builder.ints(*shape), shape=shape)
-        outer.insert_after(owner, builder.take())
-        for use in uses:
-            use.node.replace_input_with(use.idx, back)
-    result.shape = ir.Shape(chunked.flat)
+    def _back(self, parts: ir.Value, tensor: ir.Value) -> ir.Value:
+        """Give the result of a Scan the shape of the tensors of its chain."""
+        builder, shape = self.builder, self.chain.shape
+        if len(_numbers(shape)) < len(shape) - 1:  # a -1 can stand for one unknown length only
+            size = builder.op("Shape", tensor, dtype=ir.DataType.INT64)
+            return builder.op("Reshape", parts, size, shape=shape, allowzero=1)
+        size = builder.ints(*(length if isinstance(length, int) else -1 for length in shape))
+        return builder.op("Reshape", parts, size, shape=shape)
+
+    def _give_out(
+        self, value: ir.Value, parts: ir.Value, tensor: ir.Value, states: Collection[str]
+    ) -> None:
+        """Redirect all readers of a result of the chain to the Scan."""
+        graph, owner, builder = self.graph, self.owner, self.builder
+        # Three kinds of readers: nodes get the original shape back by a Reshape; so do graph
+        # outputs, unless they are states, which keep the shape of the parts (the caller binds their
+        # memory).
+        others = [use for use in value.uses() if use.node not in self.chain.nodes]
+        index = graph.outputs.index(value) if value in graph.outputs else None
+        shown = None if index is None else value if owner is None else owner.outputs[index]
+        free = shown is not None and shown.is_graph_output() and shown.name in states
+        if others or (shown is not None and not free):
+            back = self._back(parts, tensor)
+            graph.extend(builder.take())
+            for use in others:
+                use.node.replace_input_with(use.idx, back)
+        if index is None:
+            return
+        new = parts if free else back
+        graph.outputs[index] = new
+        if owner is None:  # outputs of the main graph are known by name, of a branch by position
+            value.name, new.name = builder.unique(f"{value.name}/part"), value.name
+        elif free:
+            self._reshape_output(owner, index)
+
+    def _reshape_output(self, owner: ir.Node, index: int) -> None:
+        """Give an output of an ``If`` the shape of its parts if one branch computes it in parts."""
+        builder, flat = self.builder, self.flat
+        shape = _numbers(self.chain.shape)  # a state, so all lengths are known
+        for branch in _branches(owner):  # the other one, unless it is already in parts
+            output = branch.outputs[index]
+            if branch is not self.graph and static_shape(output) != flat:
+                new = builder.op("Reshape", output, builder.ints(*flat), shape=flat)
+                branch.outputs[index] = new
+                branch.extend(builder.take())
+        # Readers of the output in the outer graph still expect the shape of the state.
+        result, outer = owner.outputs[index], owner.graph
+        assert isinstance(outer, ir.Graph)  # steps have no functions
+        uses = list(result.uses())
+        if uses:
+            back = builder.op("Reshape", result, builder.ints(*shape), shape=shape)
+            outer.insert_after(owner, builder.take())
+            for use in uses:
+                use.node.replace_input_with(use.idx, back)
+        result.shape = ir.Shape(flat)

@@ -19,10 +19,16 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.patterns import Op, match
 from ortboost.graph.query import constant, input_at, known_shape, producer_of, static_shape
 from ortboost.runtime.cpu.blocked import DOMAIN, QUARTER, block_size, reorder
 
 __all__ = ["depthwise_gradients"]
+
+_SEEN = Op("Slice", "padded", "start", "end", "axes", "stride")
+_TAP = Op("Unsqueeze", Op("ReduceSum", Op("Mul", _SEEN, "gradient"), "reduced"), "added")
+_FIXED = {"axes": [2, 3], "reduced": [0, 2, 3], "added": [1]}
+"""What the product of a tap and its sum look like; their constants, except for channels."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,9 @@ class _Products:
 
 
 def depthwise_gradients(model: ir.Model) -> bool:
-    """Write gradients of depthwise weights as convolutions in the blocked layout, in place.
+    """Write gradients of depthwise weights as convolutions in the blocked layout; whether any was.
 
-    Args:
-        model: The step graph.
-
-    Returns:
-        Whether any was converted; False if the runtime does not support it.
+    If the runtime does not support the layout, nothing is changed.
     """
     found = [
         (node, products)
@@ -92,57 +94,43 @@ def depthwise_gradients(model: ir.Model) -> bool:
     return True
 
 
-def _tap(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
-    """Match a sum over all axes but channels of Slice times gradient; return both."""
-    for op_type, wanted in (("Unsqueeze", [1]), ("ReduceSum", [0, 2, 3])):  # from the last one
-        node = producer_of(value, op_type)
-        axes = None if node is None else constant(input_at(node, 1))
-        if node is None or axes is None or axes.tolist() != wanted:
-            return None
-        value = node.inputs[0]
-    product = producer_of(value, "Mul")
-    seen = None if product is None else producer_of(product.inputs[0], "Slice")
-    gradient = None if product is None else product.inputs[1]
-    return None if seen is None or gradient is None else (seen, gradient)
-
-
 def _products(node: ir.Node) -> _Products | None:
     """Match a Reshape that is the gradient of a depthwise weight, computed tap by tap."""
     joined, sizes = producer_of(node.inputs[0], "Concat"), static_shape(node.outputs[0])
     if joined is None or sizes is None or len(sizes) != 4 or sizes[1] != 1 or sizes[0] % QUARTER:
         return None
     kernel = sizes[2:]
-    if len(joined.inputs) != math.prod(kernel) or min(kernel) < 2:
+    taps = [tap for value in joined.inputs if (tap := match(value, _TAP)) is not None]
+    if not len(taps) == len(joined.inputs) == math.prod(kernel) or min(kernel) < 2:
         return None
-    taps = [tap for value in joined.inputs if (tap := _tap(value)) is not None]
-    if len(taps) < len(joined.inputs):
-        return None
-    padded, gradient = taps[0][0].inputs[0], taps[0][1]
-    same = all(seen.inputs[0] is padded and g is gradient for seen, g in taps)
-    starts = [constant(input_at(seen, 1)) for seen, _ in taps]
-    strides = [constant(input_at(seen, 4)) for seen, _ in taps]
-    axes = [constant(input_at(seen, 3)) for seen, _ in taps]
-    if padded is None or not same or any(a is None for a in (*starts, *strides, *axes)):
+    padded, gradient = taps[0]["padded"], taps[0]["gradient"]
+    same = all(tap["padded"] is padded and tap["gradient"] is gradient for tap in taps)
+    read = {name: [_integers(tap[name]) for tap in taps] for name in (*_FIXED, "start", "stride")}
+    if not same or any(read[name] != [axes] * len(taps) for name, axes in _FIXED.items()):
         return None
     # The tap (0, ..., 0) starts at 0, the last one at (k - 1) d: that gives the dilations. Then all
     # starts must be those of this grid, and all strides the same.
-    first, last = strides[0], starts[-1]
-    steps = zip(last, kernel, strict=True)  # type: ignore[arg-type]
-    dilations = tuple(int(a) // (k - 1) for a, k in steps)
+    last, strides = read["start"][-1], read["stride"][0]
+    if not len(last) == len(strides) == len(kernel):  # one is not constant
+        return None
+    dilations = tuple(a // (k - 1) for a, k in zip(last, kernel, strict=True))
     grid = [[i * d for i, d in zip(tap, dilations, strict=True)] for tap in np.ndindex(*kernel)]
-    ok = all(a.tolist() == [2, 3] for a in axes)  # type: ignore[union-attr]
-    ok = ok and all(a.tolist() == first.tolist() for a in strides)  # type: ignore[union-attr]
-    if not ok or [a.tolist() for a in starts] != grid:  # type: ignore[union-attr]
+    if read["start"] != grid or read["stride"] != [strides] * len(taps):
         return None
     image, begins = _unpadded(padded)
     size, windows = _space(image, sizes[0]), _space(gradient, sizes[0])
     if size is None or windows is None or gradient.dtype not in (None, ir.DataType.FLOAT):
         return None
-    strides_found = tuple(int(s) for s in first)  # type: ignore[union-attr]
     products = _Products(
-        image, gradient, kernel, strides_found, dilations, begins, size, windows, sizes[0]
+        image, gradient, kernel, tuple(strides), dilations, begins, size, windows, sizes[0]
     )
     return products if min(products.ends) >= 0 and min(products.gap) >= 0 else None
+
+
+def _integers(value: ir.Value) -> list[int]:
+    """The numbers of a constant; none of any other value."""
+    array = constant(value)
+    return [] if array is None else [int(number) for number in array.reshape(-1)]
 
 
 def _unpadded(padded: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:

@@ -17,11 +17,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import input_at, is_standard, producer_of, scalar, static_shape
+from ortboost.graph.patterns import Op, matches
+from ortboost.graph.query import input_at, producer_of, scalar, static_shape
 
 __all__ = ["late_unscaling"]
 
 _LARGE = 64 * 1024  # elements; for fewer, an If costs more than it saves
+_PRODUCT = Op("Mul", "gradient", "scale", name="product")
+_CHECKED = Op("Mul", Op("Mul", Op("ReduceSumSquare", _PRODUCT, name="total"), "factor"), 0.0)
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,7 @@ class _Check:
 
 
 def late_unscaling(model: ir.Model) -> bool:
-    """Make the check and the update read the scaled gradients, in place.
-
-    Args:
-        model: The step graph.
-
-    Returns:
-        Whether there was a large gradient.
-    """
+    """Make the check and the update read large scaled gradients; whether there was one."""
     found = [check for node in model.graph if (check := _check(node)) is not None]
     builder = Builder(model.graph, "ortboost/unscale")
     for check in found:
@@ -54,25 +50,21 @@ def late_unscaling(model: ir.Model) -> bool:
 
 def _check(node: ir.Node) -> _Check | None:
     """Match the check of a large gradient that otherwise only branches read."""
-    if not is_standard(node, "Mul") or scalar(input_at(node, 1)) != 0.0:
+    scaled = (f for f in matches(node.outputs[0], _CHECKED) if static_shape(f["scale"]) == ())
+    if (found := next(scaled, None)) is None:
         return None
-    # From the last operator back, see `_Check` for the expression.
-    times = producer_of(node.inputs[0], "Mul")
-    total = None if times is None else producer_of(times.inputs[0], "ReduceSumSquare")
-    product = None if total is None else producer_of(total.inputs[0], "Mul")
-    if times is None or total is None or product is None or input_at(total, 1) is not None:
-        return None
-    factor, (gradient, scale) = scalar(times.inputs[1]), product.inputs
-    if factor is None or gradient is None or scale is None or gradient.dtype != ir.DataType.FLOAT:
+    total, product = producer_of(found["total"]), producer_of(found["product"])
+    factor, gradient = scalar(found["factor"]), found["gradient"]
+    if total is None or product is None or factor is None or input_at(total, 1) is not None:
         return None
     shape = static_shape(gradient)
-    if static_shape(scale) != () or shape is None or math.prod(shape) < _LARGE:
+    if gradient.dtype != ir.DataType.FLOAT or shape is None or math.prod(shape) < _LARGE:
         return None
     # Only the check may read the product in the main graph: elsewhere it is computed per branch.
     outside = [use.node for use in product.outputs[0].uses() if use.node.graph is node.graph]
     if outside != [total] or product.outputs[0].is_graph_output():
         return None
-    return _Check(node, factor, product, gradient, scale)
+    return _Check(node, factor, product, gradient, found["scale"])
 
 
 def _check_scaled(check: _Check, builder: Builder) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, producer_of
+from ortboost.graph.patterns import Op, match
+from ortboost.graph.query import constant
+from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["steep_masks"]
 
@@ -24,53 +25,33 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def steep_masks(model: ir.Model) -> bool:
-    """Replace ``ReluGrad`` and ``Cast(Greater(Relu(x), 0))`` by a steep HardSigmoid, in place.
-
-    Args:
-        model: The step graph.
-
-    Returns:
-        Whether there was one.
-    """
-    rules = {"ReluGrad": _relu_gradient, "Cast": _mask}
-    nodes = [node for node in model.graph if node.op_type in rules]
-    if not nodes:
-        return False
-    builder, changed = Builder(model.graph, "ortboost/relu"), False
-    for node in nodes:
-        answer = rules[node.op_type](node, builder)
-        if answer is not None:
-            replace_node(node, [answer], builder)
-            changed = True
-    return changed
+    """Make ``ReluGrad`` and ``Cast(Greater(Relu(x), 0))`` a steep HardSigmoid; whether one was."""
+    masks = rewrite_nodes(model, "relu", {"Cast": _mask})
+    gradients = rewrite_nodes(model, "relu", {"ReluGrad": _relu_gradient}, domain="com.microsoft")
+    return masks.modified or gradients.modified
 
 
-def _steep(value: ir.Value, builder: Builder) -> ir.Value:
-    return builder.op("HardSigmoid", value, shape=value.shape, alpha=_STEEPEST, beta=0.0)
+def _steep(site: Site, value: ir.Value) -> ir.Value:
+    return site.op("HardSigmoid", value, shape=value.shape, alpha=_STEEPEST, beta=0.0)
 
 
-def _relu_gradient(node: ir.Node, builder: Builder) -> ir.Value | None:
+def _relu_gradient(site: Site) -> list[ir.Value | None]:
     """`dX = dY (Y > 0)`."""
-    incoming, value = (*node.inputs, None, None)[:2]
-    if incoming is None or value is None:
-        return None
-    dtype = incoming.dtype or _FLOAT
+    incoming, value, dtype = site.input(0), site.input(1), site.dtype
     if dtype == _FLOAT:
-        mask = _steep(value, builder)
+        mask = _steep(site, value)
     else:
-        zero = builder.const(0.0, dtype)
-        on = builder.op("Greater", value, zero, dtype=ir.DataType.BOOL, shape=value.shape)
-        mask = builder.op("Cast", on, dtype=dtype, shape=value.shape, to=int(dtype))
-    return builder.op("Mul", incoming, mask, dtype=dtype, shape=value.shape)
+        on = site.op("Greater", value, site.const(0.0), dtype=ir.DataType.BOOL, shape=value.shape)
+        mask = site.cast(on)
+    return [site.op("Mul", incoming, mask, dtype=dtype, shape=value.shape)]
 
 
-def _mask(node: ir.Node, builder: Builder) -> ir.Value | None:
+def _mask(site: Site) -> list[ir.Value | None] | None:
     """`1` where `y > 0`, else `0`."""
-    test = producer_of(node.inputs[0], "Greater")
-    relu = None if test is None else producer_of(test.inputs[0], "Relu")
-    if test is None or relu is None or node.attributes.get_int("to", 0) != int(_FLOAT):
+    found = match(site.input(0), Op("Greater", Op("Relu", "x", name="y"), "zero"))
+    if found is None or site.integer("to", 0) != int(_FLOAT):
         return None
-    zero = None if test.inputs[1] is None else constant(test.inputs[1])
+    zero = constant(found["zero"])
     if zero is None or zero.dtype != np.float32 or zero.ndim or zero.any():
         return None
-    return _steep(relu.outputs[0], builder)
+    return [_steep(site, found["y"])]

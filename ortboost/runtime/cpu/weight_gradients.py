@@ -34,11 +34,14 @@ import onnx_ir as ir
 
 from ortboost.core.cores import available_cores
 from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.patterns import Found, Op, match
 from ortboost.graph.query import constant, input_at, known_shape, producer_of
 
 __all__ = ["weight_gradients"]
 
 _POSITIONS = 1024  # minimum number of positions of an image, for each thread
+_SEEN = Op("Slice", "padded", "start", "end", "axes", "steps")
+_TAP = Op("MatMul", "left", Op("Reshape", _SEEN))
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,9 @@ class _Taps:
 
 
 def weight_gradients(model: ir.Model, threads: int | None = None) -> bool:
-    """Sum weight gradients of convolutions with stride 1 over the images of a batch, in place.
+    """Sum weight gradients of convolutions with stride 1 over the images; whether there was one.
 
-    Args:
-        model: The step graph.
-        threads: Intra-op threads; the number of processors if not given.
-
-    Returns:
-        Whether there was one.
+    Without a number of intra-op threads, it is that of the processors.
     """
     least = _POSITIONS * (threads or available_cores())
     batches = {(known_shape(value) or (None,))[0] for value in model.graph.inputs} - {None}
@@ -94,20 +92,12 @@ def _match(node: ir.Node) -> _Taps | None:
             return None
     if joined is None or joined.attributes.get_int("axis", 0) != 1 + int(per_image):
         return None
-    lefts, slices = set(), []
-    for value in joined.inputs:
-        product = producer_of(value, "MatMul")
-        right = None if product is None else producer_of(product.inputs[1], "Reshape")
-        seen = None if right is None else producer_of(right.inputs[0], "Slice")
-        if product is None or seen is None:
-            return None
-        lefts.add(product.inputs[0])
-        slices.append(seen)
-    if len(lefts) > 1 or len({seen.inputs[0] for seen in slices}) > 1:
+    found = [tap for value in joined.inputs if (tap := match(value, _TAP)) is not None]
+    if len(found) < len(joined.inputs) or len({(t["left"], t["padded"]) for t in found}) > 1:
         return None
-    gradient = _gradient(lefts.pop(), per_image=per_image)
-    taps = None if gradient is None else _image(slices[0].inputs[0], slices[-1], gradient)
-    return taps if taps is not None and _is_grid(slices, taps) else None
+    gradient = _gradient(found[0]["left"], per_image=per_image)
+    taps = None if gradient is None else _image(found[0]["padded"], found[-1]["start"], gradient)
+    return taps if taps is not None and _is_grid(found, taps) else None
 
 
 def _gradient(left: ir.Value | None, *, per_image: bool) -> ir.Value | None:
@@ -123,15 +113,15 @@ def _perm(transpose: ir.Node) -> list[int]:
     return list(transpose.attributes.get_ints("perm", []))
 
 
-def _image(padded: ir.Value | None, last: ir.Node, gradient: ir.Value) -> _Taps | None:
-    """The image ``[N, C, L...]`` of the slices, and the sizes, if they are known."""
+def _image(padded: ir.Value, last: ir.Value, gradient: ir.Value) -> _Taps | None:
+    """The image ``[N, C, L...]`` and the sizes, if known; ``last`` is where the last tap starts."""
     pad = producer_of(padded, "Pad")
     turned = producer_of(padded if pad is None else pad.inputs[0], "Transpose")
     image = None if turned is None else turned.inputs[0]
     if turned is None or image is None:
         return None
     shape, windows = known_shape(image) or (), known_shape(gradient) or ()
-    spatial, start = len(shape) - 2, constant(input_at(last, 1))
+    spatial, start = len(shape) - 2, constant(last)
     same = len(windows) == len(shape) and _perm(turned) == [0, *range(2, len(shape)), 1]
     if image.dtype != ir.DataType.FLOAT or not same or start is None or start.size != spatial:
         return None
@@ -162,18 +152,16 @@ def _begins(pad: ir.Node | None, spatial: int) -> tuple[int, ...] | None:
     return tuple(int(length) for length in pads[1 : 1 + spatial])
 
 
-def _is_grid(slices: Sequence[ir.Node], taps: _Taps) -> bool:
+def _is_grid(found: Sequence[Found], taps: _Taps) -> bool:
     """Whether the slices are those of neighbouring taps, with a window at every position."""
     grid = list(np.ndindex(*taps.kernel))
-    if len(slices) != len(grid):
+    if len(found) != len(grid):
         return False
     axes, ones = list(range(1, 1 + len(taps.kernel))), [1] * len(taps.kernel)
-    for node, tap in zip(slices, grid, strict=True):
+    for values, tap in zip(found, grid, strict=True):
         ends = [start + length for start, length in zip(tap, taps.windows, strict=True)]
-        found = [constant(input_at(node, index)) for index in range(1, 5)]
-        if any(f is None for f in found):
-            return False
-        if [f.tolist() for f in found if f is not None] != [list(tap), ends, axes, ones]:
+        bounds = [constant(values[name]) for name in ("start", "end", "axes", "steps")]
+        if [b if b is None else b.tolist() for b in bounds] != [list(tap), ends, axes, ones]:
             return False
     return True
 

@@ -37,11 +37,7 @@ _MOST: Final = 32  # operands of a Concat, results of a Split
 
 
 def capturable(model: ir.Model) -> ir.Model:
-    """Convert a step to a form without branches and without computed lengths.
-
-    Args:
-        model: The step; it is not modified.
-    """
+    """A copy of a step without branches and without computed lengths."""
     changed = model.clone()
     infer_shapes(changed)
     builder = Builder(changed.graph, "ortboost/capture")
@@ -62,7 +58,7 @@ def capturable(model: ir.Model) -> ir.Model:
 
 
 def draws(model: ir.Model) -> ir.Node | None:
-    """Find a node that draws random numbers, if any."""
+    """A node that draws random numbers, if any."""
     return next(filter(is_random, model.graph.all_nodes()), None)
 
 

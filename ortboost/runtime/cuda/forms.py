@@ -26,26 +26,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.build import Builder
 from ortboost.graph.query import (
     constant,
     find_schema,
     has_subgraph,
-    input_at,
     is_standard,
     known_shape,
     static_shape,
 )
+from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.runtime.cuda.batch_norm import factors_by_channel, statistics_by_image
 from ortboost.runtime.cuda.gelu import gelu_in_fewer_passes
-from ortboost.runtime.cuda.kernels import Kernels
+from ortboost.runtime.cuda.kernels import Kernels, operands
 from ortboost.runtime.cuda.max_pool import shifted_maxima
 from ortboost.runtime.cuda.reductions import reductions_in_two_steps
 from ortboost.runtime.cuda.weight_gradients import pad_before_transpose, patches_of_few_channels
@@ -70,23 +72,22 @@ _TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
 
 
 def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Model:
-    """Convert a graph to its form for the CUDA provider of a release.
+    """The form of a graph for the kernels of a release: the model itself, or a modified copy.
 
-    Args:
-        model: The graph; it is not modified.
-        kernels: The kernels of the release.
-        fast: Also use forms that are faster there and round differently.
-
-    Returns:
-        The model itself, or a modified copy.
+    ``fast`` also uses forms that are faster there and round differently.
     """
     changed = model.clone()
     infer_shapes(changed)
     # The opset is chosen before the casts: an older one may have kernels that make them needless.
-    done = _plain_casts(changed)
-    done |= _plain_elu(changed)
-    done |= _constant_ones(changed)
-    done |= _best_as_top_k(changed, kernels)
+    top_k = functools.partial(_best_as_top_k, kernels=kernels)
+    rules: dict[str, Rule] = {
+        "CastLike": _plain_cast,
+        "Celu": _plain_elu,
+        "Expand": _constant_ones,
+        "ArgMax": top_k,
+        "ArgMin": top_k,
+    }
+    done = rewrite_nodes(changed, "cuda", rules, subgraphs=True, bypass=True).modified
     if fast:
         done |= statistics_by_image(changed)  # before the reductions that it replaces
         done |= factors_by_channel(changed)
@@ -102,77 +103,54 @@ def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Mode
     return changed
 
 
-def _plain_casts(model: ir.Model) -> bool:
-    done = False
-    for node in list(model.graph.all_nodes()):
-        like = input_at(node, 1) if is_standard(node, "CastLike") else None
-        # Without saturation it would not be this plain Cast.
-        if like is None or like.dtype is None or not node.attributes.get_int("saturate", 1):
-            continue
-        node.op_type = "Cast"
-        node.resize_inputs(1)
-        node.attributes.clear()
-        node.attributes.add(ir.AttrInt64("to", like.dtype))
-        done = True
-    return done
+def _plain_cast(site: Site) -> Sequence[ir.Value] | None:
+    like = site.input(1)
+    # Without saturation it would not be this plain Cast.
+    if like.dtype is None or not site.integer("saturate", 1):
+        return None
+    site.node.op_type = "Cast"
+    site.node.resize_inputs(1)
+    site.node.attributes.clear()
+    site.node.attributes.add(ir.AttrInt64("to", like.dtype))
+    return site.node.outputs
 
 
-def _plain_elu(model: ir.Model) -> bool:
-    builder, done = Builder(model.graph, "ortboost/cuda"), False
-    for node in list(model.graph.all_nodes()):
-        x = node.inputs[0] if is_standard(node, "Celu") else None
-        if x is None or x.dtype is None:
-            continue
-        alpha = node.attributes.get_float("alpha", 1.0)
-        scale = None if alpha == 1 else builder.const(alpha, x.dtype)
-        inner = x if scale is None else builder.op("Div", x, scale, shape=x.shape)
-        elu = builder.op("Elu", inner, shape=x.shape)
-        y = elu if scale is None else builder.op("Mul", elu, scale, shape=x.shape)
-        replace_node(node, [y], builder)
-        done = True
-    return done
+def _plain_elu(site: Site) -> list[ir.Value | None] | None:
+    x, alpha = site.input(0), site.number("alpha", 1.0)
+    if x.dtype is None:
+        return None
+    if alpha == 1:
+        return [site.op("Elu", x, shape=x.shape)]
+    scale = site.const(alpha)
+    elu = site.op("Elu", site.op("Div", x, scale, shape=x.shape), shape=x.shape)
+    return [site.op("Mul", elu, scale, shape=x.shape)]
 
 
-def _constant_ones(model: ir.Model) -> bool:
-    builder, done = Builder(model.graph, "ortboost/cuda"), False
-    for node in list(model.graph):
-        number = constant(node.inputs[0], limit=1) if is_standard(node, "Expand") else None
-        shape = static_shape(node.outputs[0])
-        if number is None or number.dtype != np.int64 or shape is None or len(shape) != 1:
-            continue
-        if number.size == 1 and shape[0] <= _RANKS and not node.outputs[0].is_graph_output():
-            ones = builder.ints(*[int(number.item())] * shape[0])
-            for use in list(node.outputs[0].uses()):
-                use.node.replace_input_with(use.idx, ones)
-            model.graph.remove(node)
-            done = True
-    return done
+def _constant_ones(site: Site) -> list[ir.Value | None] | None:
+    number, shape = constant(site.input(0), limit=1), static_shape(site.node.outputs[0])
+    if number is None or number.size != 1 or number.dtype != np.int64:
+        return None
+    if shape is None or len(shape) != 1:
+        return None
+    return [site.ints(*[int(number.item())] * shape[0])] if shape[0] <= _RANKS else None
 
 
-def _best_as_top_k(model: ir.Model, kernels: Kernels) -> bool:
+def _best_as_top_k(site: Site, kernels: Kernels) -> list[ir.Value | None] | None:
     """Replace ArgMax and ArgMin that have no kernel in any opset that the graph may use."""
-    builder, done = Builder(model.graph, "ortboost/cuda"), False
-    for node in list(model.graph.all_nodes()):
-        x = node.inputs[0] if is_standard(node, "ArgMax", "ArgMin") else None
-        settings = node.attributes
-        shape = None if x is None else known_shape(x)
-        if x is None or shape is None or settings.get_int("select_last_index", 0) != 0:
-            continue
-        if not _missing([node], kernels, _OLDEST):
-            continue
-        axis, largest = settings.get_int("axis", 0), int(node.op_type == "ArgMax")
-        one = builder.ints(1)
-        _, found = builder.ops("TopK", x, one, names=[None, None], axis=axis, largest=largest)
-        found.type = ir.TensorType(ir.DataType.INT64)
-        found.shape = ir.Shape([1 if i == axis % len(shape) else n for i, n in enumerate(shape)])
-        if _missing(builder.nodes, kernels, _OLDEST):  # of this type
-            builder.take()
-            continue
-        if not settings.get_int("keepdims", 1):
-            found = builder.op("Squeeze", found, builder.ints(axis), shape=node.outputs[0].shape)
-        replace_node(node, [found], builder)
-        done = True
-    return done
+    x, shape = site.input(0), known_shape(site.input(0))
+    if shape is None or site.integer("select_last_index", 0) != 0:
+        return None
+    if not _missing([site.node], kernels, _OLDEST):
+        return None
+    axis, largest = site.integer("axis", 0), int(site.node.op_type == "ArgMax")
+    _, found = site.ops("TopK", x, site.ints(1), count=2, axis=axis, largest=largest)
+    found.type = ir.TensorType(ir.DataType.INT64)
+    found.shape = ir.Shape([1 if i == axis % len(shape) else n for i, n in enumerate(shape)])
+    if _missing(site.builder.nodes, kernels, _OLDEST):  # of this type
+        return None
+    if not site.integer("keepdims", 1):
+        found = site.op("Squeeze", found, site.ints(axis), shape=site.node.outputs[0].shape)
+    return [found]
 
 
 def _older_opset(model: ir.Model, kernels: Kernels) -> bool:
@@ -212,14 +190,11 @@ def _same_in(node: ir.Node, present: int, older: int) -> bool:
         return False
     # The types of its operands must have been allowed then, too.
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in then.type_constraints}
-    for values, formals in ((node.inputs, then.inputs), (node.outputs, then.outputs)):
-        for position, value in enumerate(values):
-            formal = formals[min(position, len(formals) - 1)]
-            if value is None or formal.type_str not in allowed:
-                continue
-            if value.type is None or _text(value) not in allowed[formal.type_str]:
-                return False
-    return True
+    return all(
+        value.type is not None and _text(value) in allowed[formal.type_str]
+        for value, formal in operands(node, then)
+        if formal.type_str in allowed
+    )
 
 
 def _text(value: ir.Value) -> str:

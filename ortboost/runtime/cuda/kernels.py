@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.graph.query import find_schema
 
-__all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels"]
+__all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels", "operands"]
 
 _NEWEST_OPSET: Final = {"1.19.2": 21, "1.31.1": 26}
 """Release to the newest standard opset that it supports, as its error message states."""
@@ -25,12 +25,7 @@ _FLOATS: Final = frozenset({"float16", "bfloat16", "float", "double"})
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a provider for a node.
-
-    Args:
-        host_inputs: Indices of the inputs that it needs in host memory.
-        host_outputs: Indices of the outputs that it writes to host memory.
-    """
+    """A kernel of a provider for a node: its inputs and outputs, by index, in host memory."""
 
     host_inputs: frozenset[int] = frozenset()
     host_outputs: frozenset[int] = frozenset()
@@ -124,18 +119,22 @@ class Kernels:
         return ""
 
 
+def operands(
+    node: ir.Node, schema: onnx.defs.OpSchema
+) -> Iterator[tuple[ir.Value, onnx.defs.OpSchema.FormalParameter]]:
+    """The inputs and outputs of a node, each with its description in the standard."""
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for position, value in enumerate(values if formals else ()):
+            if value is not None:
+                yield value, formals[min(position, len(formals) - 1)]
+
+
 def _bound(node: ir.Node, schema: onnx.defs.OpSchema | None, constraint: str) -> Iterator[ir.Value]:
     """The operands of a type constraint, which may be named after an operand."""
     if schema is None:
-        yield from (value for value in (*node.inputs, *node.outputs) if value is not None)
-        return
-    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
-        for position, value in enumerate(values):
-            if value is None or not formals:
-                continue
-            formal = formals[min(position, len(formals) - 1)]
-            if constraint in (formal.type_str, formal.name):
-                yield value
+        return (value for value in (*node.inputs, *node.outputs) if value is not None)
+    found = operands(node, schema)
+    return (value for value, formal in found if constraint in (formal.type_str, formal.name))
 
 
 def _type_name(value: ir.Value) -> str:
@@ -146,7 +145,7 @@ def _type_name(value: ir.Value) -> str:
 
 
 def load_kernels(target: str) -> Kernels:
-    """Load the table for ``cuda``, ``cuda=1.31.1`` or ``cuda=1.19.2``; by default the newest.
+    """The table for ``cuda``, ``cuda=1.31.1`` or ``cuda=1.19.2``; by default the newest.
 
     Raises:
         UsageError: There is no table for that release.
@@ -168,7 +167,7 @@ def load_kernels(target: str) -> Kernels:
 
 
 def kernels_of(version: str) -> Kernels:
-    """Load the table for a version: that of onnxruntime-training up to 1.19, else the newest."""
+    """The table for a version: that of onnxruntime-training up to 1.19, else the newest."""
     older = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
     return _load(list(_NEWEST_OPSET)[0 if older else -1])
 

@@ -32,15 +32,10 @@ _MOST = 64  # positions of a window
 
 
 def shifted_maxima(node: ir.Node, b: Builder) -> bool:
-    """Replace a MaxPool.
+    """Replace a MaxPool by a maximum of shifted images; whether that was possible.
 
-    Args:
-        node: The node.
-        b: Builder for the new nodes, with none pending.
-
-    Returns:
-        Whether it was replaced: not for unknown lengths, windows of more than 64 positions,
-        ``auto_pad``, ``ceil_mode``, or column-major indices.
+    It is impossible for unknown lengths, windows of more than 64 positions, ``auto_pad``,
+    ``ceil_mode``, and column-major indices. The builder must have no nodes pending.
     """
     x = node.inputs[0] if is_standard(node, "MaxPool") else None
     shape = None if x is None else known_shape(x)

@@ -20,7 +20,7 @@ Subgraphs are placed separately; outer values are copied when the containing nod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Literal, TypeAlias
@@ -98,21 +98,13 @@ class _Uses:
 def place(
     model: ir.Model, kernels: Kernels, *, folds: bool = True
 ) -> tuple[list[Placed], list[Copy]]:
-    """Place the nodes of a model and of its subgraphs.
+    """Place the nodes of a model with inferred types; the nodes in graph order, and the copies.
 
-    Args:
-        model: The model with inferred types; it is not modified.
-        kernels: The kernels of a release.
-        folds: Leave out nodes that the runtime folds when it opens the session.
-
-    Returns:
-        The nodes in graph order, and the copies.
+    With ``folds``, nodes that the runtime folds when it opens the session are left out.
     """
-    placed: list[Placed] = []
-    copies: list[Copy] = []
-    fixed = _constants(model) if folds else set()
-    _place(model.graph, model.opset_imports, kernels, fixed, placed, copies)
-    return placed, copies
+    placer = _Placer(model, kernels, _constants(model) if folds else set())
+    placer.place(model.graph)
+    return placer.placed, placer.copies
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:
@@ -130,63 +122,115 @@ def _constants(model: ir.Model) -> set[ir.Value]:
     return found
 
 
-def _place(
-    graph: ir.Graph,
-    opsets: Mapping[str, int],
-    kernels: Kernels,
-    fixed: set[ir.Value],
-    placed: list[Placed],
-    copies: list[Copy],
-) -> _Uses:
-    found: dict[ir.Node, Kernel] = {}  # nodes that could run on CUDA
-    here: dict[ir.Node, Placed] = {}
-    nodes = [node for node in graph if not node.outputs or node.outputs[0] not in fixed]
-    # Rules 1 and 3 of the module: is there a kernel?
-    for node in nodes:
-        kernel = kernels.find("cuda", node, opsets)
-        reason = kernel if isinstance(kernel, str) else _refused_form(node)
-        if reason or isinstance(kernel, str):
-            here[node] = _on_cpu(node, reason, kernels, opsets)
-        else:
-            found[node] = kernel
-    shapes = _host_work(nodes, graph, found, fixed)  # rule 2
-    # Rule 4: which side reads and writes each value, here and in subgraphs.
-    uses = _Uses()
-    inner: list[tuple[ir.Node, _Uses]] = []
-    for node in nodes:
-        if node in shapes:
-            here[node] = _on_cpu(node, "", kernels, opsets, shape_work=True)
-        elif node in found:
-            here[node] = Placed(node, "cuda")
-        placed.append(here[node])
-        on_cuda = here[node].side != "cpu"
-        # An inlined function has no kernel of its own: it counts as one without host operands.
-        _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses, fixed)
-        inner += [
-            (node, _place(g, opsets, kernels, fixed, placed, copies)) for g in subgraphs(node)
-        ]
-    copies += _copies(graph, uses)
-    for _, below in inner:
-        copies += _captured(below, uses, graph)
-        for side in ("cuda", "cpu"):  # a subgraph may read values from further out
-            uses.read[side] |= {v for v in below.read[side] if v.graph is not graph}
-    return uses
+class _Placer:
+    """Places the nodes of a graph and of its subgraphs; ``fixed`` values are folded."""
 
+    def __init__(self, model: ir.Model, kernels: Kernels, fixed: set[ir.Value]) -> None:
+        self.opsets, self.kernels, self.fixed = model.opset_imports, kernels, fixed
+        self.placed: list[Placed] = []
+        self.copies: list[Copy] = []
 
-def _on_cpu(
-    node: ir.Node,
-    reason: str,
-    kernels: Kernels,
-    opsets: Mapping[str, int],
-    shape_work: bool = False,
-) -> Placed:
-    cpu = kernels.find("cpu", node, opsets, as_float=("float16",))  # the runtime inserts the casts
-    schema = find_schema(node.op_type, opsets.get("", 18)) if is_standard(node) else None
-    if not isinstance(cpu, str):
-        return Placed(node, "cpu", reason, shape_work)
-    if schema is not None and _inlines(schema, opsets.get("", 18)):
-        return Placed(node, "cuda")  # its definition in other operators is inlined
-    return Placed(node, "none", f"CUDA: {reason}; CPU: {cpu}")
+    def place(self, graph: ir.Graph) -> _Uses:
+        found: dict[ir.Node, Kernel] = {}  # nodes that could run on CUDA
+        here: dict[ir.Node, Placed] = {}
+        nodes = [node for node in graph if not node.outputs or node.outputs[0] not in self.fixed]
+        # Rules 1 and 3 of the module: is there a kernel?
+        for node in nodes:
+            kernel = self.kernels.find("cuda", node, self.opsets)
+            reason = kernel if isinstance(kernel, str) else _refused_form(node)
+            if reason or isinstance(kernel, str):
+                here[node] = self._on_cpu(node, reason)
+            else:
+                found[node] = kernel
+        shapes = self._host_work(nodes, graph, found)  # rule 2
+        # Rule 4: which side reads and writes each value, here and in subgraphs.
+        uses = _Uses()
+        inner: list[_Uses] = []
+        for node in nodes:
+            if node in shapes:
+                here[node] = self._on_cpu(node, "", shape_work=True)
+            elif node in found:
+                here[node] = Placed(node, "cuda")
+            self.placed.append(here[node])
+            on_cuda = here[node].side != "cpu"
+            # An inlined function has no kernel of its own: it counts as one without host operands.
+            self._note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses)
+            inner += [self.place(below) for below in subgraphs(node)]
+        self.copies += _copies(graph, uses)
+        for below in inner:
+            self.copies += _captured(below, uses, graph)
+            for side in ("cuda", "cpu"):  # a subgraph may read values from further out
+                uses.read[side] |= {v for v in below.read[side] if v.graph is not graph}
+        return uses
+
+    def _on_cpu(self, node: ir.Node, reason: str, shape_work: bool = False) -> Placed:
+        # The runtime inserts the casts.
+        cpu = self.kernels.find("cpu", node, self.opsets, as_float=("float16",))
+        if not isinstance(cpu, str):
+            return Placed(node, "cpu", reason, shape_work)
+        opset = self.opsets.get("", 18)
+        schema = find_schema(node.op_type, opset) if is_standard(node) else None
+        if schema is not None and _inlines(schema, opset):
+            return Placed(node, "cuda")  # its definition in other operators is inlined
+        return Placed(node, "none", f"CUDA: {reason}; CPU: {cpu}")
+
+    def _host_work(
+        self, nodes: Sequence[ir.Node], graph: ir.Graph, kernels: Mapping[ir.Node, Kernel]
+    ) -> set[ir.Node]:
+        """Nodes that compute only with host values (GetCpuPreferredNodes)."""
+        # Nodes are visited in graph order, as in the runtime: what feeds a node is decided before.
+        order = {node: place for place, node in enumerate(nodes)}
+        waiting: list[int] = []
+        host: set[ir.Value] = set()
+
+        def leaves(values: Iterable[ir.Value]) -> None:
+            for value in values:
+                host.add(value)
+                for reader in value.consumers():
+                    if reader in order:
+                        heappush(waiting, order[reader])
+
+        for node, kernel in kernels.items():
+            leaves(node.outputs[i] for i in kernel.host_outputs if i < len(node.outputs))
+        seen: set[ir.Node] = set()
+        kept: set[ir.Node] = set()
+        while waiting:
+            node = nodes[heappop(waiting)]
+            if node in seen:
+                continue
+            seen.add(node)
+            wanted = kernels.get(node)
+            # All inputs are host values. One that the CUDA kernel itself reads on the host keeps
+            # the node on the device, unless it is free.
+            if wanted is None or all(
+                value.dtype not in _SHORT
+                and (self._free(value, graph) or (value in host and i not in wanted.host_inputs))
+                for i, value in enumerate(node.inputs)
+                if value is not None
+            ):
+                if wanted is not None:
+                    kept.add(node)
+                leaves(node.outputs)
+        return kept
+
+    def _free(self, value: ir.Value, graph: ir.Graph) -> bool:
+        """Whether a value is a small initializer, or an input of the graph."""
+        if value in self.fixed:
+            shape = static_shape(value)
+            return shape is not None and math.prod(shape) <= _SMALL
+        if value.is_initializer():
+            tensor = value.const_value
+            return tensor is not None and tensor.size <= _SMALL
+        return value.is_graph_input() and value.graph is graph
+
+    def _note_uses(self, node: ir.Node, kernel: Kernel | None, uses: _Uses) -> None:
+        for position, value in enumerate(node.inputs):
+            if value is not None and not value.is_initializer() and value not in self.fixed:
+                on_host = kernel is None or position in kernel.host_inputs
+                uses.read["cpu" if on_host else "cuda"].add(value)
+        for position, value in enumerate(node.outputs):
+            on_host = kernel is None or position in kernel.host_outputs
+            uses.written["cpu" if on_host else "cuda"].add(value)
 
 
 def _inlines(schema: Any, opset: int) -> bool:  # the type stubs of onnx lack functions
@@ -234,74 +278,6 @@ def _refused_form(node: ir.Node) -> str:
         ):
             return f"cuDNN's {node.op_type} does not support this form"
     return ""
-
-
-def _host_work(
-    nodes: Sequence[ir.Node],
-    graph: ir.Graph,
-    kernels: Mapping[ir.Node, Kernel],
-    fixed: set[ir.Value],
-) -> set[ir.Node]:
-    """Nodes that compute only with host values (GetCpuPreferredNodes)."""
-    # Nodes are visited in graph order, as in the runtime: what feeds a node is decided before it.
-    order = {node: place for place, node in enumerate(nodes)}
-    waiting: list[int] = []
-    host: set[ir.Value] = set()
-
-    def leaves(values: Iterator[ir.Value]) -> None:
-        for value in values:
-            host.add(value)
-            for reader in value.consumers():
-                if reader in order:
-                    heappush(waiting, order[reader])
-
-    for node, kernel in kernels.items():
-        leaves(node.outputs[i] for i in kernel.host_outputs if i < len(node.outputs))
-    seen: set[ir.Node] = set()
-    kept: set[ir.Node] = set()
-    while waiting:
-        node = nodes[heappop(waiting)]
-        if node in seen:
-            continue
-        seen.add(node)
-        wanted = kernels.get(node)
-        # All inputs are host values. One that the CUDA kernel itself reads on the host keeps the
-        # node on the device, unless it is free.
-        if wanted is None or all(
-            _from_host(value, graph, host, fixed)
-            and (_free(value, graph, fixed) or i not in wanted.host_inputs)
-            for i, value in enumerate(node.inputs)
-            if value is not None
-        ):
-            if wanted is not None:
-                kept.add(node)
-            leaves(iter(node.outputs))
-    return kept
-
-
-def _from_host(value: ir.Value, graph: ir.Graph, host: set[ir.Value], fixed: set[ir.Value]) -> bool:
-    return value.dtype not in _SHORT and (_free(value, graph, fixed) or value in host)
-
-
-def _free(value: ir.Value, graph: ir.Graph, fixed: set[ir.Value]) -> bool:
-    """Whether a value is a small initializer, or an input of the graph."""
-    if value in fixed:
-        shape = static_shape(value)
-        return shape is not None and math.prod(shape) <= _SMALL
-    if value.is_initializer():
-        tensor = value.const_value
-        return tensor is not None and tensor.size <= _SMALL
-    return value.is_graph_input() and value.graph is graph
-
-
-def _note_uses(node: ir.Node, kernel: Kernel | None, uses: _Uses, fixed: set[ir.Value]) -> None:
-    for position, value in enumerate(node.inputs):
-        if value is not None and not value.is_initializer() and value not in fixed:
-            on_host = kernel is None or position in kernel.host_inputs
-            uses.read["cpu" if on_host else "cuda"].add(value)
-    for position, value in enumerate(node.outputs):
-        on_host = kernel is None or position in kernel.host_outputs
-        uses.written["cpu" if on_host else "cuda"].add(value)
 
 
 def _copies(graph: ir.Graph, uses: _Uses) -> Iterator[Copy]:

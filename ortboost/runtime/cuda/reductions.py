@@ -24,14 +24,7 @@ _SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def reductions_in_two_steps(model: ir.Model) -> bool:
-    """Reduce the last axes first, then the others, in place.
-
-    Args:
-        model: The step graph, with inferred shapes.
-
-    Returns:
-        Whether there was such a reduction.
-    """
+    """Reduce the last axes first, then the others; whether there was such a reduction."""
     rules = dict.fromkeys(("ReduceSum", "ReduceMean"), _in_two_steps)
     return rewrite_nodes(model, "two_steps", rules).modified
 

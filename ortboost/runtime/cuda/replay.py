@@ -67,12 +67,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def can_replay(program: Program, device: str) -> bool:
-    """Whether the steps of a program may be captured, as far as this can be told without a batch.
-
-    Args:
-        program: The program.
-        device: ``cpu`` or ``cuda``.
-    """
+    """Whether the steps of a program may be captured, as far as can be told without a batch."""
     return device == "cuda" and why_not_replayed(program) is None
 
 
@@ -93,12 +88,9 @@ def why_not_replayed(program: Program) -> str | None:
 
 
 def passing_on(model: ir.Model, own: Catalogue, whole: Catalogue) -> tuple[ir.Model, Catalogue]:
-    """A graph that also writes the states that only other graphs of its program change.
+    """A copy of a graph that also writes the states that only other graphs of its program change.
 
-    Args:
-        model: The graph; it is not modified.
-        own: Its own catalogue.
-        whole: That of the program.
+    ``own`` is the catalogue of the graph, ``whole`` that of the program.
     """
     written = {entry.name for entry in own.state if entry.next is not None}
     passed = [e for e in whole.state if e.next is not None and e.name not in written]
@@ -125,13 +117,9 @@ def passing_on(model: ir.Model, own: Catalogue, whole: Catalogue) -> tuple[ir.Mo
 def form_to_capture(
     model: ir.Model, shapes: Mapping[str, Sequence[int]], device: str, kernels: Kernels
 ) -> ir.Model | str:
-    """The form of a step that is captured for a batch, or why it is not captured.
+    """The form of a step that is captured for inputs of these shapes, or why it is not captured.
 
-    Args:
-        model: The step; it is not modified.
-        shapes: Input to its shape.
-        device: ``cuda``; ``cpu`` for tests.
-        kernels: Those of the runtime.
+    The device is ``cuda``, or ``cpu`` for tests; the model is not modified.
     """
     fixed = model.clone()
     for value in fixed.graph.inputs:

@@ -34,27 +34,13 @@ _ELEMENTS = 512  # of a window: the identity matrix has the square of this
 
 
 def patches_of_few_channels(model: ir.Model) -> bool:
-    """Replace swapped convolutions of images with few channels by matrix products, in place.
-
-    Args:
-        model: The step graph, with inferred shapes.
-
-    Returns:
-        Whether there was one.
-    """
+    """Replace swapped convolutions of few channels by matrix products; whether there was one."""
     rules = dict.fromkeys(("Transpose", "Slice"), _patches)
     return rewrite_nodes(model, "patches", rules).modified
 
 
 def pad_before_transpose(model: ir.Model) -> bool:
-    """Pad the last two axes of four where the padded axes are moved there by a Transpose, in place.
-
-    Args:
-        model: The step graph, with inferred shapes.
-
-    Returns:
-        Whether there was such a padding.
-    """
+    """Pad the last two axes of four where a Transpose moves others there; whether there was one."""
     return rewrite_nodes(model, "pads", {"Pad": _pad_first}).modified
 
 

@@ -10,25 +10,13 @@
 
 from __future__ import annotations
 
-from ortboost.training.data.batches import (
-    batch_axes,
-    batch_length,
-    check_batch_size,
-    pad_batch,
-    static_batch,
-)
+from ortboost.training.data.batches import batch_axes, batch_length, pad_batch, static_batch
 from ortboost.training.data.bind import bind_arrays
-from ortboost.training.data.cifar import load_cifar
-from ortboost.training.data.csv_file import load_csv
-from ortboost.training.data.idx import load_idx, load_idx_pair
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.load import load_arrays
-from ortboost.training.data.npy import load_npy
-from ortboost.training.data.npz import load_npz
 from ortboost.training.data.open import open_source
 from ortboost.training.data.prefetch import prefetch
-from ortboost.training.data.sources import ArraySource, Source, epoch_order
-from ortboost.training.data.values import convert
+from ortboost.training.data.sources import ArraySource, Source
 
 __all__ = [
     "ArraySource",
@@ -37,16 +25,7 @@ __all__ = [
     "batch_axes",
     "batch_length",
     "bind_arrays",
-    "check_batch_size",
-    "convert",
-    "epoch_order",
     "load_arrays",
-    "load_cifar",
-    "load_csv",
-    "load_idx",
-    "load_idx_pair",
-    "load_npy",
-    "load_npz",
     "open_source",
     "pad_batch",
     "prefetch",

@@ -33,11 +33,9 @@ Axes = Mapping[str, int | None]
 
 
 class Part(Batch):
-    """One process's part of a batch.
+    """One process's part of a batch of ``samples`` samples.
 
-    Args:
-        arrays: Input name to array; without samples if the batch has fewer samples than processes.
-        samples: The number of samples of the whole batch.
+    It has none if the batch has fewer samples than processes.
     """
 
     def __init__(self, arrays: Mapping[str, Array], samples: int) -> None:
@@ -91,14 +89,9 @@ def rows_of(array: Array, rows: slice | Array, axis: int | None) -> Array:
 def batch_length(
     batch: Mapping[str, Array], where: str = "batch", *, axes: Axes | None = None
 ) -> int:
-    """The number of samples of a batch.
+    """The number of samples of a batch; for a :class:`Part`, that of the whole batch.
 
-    For a :class:`Part`, that of the whole batch. If no input has a batch axis (one whole graph), 1.
-
-    Args:
-        batch: The arrays.
-        where: Description of the data, for error messages.
-        axes: Batch axes, see :func:`batch_axes`.
+    It is 1 if no input has a batch axis (one whole graph). Errors describe the data with ``where``.
 
     Raises:
         UsageError: The batch is empty, has scalars, or its arrays differ in length.
@@ -161,16 +154,7 @@ def static_batch(inputs: Sequence[InputLike]) -> int | None:
 
 
 def check_batch_size(inputs: Sequence[InputLike], batch_size: int, *, of: int = 1) -> None:
-    """Refuse a batch size that the graph does not accept.
-
-    Args:
-        inputs: The model's inputs.
-        batch_size: Samples in a batch of one process.
-        of: Number of processes that share a batch.
-
-    Raises:
-        UsageError: The graph has another fixed batch size.
-    """
+    """Refuse a batch size, in each of ``of`` processes, if the graph has another fixed one."""
     fixed = static_batch(inputs)
     if fixed is not None and fixed != batch_size:
         raise UsageError(
@@ -184,12 +168,7 @@ def check_batch_size(inputs: Sequence[InputLike], batch_size: int, *, of: int = 
 def pad_batch(
     batch: Mapping[str, Array], size: int, *, axes: Axes | None = None
 ) -> tuple[Batch, NDArray[np.bool_]]:
-    """Pad a short batch to a fixed size by repeating its last sample.
-
-    Args:
-        batch: At most ``size`` samples.
-        size: The fixed batch size of the graph.
-        axes: Batch axes, see :func:`batch_axes`.
+    """Pad a short batch to the fixed size of a graph by repeating its last sample.
 
     Returns:
         The full batch and a mask ``bool[size]`` that is True where the samples are real.

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortboost.core.arrays import matches
-from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
+from ortboost.core.errors import FileError, OrtBoostError, UsageError, require_known
 from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
-from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
+from ortboost.training.data.lazy import LazyArray, Wanted, as_array_like, fit_shape, lazy_of
 from ortboost.training.data.load import SPLITS
-from ortboost.training.data.shapes import Wanted, fit_shape
 from ortboost.training.data.values import is_labels, value_fault
 from ortboost.training.protocols import Array, InputLike
 
@@ -92,8 +91,8 @@ class _Binder:
         self.what = what
         self.arrays, self.inputs, self.path = arrays, inputs, path
         self.mapping = dict(mapping or {})
-        if split is not None and split not in SPLITS:
-            raise UsageError(f"Unknown split '{split}'.", where="split", fix=nearest(split, SPLITS))
+        if split is not None:
+            require_known(split, SPLITS, f"Unknown split '{split}'.", "split")
         self.axes = batch_axes(inputs)
         self.suffixes = (*_SUFFIXES.get(split or "", ()), "")
         self.labels = [spec.name for spec in inputs if is_labels(spec)]

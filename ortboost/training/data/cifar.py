@@ -23,15 +23,11 @@ _PATTERNS = {"train": "data_batch_*.bin", "test": "test_batch.bin", "val": "test
 
 
 def load_cifar(paths: list[Path] | str | os.PathLike[str]) -> dict[str, Array]:
-    """Read one or more CIFAR-10 binary files.
-
-    Args:
-        paths: One file, which is memory-mapped, or several, which are read and joined in order
-            (the training set is 150 MB of uint8).
+    """Read one CIFAR-10 binary file, memory-mapped, or several, joined in memory in this order.
 
     Returns:
-        ``x``: uint8 ``[N, 3, 32, 32]``, values 0..255; ``y``: uint8 ``[N]``. Pixels become
-        float32 / 255 batch by batch, see :func:`ortboost.training.data.values.convert`.
+        ``x``: uint8 ``[N, 3, 32, 32]``, values 0..255; ``y``: uint8 ``[N]``. The training set is
+        150 MB.
 
     Raises:
         FileError: A file is missing, empty, has an incomplete record, or a label above 9.

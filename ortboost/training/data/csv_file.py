@@ -16,33 +16,12 @@ import numpy as np
 
 from ortboost.core.errors import FileError
 from ortboost.training.data.tables import MemoryTable
-from ortboost.training.protocols import Array
 
-__all__ = ["load_csv", "read_csv"]
-
-
-def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Read a CSV file as arrays.
-
-    Returns:
-        Column name to ``float64[N]``, and all columns except the labels as ``x``, ``[N, columns]``
-        in float32 (float64 if there are numbers of 2^24 or more), unless a column has this name.
-
-    Raises:
-        FileError: See :func:`read_csv`.
-
-    Example:
-        >>> load_csv("iris.csv")["x"].shape  # doctest: +SKIP
-        (150, 4)
-    """
-    return read_csv(path).arrays()
+__all__ = ["read_csv"]
 
 
 def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
-    """Read a CSV file, separated by commas, or by tabs if it is ``.tsv``.
-
-    Args:
-        path: The file, in UTF-8.
+    """Read a CSV file in UTF-8, separated by commas, or by tabs if it is ``.tsv``.
 
     Raises:
         FileError: The header is missing or has duplicate names, a cell is not a number, or the rows

@@ -30,11 +30,6 @@ def given_arrays(
     - a table of columns, such as a pandas DataFrame, by the rule of
       :mod:`ortboost.training.data.tables`.
 
-    Args:
-        data: The user's data.
-        inputs: The inputs to feed.
-        mapping: Input name to the key or column of its array.
-
     Returns:
         Name to array; ``None`` for anything else, such as an iterable of batches.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -152,39 +153,27 @@ def _has_nulls(column: Any) -> bool:
     return bool(values.null_count)
 
 
+@dataclass(frozen=True)
 class StreamBatches:
-    """The batches of a stream of samples; can be iterated over repeatedly.
+    """The batches of a ``datasets.IterableDataset``; can be iterated over repeatedly."""
 
-    Args:
-        stream: A ``datasets.IterableDataset``.
-        batch_size: Samples in a batch.
-        inputs: The inputs to feed.
-        mapping: Input name to column.
-        drop_last: Drop the last batch if it is incomplete.
-    """
-
-    def __init__(
-        self,
-        stream: Any,
-        batch_size: int,
-        inputs: Sequence[InputLike],
-        mapping: Mapping[str, str] | None,
-        *,
-        drop_last: bool,
-    ) -> None:
-        self._stream, self._inputs, self._mapping = stream, inputs, mapping
-        self._how = {"batch_size": batch_size, "drop_last_batch": drop_last}
+    stream: Any
+    batch_size: int
+    inputs: Sequence[InputLike]
+    mapping: Mapping[str, str] | None
+    drop_last: bool
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the stream, which changes the order of a shuffled one."""
-        if hasattr(self._stream, "set_epoch"):
-            self._stream.set_epoch(epoch)
+        if hasattr(self.stream, "set_epoch"):
+            self.stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._stream.with_format("numpy").iter(**self._how):
+        samples = self.stream.with_format("numpy")
+        for batch in samples.iter(self.batch_size, drop_last_batch=self.drop_last):
             columns = {name: np.asarray(values) for name, values in batch.items()}
-            arrays = MemoryTable(columns, "data").arrays(self._inputs, self._mapping)
-            yield bind_arrays(arrays, self._inputs, mapping=self._mapping)
+            arrays = MemoryTable(columns, "data").arrays(self.inputs, self.mapping)
+            yield bind_arrays(arrays, self.inputs, mapping=self.mapping)
 
 
 def _has_methods(data: Any, *names: str) -> bool:

@@ -50,10 +50,7 @@ def _is_header(head: bytes) -> bool:
 
 
 def load_idx(path: str | os.PathLike[str]) -> Array:
-    """Read one IDX file.
-
-    Args:
-        path: The file; ``.gz`` is decompressed into memory, other files are memory-mapped.
+    """Read one IDX file; ``.gz`` is decompressed into memory, other files are memory-mapped.
 
     Returns:
         The array, in the dtype of the file (big-endian for multi-byte types).

@@ -26,11 +26,7 @@ __all__ = ["Epochs", "IterableSource"]
 class Epochs:
     """Any iterable that can be iterated over in each epoch, or a function that returns one.
 
-    Its ``set_epoch(epoch)`` is called if it has one.
-
-    Args:
-        data: The iterable, or a function without arguments that returns a new one.
-        what: Description of the data, for error messages.
+    Its ``set_epoch(epoch)`` is called if it has one. Errors describe the data as ``what``.
     """
 
     def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]], what: str) -> None:

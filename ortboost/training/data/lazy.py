@@ -9,12 +9,14 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from ortboost.training.data.shapes import Wanted, fit_shape
+from ortboost.core.arrays import matches
 from ortboost.training.protocols import Array
 
-__all__ = ["Blocks", "LazyArray", "as_array_like", "lazy_of"]
+__all__ = ["Blocks", "LazyArray", "Wanted", "as_array_like", "fit_shape", "lazy_of"]
 
 Self = TypeVar("Self", bound="LazyArray")
+Wanted = tuple[int | str | None, ...]
+"""Per axis a length, or anything else for an arbitrary length."""
 
 
 class Blocks(NamedTuple):
@@ -30,12 +32,7 @@ class Blocks(NamedTuple):
 
 
 class LazyArray(abc.ABC):
-    """An array ``[N, ...]`` whose values are read on access.
-
-    Args:
-        shape: Its shape; axis 0 counts the samples.
-        dtype: Its type.
-    """
+    """An array ``[N, ...]`` whose values are read on access."""
 
     blocks: Blocks | None = None
     decodes: ClassVar[bool] = False  # whether reading is slow enough for several threads
@@ -109,3 +106,25 @@ def as_array_like(array: LazyArray) -> Array:
 def lazy_of(array: object) -> LazyArray | None:
     """``array`` if it is lazy, otherwise None."""
     return array if isinstance(array, LazyArray) else None
+
+
+def fit_shape(have: tuple[int, ...], want: Wanted) -> tuple[int, ...] | None:
+    """Reshape a sample to fit an input: add or drop axes of length one, or flatten it.
+
+    Returns:
+        The new shape, or None if it does not fit.
+
+    Example:
+        >>> fit_shape((28, 28), (1, 28, 28)), fit_shape((28, 28), (784,)), fit_shape((3, 2), (2, 3))
+        ((1, 28, 28), (784,), None)
+    """
+    if matches(have, want):
+        return have
+    squeezed = tuple(axis for axis in have if axis != 1)
+    core = tuple(axis for axis in want if axis != 1)
+    if matches(squeezed, core):
+        rest = iter(squeezed)
+        return tuple(1 if axis == 1 else next(rest) for axis in want)
+    if len(want) == 1 and matches((math.prod(have),), want):
+        return (math.prod(have),)
+    return None

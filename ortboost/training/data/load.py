@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ortboost.core.errors import FileError, UsageError, nearest
+from ortboost.core.errors import FileError, require_known
 from ortboost.training.data.cifar import find_cifar, load_cifar
 from ortboost.training.data.csv_file import read_csv
 from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.folder import find_images, load_images
 from ortboost.training.data.keys import SPLIT_NAMES
-from ortboost.training.data.npy import load_npy
-from ortboost.training.data.npz import load_npz
+from ortboost.training.data.numpy_files import load_npy, load_npz
 from ortboost.training.data.parquet import ParquetTable, find_parquet
 from ortboost.training.data.tables import Table
 from ortboost.training.protocols import Array
@@ -55,8 +54,8 @@ def load_arrays(
         FileError: The file is missing, damaged, truncated, empty or of an unknown kind.
         UsageError: The split is unknown.
     """
-    if split is not None and split not in SPLITS:
-        raise UsageError(f"Unknown split '{split}'.", where="split", fix=nearest(split, SPLITS))
+    if split is not None:
+        require_known(split, SPLITS, f"Unknown split '{split}'.", "split")
     source = Path(path)
     if source.is_dir():
         table = find_table(source, split)
@@ -93,11 +92,7 @@ def load_arrays(
 
 
 def find_table(path: str | os.PathLike[str], split: str | None = None) -> Table | None:
-    """The table of a CSV or Parquet file, or of a folder of Parquet files; None otherwise.
-
-    Args:
-        path: The file or folder.
-        split: Selects the files of a folder by the prefix of their names.
+    """The table of a CSV or Parquet file, or of a split in a folder of Parquet files; or None.
 
     Raises:
         FileError: It is damaged.

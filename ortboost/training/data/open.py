@@ -101,7 +101,7 @@ def _batch_source(
     """A source of data that are not arrays: a stream, a source, samples, or batches."""
     part = order["part"]
     if is_stream(data):
-        data = StreamBatches(data, batch_size, inputs, mapping, drop_last=order["drop_last"])
+        data = StreamBatches(data, batch_size, inputs, mapping, order["drop_last"])
         return IterableSource(data, inputs, part, what=what)
     if hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
         if part[1] > 1:

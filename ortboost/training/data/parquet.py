@@ -23,10 +23,10 @@ from typing import Any, Final
 import numpy as np
 
 from ortboost.core.errors import DependencyError, FileError
-from ortboost.core.limits import LIMITS_VARIABLE, Limits
 from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
 from ortboost.training.data.tables import Table
+from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
 __all__ = ["WINDOW", "ParquetTable", "find_parquet"]
@@ -51,10 +51,7 @@ def find_parquet(folder: Path, split: str) -> list[Path]:
 
 
 class ParquetTable(Table):
-    """The concatenated rows of Parquet files.
-
-    Args:
-        paths: The files; all have the same columns.
+    """The concatenated rows of Parquet files with the same columns.
 
     Raises:
         FileError: A file is damaged or has different columns, there are no rows, or a row group
@@ -105,7 +102,8 @@ class ParquetTable(Table):
         kinds = [self._kind(name) for name in self.columns]
         row = sum(kind.itemsize for kind in kinds if kind is not None)
         largest = max(lengths) * row
-        self._check_size(largest, max(lengths))
+        rows = max(1, max(lengths) * WINDOW // max(1, largest))
+        check_unpacked(largest, where, "A row group", f"Write the file with row_group_size={rows}")
         self.blocks = Blocks(self._starts[:-1], max(1, WINDOW // max(1, largest)))
 
     def __len__(self) -> int:
@@ -208,16 +206,6 @@ class ParquetTable(Table):
             )
         # The bytes of a list are pixels, which are divided by 255 for a float input; a cell is not.
         return np.dtype(np.int16) if kind == np.uint8 else kind
-
-    def _check_size(self, size: int, rows: int) -> None:
-        limit = Limits.from_environment().tensor_bytes
-        if size > limit:
-            raise FileError(
-                f"A row group has {size:,} bytes, more than {limit:,}.",
-                where=self.where,
-                fix=f"Write the file with row_group_size={max(1, rows * WINDOW // size)}; or set "
-                f"{LIMITS_VARIABLE}=tensor_bytes={size}.",
-            )
 
     @staticmethod
     def _damaged(path: Path, error: Exception, more: str = "") -> FileError:

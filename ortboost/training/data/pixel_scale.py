@@ -14,11 +14,8 @@ __all__ = ["check_scale"]
 def check_scale(trained: Mapping[str, Any], source: Source, what: str = "given data") -> None:
     """Refuse data of which only one part are bytes, unless the other is in their range, too.
 
-    Args:
-        trained: The fingerprint of the training data, :meth:`ArraySource.fingerprint`. What it does
-            not tell is accepted: images have settings of their own, other sources have no ranges.
-        source: Data for the same model.
-        what: What they are, for error messages.
+    What the fingerprint of the training data does not tell is accepted: images have settings of
+    their own, other sources have no ranges.
 
     Raises:
         UsageError: One was divided by 255, and the other ranges beyond 0..1.

@@ -77,11 +77,7 @@ def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 
     The thread starts when the first item is requested, and has ended when the generator is
     exhausted, closed or fails. An exception of the iterable is raised here with its traceback,
-    after the items before it.
-
-    Args:
-        iterable: What to read.
-        depth: Number of items to read ahead; 0 reads in the caller's thread.
+    after the items before it. With a depth of 0 the caller's thread reads.
 
     Raises:
         UsageError: ``depth`` is negative.

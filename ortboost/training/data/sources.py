@@ -31,13 +31,7 @@ from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_o
 from ortboost.training.data.values import are_pixels, convert, is_float
 from ortboost.training.protocols import Array, Batch, InputLike
 
-__all__ = [
-    "ArraySource",
-    "ParallelSource",
-    "Source",
-    "epoch_order",
-    "window_order",
-]
+__all__ = ["ArraySource", "ParallelSource", "Source", "epoch_order", "window_order"]
 
 _WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
 _MOST_THREADS = 8

@@ -75,16 +75,12 @@ class Table(abc.ABC):
         return np.stack([np.asarray(column) for column in columns], axis=1)
 
     def arrays(
-        self,
-        inputs: Sequence[InputLike] | None = None,
-        mapping: Mapping[str, str] | None = None,
+        self, inputs: Sequence[InputLike] | None = None, mapping: Mapping[str, str] | None = None
     ) -> dict[str, Array]:
         """Arrays by name, by the rules of this module.
 
-        Args:
-            inputs: The inputs to feed. None: each column by its name, and all columns except the
-                labels as ``x``, unless a column has this name or all are labels.
-            mapping: Input name to column.
+        Without inputs, each column by its name, and all columns except the labels as ``x``, unless
+        a column has this name or all are labels.
 
         Raises:
             FileError: The use of the columns is ambiguous, or one is not numeric (for a table in
@@ -131,10 +127,7 @@ class Table(abc.ABC):
         return {**arrays, left[0]: self.features(rest)} if rest and left else arrays
 
     def _labels(
-        self,
-        inputs: Sequence[InputLike],
-        mapping: Mapping[str, str] | None,
-        usual: Sequence[str],
+        self, inputs: Sequence[InputLike], mapping: Mapping[str, str] | None, usual: Sequence[str]
     ) -> list[str]:
         """The columns with a usual name of labels that no input has by name or mapping."""
         taken = {spec.name for spec in inputs} | set((mapping or {}).values())
@@ -142,12 +135,7 @@ class Table(abc.ABC):
 
 
 class MemoryTable(Table):
-    """Columns in memory, read from a file.
-
-    Args:
-        columns: Name to values ``[N]``.
-        where: The file.
-    """
+    """Columns ``[N]`` in memory, read from a file."""
 
     def __init__(self, columns: Mapping[str, Array], where: str) -> None:
         super().__init__(list(columns), where)
@@ -167,11 +155,7 @@ class MemoryTable(Table):
 
 
 class FrameTable(Table):
-    """A table in memory with the interface of a pandas DataFrame.
-
-    Args:
-        frame: The table, with ``columns``, and indexed by a name.
-    """
+    """A table in memory with the interface of a pandas DataFrame."""
 
     kind = UsageError
 

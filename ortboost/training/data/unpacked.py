@@ -8,21 +8,21 @@ from ortboost.core.limits import LIMITS_VARIABLE, Limits
 __all__ = ["check_unpacked"]
 
 
-def check_unpacked(size: int, where: str) -> None:
-    """Refuse an array that is larger than the limit when decompressed.
-
-    Args:
-        size: Its size in bytes, according to the header.
-        where: The file and the key.
+def check_unpacked(
+    size: int,
+    where: str,
+    what: str = "A compressed array",
+    fix: str = "Store it uncompressed, so that it is memory-mapped",
+) -> None:
+    """Refuse data whose size in bytes, according to the header, is above ``tensor_bytes``.
 
     Raises:
-        FileError: It is larger than :attr:`~ortboost.core.limits.Limits.tensor_bytes`.
+        FileError: It is too large; see :class:`~ortboost.core.limits.Limits`.
     """
     limit = Limits.from_environment().tensor_bytes
     if size > limit:
         raise FileError(
-            f"A compressed array has {size:,} bytes, more than {limit:,}.",
+            f"{what} has {size:,} bytes, more than {limit:,}.",
             where=where,
-            fix="Store it uncompressed, so that it is memory-mapped; or set "
-            f"{LIMITS_VARIABLE}=tensor_bytes={size}.",
+            fix=f"{fix}; or set {LIMITS_VARIABLE}=tensor_bytes={size}.",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,9 @@ __all__ = ["are_pixels", "convert", "is_float", "is_labels", "value_fault"]
 
 _PIXEL_MAX: Final = 255.0
 _PIECE_BYTES: Final = 1 << 26
+
+_Fault: TypeAlias = tuple[str, str, str]
+"""Error text, where, and fix."""
 
 
 def convert(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -41,19 +44,12 @@ def are_pixels(array: Array, dtype: np.dtype[Any]) -> bool:
     return bool(array.dtype == np.uint8) and is_float(dtype)
 
 
-def value_fault(
-    spec: InputLike, key: str, array: Array, *, finite: bool = True
-) -> tuple[str, str, str] | None:
-    """Why the values of an array cannot feed an input unchanged: error text, where, and fix.
+def value_fault(spec: InputLike, key: str, array: Array, *, finite: bool = True) -> _Fault | None:
+    """Why the values of an array cannot feed an input unchanged; ``None`` if they can.
 
-    ``None`` if they can: floats may be rounded, but never become infinite, integers are exact, and
-    labels are classes.
-
-    Args:
-        spec: The input.
-        key: Name of the array.
-        array: The array.
-        finite: Whether to search the values for a float input for NaN and values beyond its range.
+    Floats may be rounded, but never become infinite, integers are exact, and labels are classes.
+    Only with ``finite`` are the values for a float input searched for NaN and values beyond its
+    range. ``key`` is the name of the array.
     """
     have, want = array.dtype, spec.dtype
     where, whole = f"'{key}' is {have}", np.issubdtype(want, np.integer)
@@ -71,40 +67,56 @@ def value_fault(
             f"Save them as {want}: array.astype('{want}'), or divided by 255.",
         )
     # Integers can be too large only for float16, which ends at 65504.
+    fault = None
     if (finite or whole) and (is_float(have) or want == np.float16):
-        largest = min(_largest(dtype) for dtype in (have, want) if is_float(dtype))
+        fault = _stray_fault(key, array, want)
+    if whole:
+        fault = fault or _whole_fault(spec, key, array)
+    return fault or _label_fault(spec, key, array)
 
-        def strays(piece: Array) -> Array:
-            # In bfloat16 the limit 65504 of float16 would itself be rounded up.
-            numbers = piece if have.kind == "f" else piece.astype(np.float64)
-            if numbers.min() >= -largest and numbers.max() <= largest:  # faster, and NaN fails
-                return np.zeros(1, np.bool_)
-            return np.asarray(~(np.abs(numbers) <= largest))
 
-        row = _first_row(array, strays)
-        if row is not None and np.isfinite(array[row] if array.ndim else array).all():
-            return (
-                f"The array '{key}' has values that are too large for {want}.",
-                f"'{key}', first in row {row}",
-                f"Scale the data; {want} holds values up to {largest:.4g}.",
-            )
-        if row is not None:
-            return (
-                f"The array '{key}' has NaN or infinite values.",
-                f"'{key}', first in row {row}",
-                "Clean the data: drop or fill these rows.",
-            )
-    if whole and is_float(have) and _first_row(array, lambda p: p != np.floor(p)) is not None:
+def _stray_fault(key: str, array: Array, want: np.dtype[Any]) -> _Fault | None:
+    """The same for the first NaN, or value beyond the range of the types."""
+    have = array.dtype
+    largest = min(_largest(dtype) for dtype in (have, want) if is_float(dtype))
+
+    def strays(piece: Array) -> Array:
+        # In bfloat16 the limit 65504 of float16 would itself be rounded up.
+        numbers = piece if have.kind == "f" else piece.astype(np.float64)
+        if numbers.min() >= -largest and numbers.max() <= largest:  # faster, and NaN fails
+            return np.zeros(1, np.bool_)
+        return np.asarray(~(np.abs(numbers) <= largest))
+
+    row = _first_row(array, strays)
+    if row is None:
+        return None
+    if np.isfinite(array[row] if array.ndim else array).all():
+        return (
+            f"The array '{key}' has values that are too large for {want}.",
+            f"'{key}', first in row {row}",
+            f"Scale the data; {want} holds values up to {largest:.4g}.",
+        )
+    return (
+        f"The array '{key}' has NaN or infinite values.",
+        f"'{key}', first in row {row}",
+        "Clean the data: drop or fill these rows.",
+    )
+
+
+def _whole_fault(spec: InputLike, key: str, array: Array) -> _Fault | None:
+    """The same for an input of integers."""
+    have, want = array.dtype, spec.dtype
+    if is_float(have) and _first_row(array, lambda p: p != np.floor(p)) is not None:
         return (
             f"The array '{key}' has fractions, but the input '{spec.name}' needs {want}.",
-            where,
+            f"'{key}' is {have}",
             "Labels are class indices; for rows of probabilities convert with --dense-labels, "
             "for real values with --loss mse. Without its program a file is evaluated as a "
             "classifier."
             if is_labels(spec)
             else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
         )
-    if whole and have.kind != "b" and not np.can_cast(have, want) and array.size:
+    if have.kind != "b" and not np.can_cast(have, want) and array.size:
         limits = np.iinfo(want)
         low, high = np.min(array).item(), np.max(array).item()  # Python compares them exactly
         if low < limits.min or high > limits.max:
@@ -113,7 +125,7 @@ def value_fault(
                 f"'{key}' ranges from {low} to {high}",
                 f"Values must be in {limits.min}..{limits.max}.",
             )
-    if whole and is_float(have):
+    if is_float(have):
         # All whole numbers below are exact.
         end = 2.0 ** (ml_dtypes.finfo(have).nmant + 1)  # type: ignore[no-untyped-call]
         row = _first_row(array, lambda p: np.abs(p.astype(np.float64)) >= end)
@@ -124,20 +136,11 @@ def value_fault(
                 f"'{key}', first in row {row}",
                 f"Save it as {want} (.npz, .npy or Parquet; a column of its own).",
             )
-    return _label_fault(spec, key, array)
+    return None
 
 
 def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
-    """The first row with a value that ``strays`` selects, or ``None``; searched in blocks.
-
-    Args:
-        array: The array; a scalar counts as one row.
-        strays: Returns a mask for a block of rows, in its shape.
-
-    Example:
-        >>> _first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
-        1
-    """
+    """The first row with a value that ``strays`` selects in a block of rows, or ``None``."""
     rows = array if array.ndim else np.atleast_1d(array)
     step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
     for start in range(0, len(rows) if rows.size else 0, step):
@@ -147,7 +150,7 @@ def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
     return None
 
 
-def _label_fault(spec: InputLike, key: str, array: Array) -> tuple[str, str, str] | None:
+def _label_fault(spec: InputLike, key: str, array: Array) -> _Fault | None:
     """The same for the first label that is not a class."""
     first_invalid_class = getattr(spec, "first_invalid_class", None)
     count = getattr(spec, "classes", None)

@@ -96,6 +96,21 @@ def test_an_opset_that_is_needed_stays(text, opset):
         assert for_cuda(one(text, opset), kernels).opset_imports[""] == opset
 
 
+def test_operators_are_replaced_inside_branches_too():
+    model = one(
+        "(float[3] x, bool b) => (float[3] y) { y = If(b) "
+        "<then_branch = t () => (float[3] a) { a = Celu<alpha = 2.0>(x) }, "
+        "else_branch = e () => (float[3] c) { c = Celu(x) }> }",
+        opset=21,
+    )
+    changed = for_cuda(model, NEWEST)
+    onnx.checker.check_model(ir.to_proto(changed), full_check=True)
+    assert [n.op_type for n in changed.graph.all_nodes()] == ["If", "Div", "Elu", "Mul", "Elu"]
+    for b in (True, False):
+        feeds = {"x": np.array([-1, 0, 2], np.float32), "b": np.array(b)}
+        np.testing.assert_allclose(run(changed, **feeds), run(model, **feeds), rtol=1e-6)
+
+
 def test_casts_go_around_what_has_no_short_kernel_inside_branches_too():
     text = (
         "(bfloat16[4] x, bool b) => (bfloat16[4] v) { v = If(b) "

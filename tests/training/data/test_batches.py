@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data import check_batch_size, pad_batch, static_batch
+from ortboost.training.data import pad_batch, static_batch
+from ortboost.training.data.batches import check_batch_size
 from ortboost.training.protocols import InputSpec
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import FileError, UsageError
-from ortboost.training.data import load_arrays, load_cifar, load_idx
+from ortboost.training.data import load_arrays
+from ortboost.training.data.cifar import load_cifar
+from ortboost.training.data.idx import load_idx
 
 
 def idx_bytes(array, code=0x08):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data import ArraySource, batch_length, epoch_order, sources
+from ortboost.training.data import ArraySource, batch_length, sources
 from ortboost.training.data.batches import Part
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
-from ortboost.training.data.sources import window_order
+from ortboost.training.data.sources import epoch_order, window_order
 from ortboost.training.protocols import InputSpec
 
 SPECS = [

@@ -7,7 +7,8 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind_arrays, load_arrays, load_csv, load_npy, open_source
+from ortboost.training.data import bind_arrays, load_arrays, open_source
+from ortboost.training.data.csv_file import read_csv
 from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
@@ -54,11 +55,11 @@ def test_a_table_in_memory_has_the_columns_of_its_frame():
 
 
 def test_a_table_of_labels_only_has_no_features(tmp_path):
-    assert list(load_csv(write(tmp_path, "label\n1\n0\n"))) == ["label"]
+    assert list(read_csv(write(tmp_path, "label\n1\n0\n")).arrays()) == ["label"]
 
 
 def test_columns_feed_inputs_of_their_own(tmp_path):
-    arrays = load_csv(write(tmp_path, "age,x,label\n40,1,0\n50,2,1\n"))
+    arrays = read_csv(write(tmp_path, "age,x,label\n40,1,0\n50,2,1\n")).arrays()
     inputs = [TensorSpec(name, np.dtype("float32"), ("N", 1)) for name in ("age", "x")]
     bound = bind_arrays(arrays, [*inputs, INPUTS[1]])
     assert bound["age"].tolist() == [[40], [50]]
@@ -84,7 +85,7 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
 def test_what_is_no_table_is_told_with_its_line(tmp_path, text, what, where):
     path = write(tmp_path, text)
     with pytest.raises(FileError, match=what) as caught:
-        load_csv(path)
+        read_csv(path)
     assert str(path) in caught.value.where
     assert where in caught.value.where
     assert_three_lines(caught.value)
@@ -129,7 +130,7 @@ def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "data.csv"
     path.write_bytes(b"a,label\n\xff\xfe,1\n")
     with pytest.raises(FileError) as caught:
-        load_csv(path)
+        read_csv(path)
     assert "UTF-8" in caught.value.fix
     assert_three_lines(caught.value)
 
@@ -145,21 +146,3 @@ def test_a_folder_of_npy_files_is_mapped(tmp_path):
         bound = bind_arrays(arrays, INPUTS, split=split)
         assert len(bound["x"]) == len(bound["labels"]) == length
     assert list(load_arrays(tmp_path / "x_train.npy")) == ["x_train"]
-
-
-def damaged(path, kind):
-    np.save(path, np.arange(6.0))
-    raw = path.read_bytes()
-    if kind == "objects":
-        np.save(path, np.array([{}, None], dtype=object), allow_pickle=True)
-    else:
-        path.write_bytes({"short": raw[:-9], "header": b"x" * 99, "tiny": raw[:7]}[kind])
-    return path
-
-
-@pytest.mark.parametrize("kind", ["objects", "short", "header", "tiny"])
-def test_a_damaged_npy_file_is_named(tmp_path, kind):
-    path = damaged(tmp_path / "x.npy", kind)
-    with pytest.raises(FileError, match=r"'x.npy' is not a readable .npy file") as caught:
-        load_npy(path)
-    assert_three_lines(caught.value)

@@ -8,7 +8,8 @@ import pytest
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind_arrays, convert, open_source, values
+from ortboost.training.data import bind_arrays, open_source, values
+from ortboost.training.data.values import convert
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from ortboost.training.data.images.array import ImageArray
-from ortboost.training.data.images.config import AugmentConfig, ImageConfig
-from ortboost.training.data.images.config_text import parse_augment, parse_images
+from ortboost.training.data.images.config import (
+    AugmentConfig,
+    ImageConfig,
+    parse_augment,
+    parse_images,
+)
 
 __all__ = ["AugmentConfig", "ImageArray", "ImageConfig", "parse_augment", "parse_images"]

@@ -29,8 +29,7 @@ from ortboost.core.errors import FileError, UsageError
 from ortboost.training.data.images.augment import Draws, crop_box, jittered, random_crop
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import ArrayImages, Header, Store, header_of
-from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
-from ortboost.training.data.shapes import Wanted
+from ortboost.training.data.lazy import LazyArray, Wanted, as_array_like, lazy_of
 from ortboost.training.protocols import Array
 
 if TYPE_CHECKING:
@@ -85,11 +84,9 @@ class ImageArray(LazyArray):
         found._layout = config.layout if len(wanted) == 4 else ("nhw" if len(wanted) == 3 else "n")
         if found._layout == "auto":
             found._layout = _layout(wanted)
-        places = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2), "nhw": (None, 1, 2), "n": (None,) * 3}
         # None for an axis that the input lacks: of channels in "nhw", and all of them in "n".
-        channels, height, width = (
-            None if place is None else wanted[place] for place in places[found._layout]
-        )
+        lengths = dict(zip(found._layout, wanted, strict=False))
+        channels, height, width = (lengths.get(axis) for axis in "chw")
         flat = found._layout in ("nhw", "n")
         found._kind = _kind(config, 1 if flat else channels, headers[0])
         size = _size(config, height, width, headers)
@@ -219,12 +216,7 @@ def as_images(
 ) -> dict[str, Array]:
     """Treat uint8 arrays with the shape of images as images.
 
-    Args:
-        arrays: Name to array; image files are already :class:`ImageArray`.
-        labels: The arrays that are labels, which are never images: resizing would mix classes.
-        config: Preprocessing of images.
-        augment: Random augmentation of training images.
-        where: Description of the arrays, for error messages.
+    Those that are labels are never images: resizing would mix classes.
 
     Raises:
         UsageError: ``augment`` is set, but there are no images, or it would move their pixels but
@@ -254,8 +246,7 @@ def as_images(
                 "--augment.",
             )
         _log.warning(
-            "%s: no images: the image settings do not apply, values are used unchanged",
-            where,
+            "%s: no images: the image settings do not apply, values are used unchanged", where
         )
     return found
 

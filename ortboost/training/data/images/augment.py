@@ -32,13 +32,7 @@ _NUMBERS: Final = 4 * _TRIES + 8  # an upper bound for one image
 
 
 class Draws:
-    """Random numbers of one sample in one epoch.
-
-    Args:
-        seed: Seed of the run.
-        epoch: Number of the epoch.
-        sample: Index of the sample in the data.
-    """
+    """Random numbers of one sample in one epoch of a run with this seed."""
 
     def __init__(self, seed: int, epoch: int, sample: int) -> None:
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch, sample + 1]))
@@ -70,14 +64,7 @@ def crop_box(draws: Draws, width: int, height: int, least: float) -> tuple[int, 
 
 
 def random_crop(draws: Draws, image: Image, size: tuple[int, int], padding: int) -> Image:
-    """A random crop of the zero-padded image.
-
-    Args:
-        draws: The random numbers.
-        image: The image, at least as large as the crop.
-        size: Height and width of the crop.
-        padding: Zeros on each side.
-    """
+    """A random crop, (height, width), of the zero-padded image, which is at least as large."""
     tall, wide = size
     top = draws.below(image.height + 2 * padding - tall + 1) - padding
     left = draws.below(image.width + 2 * padding - wide + 1) - padding

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from ortboost.core.errors import FileError, nearest
+from ortboost.core.errors import FileError, require_known
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import FileImages
@@ -85,12 +85,9 @@ def _files(folder: Path) -> Iterator[str]:
 def load_images(
     folder: Path, config: ImageConfig, augment: AugmentConfig | None = None
 ) -> dict[str, Array]:
-    """The images of a folder and their class indices.
+    """The images of a folder with one folder per class, and their class indices.
 
-    Args:
-        folder: A folder with one folder per class.
-        config: Preprocessing of images; its classes, if set, define the class indices.
-        augment: Random augmentation of training images.
+    The classes of the configuration, if set, define the class indices.
 
     Returns:
         ``images``, an :class:`ImageArray`, and ``labels``, int64.
@@ -109,12 +106,8 @@ def load_images(
     numbers = {name: number for number, name in enumerate(config.classes or classes)}
     paths, labels, others = list[str](), list[int](), 0
     for name in classes:
-        if name not in numbers:
-            raise FileError(
-                f"The folder '{name}' is not a class of the training.",
-                where=str(folder / name),
-                fix=nearest(name, numbers),
-            )
+        what = f"The folder '{name}' is not a class of the training."
+        require_known(name, numbers, what, str(folder / name), FileError)
         files = list(_files(folder / name))
         found = [file for file in files if _is_image(os.path.basename(file))]
         others += len(files) - len(found)

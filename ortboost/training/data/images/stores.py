@@ -78,10 +78,7 @@ class FileImages(Store):
     """Image files; all headers are read at the start, to find damaged files early.
 
     A PNG or JPEG without its end marker is decoded at the start too: it is probably truncated.
-
-    Args:
-        paths: The files.
-        root: The common folder, for relative paths in the checksum.
+    Paths in the checksum are relative to the common folder ``root``.
 
     Raises:
         FileError: A file is not an image, is truncated, or has more pixels than Pillow's
@@ -210,10 +207,7 @@ class ArrayImages(Store):
 class ItemImages(Store):
     """Images from a data set, such as a column of Hugging Face ``datasets``.
 
-    Args:
-        load: Returns the Pillow image with an index.
-        length: Number of images.
-        name: Name of the images, for error messages.
+    ``load`` returns the Pillow image with an index.
     """
 
     def __init__(self, load: Callable[[int], Any], length: int, name: str) -> None:

@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 from ortboost.core.errors import FileError, OrtBoostError, UsageError
-from ortboost.training.data import ArraySource, convert, open_source
+from ortboost.training.data import ArraySource, open_source
 from ortboost.training.data.images import AugmentConfig, ImageArray, ImageConfig, parse_images
 from ortboost.training.data.images.augment import Draws, crop_box, jittered, random_crop
 from ortboost.training.data.images.stores import ArrayImages
 from ortboost.training.data.prefetch import work_ahead
+from ortboost.training.data.values import convert
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_same_bits, assert_three_lines, golden
 

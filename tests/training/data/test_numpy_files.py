@@ -1,4 +1,4 @@
-"""``.npz``: stored members are mapped, compressed ones read, bad ones named."""
+"""``.npz``: stored members are mapped, compressed ones read, bad ones named; ``.npy``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ortboost.core.errors import FileError
-from ortboost.training.data import load_npz
+from ortboost.training.data.numpy_files import load_npy, load_npz
+from tests.support import assert_three_lines
 
 ARRAYS = {
     "x": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -179,3 +180,21 @@ def test_an_archive_without_arrays_and_a_foreign_member_are_named(tmp_path):
     with pytest.raises(FileError, match="damaged or of another format") as caught:
         load_npz(tmp_path / "text.npz")
     assert "readme.txt" in str(caught.value)
+
+
+def damaged(path, kind):
+    np.save(path, np.arange(6.0))
+    raw = path.read_bytes()
+    if kind == "objects":
+        np.save(path, np.array([{}, None], dtype=object), allow_pickle=True)
+    else:
+        path.write_bytes({"short": raw[:-9], "header": b"x" * 99, "tiny": raw[:7]}[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["objects", "short", "header", "tiny"])
+def test_a_damaged_npy_file_is_named(tmp_path, kind):
+    path = damaged(tmp_path / "x.npy", kind)
+    with pytest.raises(FileError, match=r"'x.npy' is not a readable .npy file") as caught:
+        load_npy(path)
+    assert_three_lines(caught.value)

@@ -1,4 +1,4 @@
-"""Memory-mapping the members of an ``.npz`` file.
+"""``.npy`` and ``.npz`` files, memory-mapped.
 
 ``np.load(..., mmap_mode="r")`` ignores ``mmap_mode`` for ``.npz``. But a *stored* (uncompressed)
 member, as ``np.savez`` writes it, is a plain ``.npy`` file at some offset in the archive, so it can
@@ -26,22 +26,39 @@ from typing import IO, Any
 
 import numpy as np
 
-from ortboost.core.arrays import npy_faults
+from ortboost.core.arrays import npy_faults, read_npy
 from ortboost.core.errors import FileError
 from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
-__all__ = ["load_npz"]
+__all__ = ["load_npy", "load_npz"]
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _ENCRYPTED = 0x1
 
 
+def load_npy(path: str | os.PathLike[str]) -> Array:
+    """Memory-map an ``.npy`` file, read-only; Python objects are never loaded.
+
+    Raises:
+        FileError: The file is damaged, of another kind, or has Python objects.
+    """
+    source = Path(path)
+    try:
+        return read_npy(source)
+    except (ValueError, OSError) as error:
+        raise FileError(
+            f"'{source.name}' is not a readable .npy file.",
+            where=f"{source}: {' '.join(str(error).split())[:200]}",
+            fix="Write it with np.save(path, array), with a numeric dtype.",
+        ) from error
+
+
 def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Read an ``.npz`` file; stored members are mapped, compressed ones are read.
+    """Read an ``.npz`` file; stored members are mapped read-only, compressed ones are read.
 
     Returns:
-        Key to array, in the archive's order. Mapped arrays are read-only.
+        Key to array, in the archive's order.
 
     Raises:
         FileError: The file or one of its members is missing, damaged, encrypted, or has Python
