@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from ortboost.graph.rewriting import Site
@@ -12,7 +14,8 @@ __all__ = ["Term"]
 class Term:
     """A value in a formula; operators and :meth:`call` create the nodes of further terms.
 
-    Numbers become constants of the element type of the site. All terms have one shape.
+    Numbers become constants of the type of the term that they are combined with. All results have
+    one shape.
 
     Args:
         site: Creates the nodes.
@@ -31,27 +34,27 @@ class Term:
     def __init__(self, site: Site, value: ir.Value, shape: ir.Shape | None = None) -> None:
         self.site, self.value, self.shape = site, value, shape
 
-    def call(
-        self, op_type: str, *others: Term | ir.Value | float, dtype: ir.DataType | None = None
-    ) -> Term:
+    def call(self, op_type: str, *others: Term | ir.Value | float, **attributes: Any) -> Term:
         """Apply an operator to this term and others."""
-        return self._made(op_type, self, *others, dtype=dtype)
+        return self._made(op_type, self, *others, **attributes)
 
     def where(self, yes: Term | ir.Value | float, no: Term | ir.Value | float) -> Term:
         """``yes`` where this term, a condition, holds, else ``no``."""
-        return self.call("Where", yes, no)
+        like = next((branch for branch in (yes, no) if isinstance(branch, Term)), None)
+        branches = (self._as_value(branch, like) for branch in (yes, no))
+        return self.call("Where", *branches)
 
-    def _made(
-        self, op_type: str, *operands: Term | ir.Value | float, dtype: ir.DataType | None = None
-    ) -> Term:
-        values = [self._as_value(operand) for operand in operands]
-        made = self.site.op(op_type, *values, dtype=dtype or self.site.dtype, shape=self.shape)
+    def _made(self, op_type: str, *operands: Term | ir.Value | float, **attributes: Any) -> Term:
+        values = [self._as_value(operand, self) for operand in operands]
+        made = self.site.op(op_type, *values, shape=self.shape, **attributes)
         return Term(self.site, made, self.shape)
 
-    def _as_value(self, operand: Term | ir.Value | float) -> ir.Value:
+    def _as_value(self, operand: Term | ir.Value | float, like: Term | None) -> ir.Value:
         if isinstance(operand, Term):
             return operand.value
-        return operand if isinstance(operand, ir.Value) else self.site.const(operand)
+        if isinstance(operand, ir.Value):
+            return operand
+        return self.site.const(operand, None if like is None else like.value.dtype)
 
     def __add__(self, other: Term | float) -> Term:
         return self.call("Add", other)
@@ -72,7 +75,7 @@ class Term:
         return self.call("Neg")
 
     def __gt__(self, other: Term | float) -> Term:
-        return self.call("Greater", other, dtype=ir.DataType.BOOL)
+        return self.call("Greater", other)
 
     def __lt__(self, other: Term | float) -> Term:
-        return self.call("Less", other, dtype=ir.DataType.BOOL)
+        return self.call("Less", other)

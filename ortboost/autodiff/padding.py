@@ -50,7 +50,7 @@ def _pad(site: Site) -> list[ir.Value | None] | None:
     else:  # append a zero to the vector for the other axes
         longer = site.op("Concat", site.input(1), site.ints(0), axis=0, dtype=ir.DataType.INT64)
         chosen = site.ints(*(2 * axes.size if index is None else index for index in indices))
-        all_pads = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
+        all_pads = site.op("Gather", longer, chosen)
     mode = site.text("mode", "constant")
     return [site.op("Pad", site.input(0), all_pads, site.optional(2), mode=mode)]
 

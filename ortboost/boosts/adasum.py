@@ -33,7 +33,7 @@ from ortboost.graph.build import Builder
 
 __all__ = ["AdaSum", "combine_graph", "dots_graph"]
 
-_FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
+_FLOAT = ir.DataType.FLOAT
 # The oldest opset whose Split has `num_outputs`, and its IR version.
 _OPSET, _IR_VERSION = 18, 8
 
@@ -111,8 +111,8 @@ def combine_graph(number: int) -> ir.Model:
     factors = []
     for own in alone:
         # An update of zero has a factor of 1, and drops out of the sum by itself.
-        still = b.op("Equal", own, b.const(0.0), dtype=_BOOL)
-        divisor = b.op("Where", still, b.const(1.0), own, dtype=_FLOAT)
+        still = b.op("Equal", own, b.const(0.0))
+        divisor = b.op("Where", still, b.const(1.0), own)
         half = b.op("Mul", b.op("Div", both, divisor), b.const(0.5))
         factors.append(b.op("Sub", b.const(1.0), half))
     found = []

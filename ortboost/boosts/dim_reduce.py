@@ -54,7 +54,7 @@ from ortboost.graph.reach import values_by_name
 
 __all__ = ["PROJECTED", "DimReduce", "read_basis"]
 
-_FLOAT, _BOOL, _INT64 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT64
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _OWN: Final = "ortboost/dim_reduce"
 PROJECTED: Final = f"{_OWN}/projected"
 """Name of the tensor `gk`, still scaled; the processes exchange only it if `alpha` is 0."""
@@ -232,12 +232,12 @@ class DimReduce(LineSearch):
         """The next `B` if there is a previous step with positive curvature, else `B`."""
         y, sk, matrix = b.op("Sub", gk, old[_GK_LAST]), old[_SK], old[_B]
         curve = b.op("ReduceSum", b.op("Mul", y, sk), keepdims=0, shape=())
-        bent = b.op("Greater", curve, b.const(_FLAT_CURVE), dtype=_BOOL)
-        started = b.op("Greater", old[_STARTED], b.const(0, _INT64), dtype=_BOOL)
+        bent = b.op("Greater", curve, b.const(_FLAT_CURVE))
+        started = b.op("Greater", old[_STARTED], b.const(0, _INT64))
         # The first accepted step has no previous one to compare with.
-        usable = b.op("And", bent, started, dtype=_BOOL)
+        usable = b.op("And", bent, started)
         # 1 / y.sk; of a 1 if it is not used, which avoids a division by 0.
-        p = b.op("Reciprocal", b.op("Where", usable, curve, b.const(1.0), dtype=_FLOAT))
+        p = b.op("Reciprocal", b.op("Where", usable, curve, b.const(1.0)))
         column, row = b.ints(1), b.ints(0)
         outer = b.op("Mul", b.op("Unsqueeze", y, column), b.op("Unsqueeze", sk, row))
         eye = b.op("EyeLike", matrix, dtype=_FLOAT)
@@ -245,9 +245,7 @@ class DimReduce(LineSearch):
         t = b.op("Sub", eye, b.op("Mul", outer, p))
         turned = b.op("MatMul", b.op("Transpose", t, perm=[1, 0]), b.op("MatMul", matrix, t))
         square = b.op("Mul", b.op("Unsqueeze", sk, column), b.op("Unsqueeze", sk, row))
-        return b.op(
-            "Where", usable, b.op("Add", turned, b.op("Mul", square, p)), matrix, dtype=_FLOAT
-        )
+        return b.op("Where", usable, b.op("Add", turned, b.op("Mul", square, p)), matrix)
 
     # ---- the graphs `trial` and `accept` ------------------------------------------------------
 
@@ -284,10 +282,10 @@ class DimReduce(LineSearch):
         trained: Sequence[Parameter],
     ) -> dict[str, ir.Value]:
         """The next states for the accepted rate, 0 if none was accepted."""
-        moved = b.op("Greater", rate, b.const(0.0), dtype=_BOOL)
+        moved = b.op("Greater", rate, b.const(0.0))
 
         def chosen(new: ir.Value, old: str) -> ir.Value:
-            return b.op("Where", moved, new, states[old], dtype=_FLOAT, shape=states[old].shape)
+            return b.op("Where", moved, new, states[old], shape=states[old].shape)
 
         found = {
             _B: chosen(states[_B_NEXT], _B),

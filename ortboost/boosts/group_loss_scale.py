@@ -141,8 +141,7 @@ class GroupLossScale(LossScaler):
         for number in range(1, self.number + 1):
             factor = b.const(1.0)  # this graph trains nothing of this group
             if number in caused:
-                dtype = ir.DataType.FLOAT
-                factor = b.op("Where", caused[number], shrink, grow, dtype=dtype, shape=())
+                factor = b.op("Where", caused[number], shrink, grow, shape=())
             factors.append(b.op("Reshape", factor, b.ints(1), shape=(1,)))
         ratio = b.op("Concat", *factors, axis=0, shape=(self.number,))
         return {SCALE: self._bounded(b, b.op("Mul", scale, ratio))}

@@ -49,7 +49,7 @@ __all__ = [
 
 GOOD_STEPS: Final = "ortboost/good_steps"
 OVERFLOWS_LEFT: Final = "ortboost/overflows_left"
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 _OneScale: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig
 
 
@@ -120,16 +120,16 @@ class LossScale(LossScaler):
         if not isinstance(policy, DynamicScaleConfig):
             return found
         good = b.op("Add", states[GOOD_STEPS], b.const(1, _INT64))
-        grow = b.op("GreaterOrEqual", good, b.const(policy.scale_window, _INT64), dtype=_BOOL)
+        grow = b.op("GreaterOrEqual", good, b.const(policy.scale_window, _INT64))
         larger = b.op("Mul", scale, b.const(policy.scale_factor))
         if policy.max_scale is not None:
             larger = b.op("Min", larger, b.const(policy.max_scale))
-        found[SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
-        found[GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
+        found[SCALE] = b.op("Where", grow, larger, scale)
+        found[GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good)
         if policy.hysteresis > 1:
             full = b.const(policy.hysteresis, _INT64)
             kept = full if policy.consecutive_hysteresis else states[OVERFLOWS_LEFT]
-            found[OVERFLOWS_LEFT] = b.op("Where", grow, full, kept, dtype=_INT64)
+            found[OVERFLOWS_LEFT] = b.op("Where", grow, full, kept)
         return found
 
     def after_overflow(
@@ -149,9 +149,9 @@ class LossScale(LossScaler):
         if policy.hysteresis > 1:
             left, one = states[OVERFLOWS_LEFT], b.const(1, _INT64)
             # Once no overflow is tolerated any more, each one shrinks the scale, until it grows.
-            last = b.op("Equal", left, one, dtype=_BOOL)
-            smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
-            found[OVERFLOWS_LEFT] = b.op("Where", last, one, b.op("Sub", left, one), dtype=_INT64)
+            last = b.op("Equal", left, one)
+            smaller = b.op("Where", last, smaller, scale)
+            found[OVERFLOWS_LEFT] = b.op("Where", last, one, b.op("Sub", left, one))
         found[SCALE] = smaller
         found[GOOD_STEPS] = b.const(-int(policy.late_growth), _INT64)
         return found

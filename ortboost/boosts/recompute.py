@@ -347,7 +347,7 @@ class _Rewrite:
         if id(value) not in copies:
             if id(value) not in self.data:
                 return value
-            shape = self.b.op("Shape", value, dtype=ir.DataType.INT64)
+            shape = self.b.op("Shape", value)
             later = self.b.op("Add", shape, zero)
             copies[id(value)] = self.b.op("Reshape", value, later, shape=value.shape)
         return copies[id(value)]

@@ -43,7 +43,7 @@ from ortboost.graph.reach import reach, values_by_name
 
 __all__ = ["SparseEmbedding"]
 
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 _LOOKUPS = Key[dict[str, list[tuple[str, str]]]]("indices and result of lookups, by table")
 
 
@@ -222,12 +222,12 @@ def _summed(
     rows = [b.op("Reshape", b.cast(g, kind), b.ints(-1, *rest), shape=row) for g in gradients]
     gradient = _joined(b, rows)
     # Sort the indices (smallest first); a place whose index differs from that before is new.
-    number = b.op("Shape", indices, dtype=_INT64, shape=[1])
+    number = b.op("Shape", indices, shape=[1])
     names = [None] * 2
     ordered, order = b.ops("TopK", indices, number, names=names, shape=[None], axis=0, largest=0)
     before = b.op("Slice", ordered, b.ints(0), b.ints(-1), b.ints(0), shape=[None])
     before = b.op("Concat", b.ints(-1), before, axis=0, shape=[None])  # no index is -1 by now
-    again = b.op("Equal", ordered, before, dtype=_BOOL, shape=[None])
+    again = b.op("Equal", ordered, before, shape=[None])
     new = b.op("Not", again, shape=[None])
     # The distinct rows, the place of each one's first gradient, and the places of all others.
     b.op("Compress", ordered, new, axis=0, name=name, shape=[None])
@@ -240,7 +240,7 @@ def _summed(
     added = b.op("Gather", gradient, others, axis=0, shape=row)
     # ScatterElements wants one index for each element.
     column = b.op("Reshape", place, b.ints(-1, *[1] * len(rest)), shape=[None, *[1] * len(rest)])
-    column = b.op("Expand", column, b.op("Shape", added, dtype=_INT64), shape=row)
+    column = b.op("Expand", column, b.op("Shape", added), shape=row)
     total = b.op("Gather", gradient, first, axis=0, shape=row)
     total = b.op("ScatterElements", total, column, added, axis=0, reduction="add", shape=row)
     return b.cast(total, table.dtype)
@@ -248,9 +248,9 @@ def _summed(
 
 def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
     """Count negative indices from the start; the CPU's lookup has refused those out of range."""
-    below = b.op("Less", indices, b.const(0, _INT64), dtype=_BOOL, shape=[None])
+    below = b.op("Less", indices, b.const(0, _INT64), shape=[None])
     from_start = b.op("Add", indices, b.const(length, _INT64), shape=[None])
-    return b.op("Where", below, from_start, indices, dtype=_INT64, shape=[None])
+    return b.op("Where", below, from_start, indices, shape=[None])
 
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:

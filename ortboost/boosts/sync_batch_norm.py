@@ -187,7 +187,7 @@ def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None
     own = double(mean)
     square = b.op("Add", spread, b.op("Mul", own, own, shape=vector), shape=vector)
     # n_r as a tensor [1]: parts of a batch may differ in length.
-    size = b.op("Div", b.op("Size", x, dtype=_INT64, shape=()), b.const(channels, _INT64), shape=())
+    size = b.op("Div", b.op("Size", x, shape=()), b.const(channels, _INT64), shape=())
     number = b.cast(b.op("Reshape", size, b.ints(1), shape=(1,)), _DOUBLE)
     # N, then S / N and Q / N.
     total = exchanged(number, "number")

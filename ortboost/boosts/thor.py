@@ -51,7 +51,7 @@ from ortboost.graph.reach import values_by_name
 
 __all__ = ["Thor"]
 
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _Damping = Annotated[float, Range(above=0, below=1e30)]
 LEARNING_RATE: Final = "learning_rate"
 """Name of the input with the learning rate."""
@@ -251,13 +251,13 @@ class Thor(UpdateSplitter):
         b, found = step.b, {}
         done = step.states[MICRO_STEPS]
         # mean <- mean + (new - mean) / count, restarted by the first micro-batch of a window
-        first = b.op("Equal", done, b.const(0, _INT64), dtype=_BOOL)
-        count = b.op("Cast", b.op("Add", done, b.const(1, _INT64)), dtype=_FLOAT, to=_FLOAT)
+        first = b.op("Equal", done, b.const(0, _INT64))
+        count = b.cast(b.op("Add", done, b.const(1, _INT64)), _FLOAT)
         for (name, side), new in self._refresh.factors(step).items():
             state = state_name("window", side, name)
             old = step.states[state]
             mean = b.op("Add", old, b.op("Div", b.op("Sub", new, old), count))
-            found[state] = b.op("Where", first, new, mean, dtype=_FLOAT)
+            found[state] = b.op("Where", first, new, mean)
         return found
 
     def partial_sums(self, update: UpdateContext, applies: ir.Value | None) -> dict[str, ir.Value]:
@@ -288,7 +288,7 @@ class Thor(UpdateSplitter):
                 steps[name] = b.op("Mul", gradient, states[name, "f"])
             else:
                 # MindSpore's f = (dL/dw)^2 / B is that of this step: nothing is stored.
-                root = b.op("Cast", self._refresh.root(update), dtype=_FLOAT, to=_FLOAT)
+                root = b.cast(self._refresh.root(update), _FLOAT)
                 square = b.op("Mul", gradient, gradient)
                 size = b.const(float(self.batch_size or 1))
                 divisor = b.op("Add", b.op("Div", square, size), root)
@@ -343,7 +343,7 @@ class Thor(UpdateSplitter):
             return {}
         b = step.b
         values = step.memory[_VALUES]
-        number = b.op("Cast", values[TERMS], dtype=_FLOAT, to=_FLOAT)
+        number = b.cast(values[TERMS], _FLOAT)
         mindspore = self.mode == "mindspore"
         terms = number if mindspore or step.memory[_IS_MEAN] else b.const(1.0)
         maker = FactorMaker(

@@ -170,7 +170,7 @@ class FactorMaker:
         d = self._rows(self._gradient(layer), layer.outputs)
         rows = self._length(d, 2)
         ids = b.op("Reshape", self.values[layer.source], b.ints(-1))
-        ones = b.op("Expand", b.const(1.0), b.op("Shape", ids, dtype=_INT64))
+        ones = b.op("Expand", b.const(1.0), b.op("Shape", ids))
         # A is the mean of unit vectors' outer products: a diagonal with the share of each id.
         zeros = b.const(np.zeros(layer.inputs))
         counts = b.op("ScatterElements", zeros, ids, ones, reduction="add", shape=(layer.inputs,))
@@ -189,7 +189,7 @@ class FactorMaker:
         d = b.op("Reshape", self._gradient(layer), b.ints(-1, size))
         if layer.scale:
             # The normalized input, computed again: the operator need not output its statistics.
-            x = b.op("Reshape", _single(b, self.values[layer.source]), b.ints(-1, size))
+            x = b.op("Reshape", b.cast(self.values[layer.source], _FLOAT), b.ints(-1, size))
             x = b.op("Sub", x, b.op("ReduceMean", x, b.ints(1), keepdims=1))
             variance = b.op("ReduceMean", b.op("Mul", x, x), b.ints(1), keepdims=1)
             deviation = b.op("Sqrt", b.op("Add", variance, b.const(layer.epsilon)))
@@ -218,12 +218,12 @@ class FactorMaker:
         return Blocks(layer.outputs, 0 if whole else self.block, layer.groups)
 
     def _input(self, layer: Layer) -> ir.Value:
-        return _single(self.b, self.values[layer.source])
+        return self.b.cast(self.values[layer.source], _FLOAT)
 
     def _gradient(self, layer: Layer | NormLayer) -> ir.Value:
         """`g`, unscaled before it is squared."""
         b = self.b
-        gradient = _single(b, self.values[f"{layer.output}_grad"])
+        gradient = b.cast(self.values[f"{layer.output}_grad"], _FLOAT)
         factor = self.terms if self.unscale is None else b.op("Mul", self.terms, self.unscale)
         return b.op("Mul", gradient, factor)
 
@@ -242,8 +242,8 @@ class FactorMaker:
 
     def _length(self, value: ir.Value, axis: int) -> ir.Value:
         b = self.b
-        length = b.op("Gather", b.op("Shape", value, dtype=_INT64), b.const(axis, _INT64), shape=())
-        return b.op("Cast", length, dtype=_FLOAT, to=_FLOAT)
+        length = b.op("Gather", b.op("Shape", value), b.const(axis, _INT64), shape=())
+        return b.cast(length, _FLOAT)
 
     def _moment(
         self, rows: ir.Value, divisor: ir.Value, blocks: Blocks, share: ir.Value | None
@@ -263,10 +263,6 @@ def _times(b: Builder, factor: ir.Value, share: ir.Value | None) -> ir.Value:
     if share is None:
         return factor
     return b.op("Mul", factor, b.op("Sqrt", share), shape=factor.shape)
-
-
-def _single(b: Builder, value: ir.Value) -> ir.Value:
-    return value if value.dtype == _FLOAT else b.op("Cast", value, dtype=_FLOAT, to=_FLOAT)
 
 
 def precondition(

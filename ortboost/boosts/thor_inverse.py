@@ -161,7 +161,7 @@ def damped_inverses(
     error = b.op("Sub", b.op("MatMul", damped, inverse), eye)
     square = b.op("ReduceSumSquare", error, b.ints(-2, -1), keepdims=1)
     bound = b.const(ACCURACY**2, _DOUBLE)
-    accurate = b.op("LessOrEqual", square, bound, dtype=ir.DataType.BOOL)  # false for NaN
+    accurate = b.op("LessOrEqual", square, bound)  # false for NaN
     return inverse, accurate
 
 

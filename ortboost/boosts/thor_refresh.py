@@ -82,8 +82,8 @@ class Refresh:
             # An inverse that is not accurate leaves the old one of its block.
             flags = b.ops("Split", accurate, counts, names=[None] * len(members), axis=0)
             for factor, inverse, good in zip(members, new, flags, strict=True):
-                found[factor.key] = b.op("Where", good, inverse, old[factor.key], dtype=_FLOAT)
-            bad = b.cast(b.op("Not", accurate, dtype=_BOOL), _INT64)
+                found[factor.key] = b.op("Where", good, inverse, old[factor.key])
+            bad = b.cast(b.op("Not", accurate), _INT64)
             kept = b.op("Add", kept, b.op("ReduceSum", bad, keepdims=0, shape=()))
         for (name, side), value in found.items():
             update.next_of[state_name("inverse", side, name)] = value
@@ -154,11 +154,11 @@ class Refresh:
         mean = b.op(
             "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.factor_decay))
         )
-        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE), dtype=_BOOL)
-        mean = b.op("Where", first, new, mean, dtype=_FLOAT)
+        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE))
+        mean = b.op("Where", first, new, mean)
         zero = b.op("ReduceSum", b.op("Mul", new, b.const(0.0)), keepdims=0)
-        finite = b.op("Equal", zero, b.const(0.0), dtype=_BOOL)
-        update.next_of[state] = b.op("Where", finite, mean, old, dtype=_FLOAT)
+        finite = b.op("Equal", zero, b.const(0.0))
+        update.next_of[state] = b.op("Where", finite, mean, old)
         return update.next_of[state]
 
     def root(self, update: UpdateContext) -> ir.Value:
@@ -168,7 +168,7 @@ class Refresh:
         def make() -> ir.Value:
             one = b.const(1.0, _DOUBLE)
             if isinstance(self.damping, tuple):
-                index = b.op("Cast", b.op("Sub", update.step, one), dtype=_INT64, to=_INT64)
+                index = b.cast(b.op("Sub", update.step, one), _INT64)
                 index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
                 value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
             else:
@@ -206,15 +206,15 @@ class Refresh:
         mean = b.op("Div", trace, b.const(float(length)))
         # A factor of zeros, such as that of a dead layer, must not divide by zero.
         mean = b.op("Max", mean, b.const(1e-30))
-        return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
+        return b.cast(mean, _DOUBLE)
 
     def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
         """`1 / (f + sqrt(d))`; the old value where that is not a finite float32."""
-        damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
-        new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
+        damped = b.op("Add", b.cast(factor, _DOUBLE), root)
+        new = b.cast(b.op("Reciprocal", damped), _FLOAT)
         largest = b.const(np.finfo(np.float32).max)
-        good = b.op("LessOrEqual", new, largest, dtype=_BOOL)  # false for NaN
-        return b.op("Where", good, new, old, dtype=_FLOAT)
+        good = b.op("LessOrEqual", new, largest)  # false for NaN
+        return b.op("Where", good, new, old)
 
 
 def _sum_name(weight: str, side: str) -> str:
@@ -231,7 +231,7 @@ def _own_inverses(
     b: Builder, factors: Sequence[Factor], size: int, own: ir.Value, number: int
 ) -> dict[str, ir.Value]:
     """Inverses and flags of all blocks, those of other processes as zeros."""
-    places = b.op("NonZero", own, dtype=_INT64)  # [1, own blocks]
+    places = b.op("NonZero", own)  # [1, own blocks]
     rows = b.op("Transpose", places, perm=[1, 0])
     inverses, accurate = inverted_factors(b, factors, size, b.op("Squeeze", places, b.ints(0)))
     return {

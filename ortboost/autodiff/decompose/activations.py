@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import onnx_ir as ir
-
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.formulas import Term
 from ortboost.graph.rewriting import Site
@@ -106,5 +104,5 @@ def _shrink(site: Site, x: Term) -> Term:
     low, high = x < -lambd, x > lambd
     # Between the bounds the sum is of no matter: the product below is 0 there.
     moved = x + low.where(bias, -bias)
-    outside = low.call("Or", high, dtype=ir.DataType.BOOL)
+    outside = low.call("Or", high)
     return moved.call("Mul", site.cast(outside.value))

@@ -78,8 +78,8 @@ def _lp(site: Site) -> list[ir.Value | None]:
         norm = site.op("ReduceSum", site.op("Abs", data), axes, keepdims=1)
     else:
         norm = site.op("ReduceL2", data, axes, keepdims=1)
-    positive = site.op("Greater", norm, site.const(0.0), dtype=ir.DataType.BOOL)
-    divisor = site.op("Where", positive, norm, site.const(1.0), dtype=site.dtype)
+    positive = site.op("Greater", norm, site.const(0.0))
+    divisor = site.op("Where", positive, norm, site.const(1.0))
     return [site.op("Div", data, divisor)]
 
 
@@ -92,7 +92,6 @@ def _local_response(site: Site) -> list[ir.Value | None]:
     data, size = site.input(0), site.integer("size", 1)
     if site.rank() < 3 or size % 2 == 0:
         raise Refusal("it requires spatial axes and an odd size, as in onnxruntime")
-    int64 = ir.DataType.INT64
     shape = site.op(
         "Concat",
         site.shape_of(data, 0, 1),
@@ -100,7 +99,6 @@ def _local_response(site: Site) -> list[ir.Value | None]:
         site.shape_of(data, 1, 2),
         site.ints(-1),
         axis=0,
-        dtype=int64,
     )
     squares = site.op("Reshape", site.op("Mul", data, data), shape)
     before = (size - 1) // 2  # [N, 1, C, spatial]: the kernel spans only channels

@@ -170,11 +170,11 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
     zero, one, first = site.const(0, INT64), site.const(1, INT64), site.ints(0)
     for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
         count = joined(site, [length(site, site.input(0), axis)])
-        count = site.op("Squeeze", count, first, dtype=INT64)
-        places = site.op("Range", zero, count, one, dtype=INT64)
+        count = site.op("Squeeze", count, first)
+        places = site.op("Range", zero, count, one)
         bounds = (site.cast(site.input(index), INT64) for index in (1, 2))
         start, end = (site.op("Slice", v, site.ints(k), site.ints(k + 1)) for v in bounds)
-        index = site.op("Slice", places, start, end, first, site.ints(int(step)), dtype=INT64)
+        index = site.op("Slice", places, start, end, first, site.ints(int(step)))
         result = site.op("Gather", result, index, axis=axis)
     return [result]
 
@@ -195,7 +195,7 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
     if target == site.input(0).dtype:
         site.note = "CastLike: changes nothing: replaced by Identity"
         return [site.op("Identity", site.input(0))]
-    return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
+    return [site.cast(site.input(0), target)]
 
 
 def _cast(site: Site) -> list[ir.Value | None] | None:

@@ -83,7 +83,7 @@ def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
     if computed and not _is_gated(site):  # the gradient is divided by 1 - ratio in both modes
         given = site.optional(1) or site.const(0.5)
         zero = site.const(0.0, given.dtype)
-        inputs[1] = site.op("Where", site.input(2), given, zero, dtype=given.dtype, shape=())
+        inputs[1] = site.op("Where", site.input(2), given, zero, shape=())
     elif len(node.outputs) == 2 and (computed or node.outputs[1].name):
         return None
     outputs = site.ops("Dropout", *inputs, count=2, **node.attributes)

@@ -93,4 +93,4 @@ def _rms_norm(site: Site) -> list[ir.Value | None]:
     deviation = site.op("Sqrt", site.op("Add", mean, epsilon, shape=rows), shape=rows)
     inverse = site.op("Reciprocal", deviation, shape=rows)
     normal = as_given(site, site.op("Mul", data, inverse, shape=shape), x.dtype)
-    return [site.op("Mul", normal, scale, dtype=x.dtype, shape=shape)]
+    return [site.op("Mul", normal, scale, shape=shape)]

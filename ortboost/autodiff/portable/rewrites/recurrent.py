@@ -88,7 +88,7 @@ def _mask(site: Site, lengths: ir.Value) -> ir.Value:
     numbers = site.op("Range", site.const(0, int64), steps, site.const(1, int64))
     column = site.op("Unsqueeze", numbers, site.ints(1, 2))
     ends = site.op("Unsqueeze", site.cast(lengths, int64), site.ints(0, 2))
-    return site.op("Less", column, ends, dtype=ir.DataType.BOOL)
+    return site.op("Less", column, ends)
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class _Layer:
         if inside is None:
             output = site.op("Identity", after[0])
         else:  # behind its end, a sequence keeps its states and its outputs are 0
-            output = site.op("Where", inside, after[0], site.const(0.0), dtype=site.dtype)
+            output = site.op("Where", inside, after[0], site.const(0.0))
             pairs = zip(after, before, strict=True)
-            after = [site.op("Where", inside, *pair, dtype=site.dtype) for pair in pairs]
+            after = [site.op("Where", inside, *pair) for pair in pairs]
         read = [(x, projected)]
         if mask is not None and inside is not None:
             read.append((inside, mask))

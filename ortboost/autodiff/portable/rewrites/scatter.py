@@ -34,6 +34,5 @@ def exact_scatter(site: Site) -> list[ir.Value | None] | None:
     base, index, rows = as_rows(site, x, indices, site.input(2))
     table = site.op("Reshape", x, joined(site, base), allowzero=1)
     full = site.op("Expand", site.op("Unsqueeze", index, site.ints(1)), site.shape_of(rows))
-    dtype = x.dtype
-    added = site.op("ScatterElements", table, full, rows, axis=0, reduction="add", dtype=dtype)
+    added = site.op("ScatterElements", table, full, rows, axis=0, reduction="add")
     return [site.op("Reshape", added, site.shape_of(x), shape=x.shape, allowzero=1)]

@@ -88,7 +88,7 @@ def clip(b: Backward) -> Gradients:
     if low is not None and b.needs_gradient(1):
         at_low = test("LessOrEqual", x, low)
         if high is not None:  # otherwise it has no effect
-            valid = b.op("Less", low, high, dtype=ir.DataType.BOOL, shape=low.shape)
+            valid = b.op("Less", low, high, shape=low.shape)
             at_low = test("And", at_low, valid)
         grads[1] = b.sum_to_shape(b.masked(at_low, g), low)
     return grads
@@ -134,7 +134,7 @@ def hard_sigmoid(b: Backward, g: Term, x: Term, y: Term) -> Term:
 def hard_swish(b: Backward, g: Term, x: Term, y: Term) -> Term:
     """`y = x h`, `h = min(max(x / 6 + 1/2, 0), 1)`: `g (h + [|x| < 3] x / 6)`."""
     sixth = x * (1.0 / 6.0)
-    gate = Term(b, b.op("HardSigmoid", x.value, alpha=1 / 6, beta=0.5, shape=x.shape), x.shape)
+    gate = x.call("HardSigmoid", alpha=1.0 / 6.0, beta=0.5)
     return g * (gate + _masked(b, x.call("Abs") < 3.0, sixth))
 
 

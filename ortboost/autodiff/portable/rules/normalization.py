@@ -132,14 +132,14 @@ def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
         inner = known // math.prod(part or ())
 
         def number() -> ir.Value:
-            batch = b.op("Squeeze", b.shape_of(x, axis, axis + 1), dtype=int64, shape=[])
-            all_of_them = b.op("Mul", batch, b.const(inner, int64), dtype=int64, shape=[])
+            batch = b.op("Squeeze", b.shape_of(x, axis, axis + 1), shape=[])
+            all_of_them = b.op("Mul", batch, b.const(inner, int64), shape=[])
             return b.cast(all_of_them)
 
         return b.builder.shared(("count", dims[axis], inner, b.dtype), number)
-    size, numbers = (b.op("Size", value, dtype=int64, shape=[]) for value in (x, statistic))
+    size, numbers = (b.op("Size", value, shape=[]) for value in (x, statistic))
     one = b.builder.const(1, int64)
-    count = b.op("Div", size, b.op("Max", numbers, one, dtype=int64), dtype=int64, shape=[])
+    count = b.op("Div", size, b.op("Max", numbers, one), shape=[])
     return b.cast(count)
 
 
