@@ -7,12 +7,11 @@ and into the manifest of the program. See :mod:`ortboost.program.names` for the 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -48,11 +47,6 @@ def _check(name: str, value: object, hint: Any) -> None:
         raise ValueError(f"'{name}' is {value!r}") from None
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _from_dict(kind: type[_T], data: Mapping[str, Any]) -> _T:
     """Rebuild a tensor spec or a state entry; what older versions did not write has its default."""
     found: dict[str, Any] = {}
@@ -60,7 +54,7 @@ def _from_dict(kind: type[_T], data: Mapping[str, Any]) -> _T:
         if item.name not in data and item.default is not dataclasses.MISSING:
             continue
         value = data[item.name]
-        _check(item.name, value, str if item.name == "dtype" else _hints(kind)[item.name])
+        _check(item.name, value, str if item.name == "dtype" else _HINTS[kind][item.name])
         value = np.dtype(value) if item.name == "dtype" else value
         found[item.name] = tuple(value) if isinstance(value, list) else value
     return kind(**found)
@@ -190,6 +184,11 @@ class StateEntry:
     def value(self) -> ir.Value:
         """A new graph input for the current value."""
         return ir.val(self.name, ir.DataType.from_numpy(self.dtype), self.shape)
+
+
+_HINTS: Final[Mapping[Any, Mapping[str, Any]]] = {
+    kind: typing.get_type_hints(kind) for kind in (TensorSpec, StateEntry)
+}
 
 
 @dataclass(frozen=True)

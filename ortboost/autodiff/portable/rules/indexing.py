@@ -35,9 +35,7 @@ _SMALL_TABLE = 64
 _SEQUENCE_AXES = {"batch_axis": 1, "time_axis": 0}
 
 
-@refuses("Gather", "GatherND")
-def _gather_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0, 1)
+refuses("Gather", "GatherND")(lambda node: unknown_rank(node, 0, 1))
 
 
 @register("Gather")

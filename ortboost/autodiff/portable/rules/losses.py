@@ -19,9 +19,7 @@ __all__ = ["LOWERINGS"]
 _INT64 = ir.DataType.INT64
 
 
-@refuses("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-def _scores_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")(lambda node: unknown_rank(node, 0))
 
 
 @register("SoftmaxCrossEntropyLoss")

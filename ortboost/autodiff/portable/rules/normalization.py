@@ -24,9 +24,7 @@ from ortboost.graph.rewriting import Refusal
 __all__ = ["absorbed"]
 
 
-@refuses("BatchNormalization")
-def _batch_norm_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("BatchNormalization")(lambda node: unknown_rank(node, 0))
 
 
 @register("BatchNormalization")

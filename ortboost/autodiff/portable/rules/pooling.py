@@ -151,9 +151,7 @@ def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
     return b.op("Mul", factor, each, shape=x.shape)
 
 
-@refuses("GlobalAveragePool")
-def _global_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("GlobalAveragePool")(lambda node: unknown_rank(node, 0))
 
 
 @register("GlobalAveragePool")
