@@ -32,7 +32,6 @@ ELSEWHERE = {
     "ortboost/training/data/csv_file.py": ["tests/training/data/test_tables.py"],
     "ortboost/training/data/npy.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
-    f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
     f"{_RULES}/softmax.py": [
         f"{_RULE_TESTS}/rules/test_{x}.py" for x in ("activations", "reductions")

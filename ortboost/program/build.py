@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.lower import lower_losses
+from ortboost.autodiff.portable.rules.losses import lower_losses
 from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.graph.guard_draws import guard_draws

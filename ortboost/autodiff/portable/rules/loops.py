@@ -26,12 +26,22 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.backward_loop import Carried, ForwardLoop, Slices, backward_loop
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.reverse_pass import reverse_pass
+from ortboost.autodiff.portable.rewrites.recurrent import unsupported
 from ortboost.autodiff.portable.rules.control_flow import body_reason
 from ortboost.graph.bodies import captured_values
 from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 from ortboost.graph.reach import reach
+from ortboost.graph.rewriting import Refusal
 
 __all__: list[str] = []
+
+refuses("GRU", "LSTM", "RNN")(unsupported)
+
+
+@register("GRU", "LSTM", "RNN")
+def recurrent(b: Backward) -> Gradients:
+    """Refuse: a recurrent node is left only if ``prepare`` could not make a Scan of it."""
+    raise Refusal(unsupported(b.node) or "it is not a Scan yet; run prepare() of the engine")
 
 
 @refuses("Loop", "Scan")

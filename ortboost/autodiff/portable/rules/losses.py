@@ -6,15 +6,18 @@ The weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import wider
-from ortboost.graph.rewriting import Refusal, Site
+from ortboost.core.report import Report
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
-__all__ = ["LOWERINGS"]
+__all__ = ["LOWERINGS", "lower_losses"]
 
 _INT64 = ir.DataType.INT64
 
@@ -180,3 +183,19 @@ LOWERINGS = {
     "SoftmaxCrossEntropyLoss": _lower_cross_entropy,
 }
 """Loss to the rule that replaces it by operators of every runtime, after differentiation."""
+
+
+def lower_losses(model: ir.Model, only: Callable[[ir.Node], bool] = lambda _: True) -> Report:
+    """Replace losses by operators that every runtime has kernels for, in place.
+
+    It runs after differentiation: the rules see the loss as one operator, the runtime never does.
+
+    onnxruntime expands losses itself, but into twice the nodes, and to NaN if all labels are
+    ignored; here the loss is 0 in that case, as in onnxruntime-training.
+
+    Args:
+        model: The model.
+        only: Which losses; all by default.
+    """
+    what = "written out for stock runtimes"
+    return rewrite_nodes(model, "lower_losses", LOWERINGS, what, only=only)
