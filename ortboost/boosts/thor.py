@@ -36,11 +36,10 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Key, Stage, State, StepContext, UpdateContext
 from ortboost.boosts.roles import MICRO_STEPS, PART, UpdateSplitter
-from ortboost.boosts.thor_cost import cost_words, layer_cost
 from ortboost.boosts.thor_factors import FactorMaker, precondition
 from ortboost.boosts.thor_layers import Layer, find_layers
 from ortboost.boosts.thor_refresh import KEPT, LAYERS, Refresh
-from ortboost.boosts.thor_sides import Sides, mean_name, state_name
+from ortboost.boosts.thor_sides import Sides, cost_words, layer_cost, mean_name, state_name
 from ortboost.boosts.thor_terms import TERMS, count_terms, loss_terms
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
@@ -134,14 +133,7 @@ class Thor(UpdateSplitter):
 
     @property
     def _refresh(self) -> Refresh:
-        return Refresh(
-            self._sides,
-            self.damping,
-            self.damping_decay,
-            self.factor_decay,
-            self.pi,
-            self.distribute_inverses,
-        )
+        return Refresh(self, self._sides)
 
     # ---- graphs -------------------------------------------------------------------------------
 
@@ -283,7 +275,7 @@ class Thor(UpdateSplitter):
             name, gradient = layer.weight, gradients[layer.weight]
             if isinstance(layer, Layer):
                 inverses = states[name, "a"], states[name, "g"]
-                steps[name] = precondition(b, layer, gradient, *inverses, self._sides.limit(layer))
+                steps[name] = precondition(b, layer, gradient, *inverses, self._sides)
             elif self.mode == "paper":  # diagonal: the stored inverse is 1 / (f + sqrt(d))
                 steps[name] = b.op("Mul", gradient, states[name, "f"])
             else:
@@ -346,15 +338,8 @@ class Thor(UpdateSplitter):
         number = b.cast(values[TERMS], _FLOAT)
         mindspore = self.mode == "mindspore"
         terms = number if mindspore or step.memory[_IS_MEAN] else b.const(1.0)
-        maker = FactorMaker(
-            b,
-            values,
-            step.unscale,
-            terms,
-            number,
-            self.block,
-            self.batch_size if mindspore else None,
-        )
+        size = self.batch_size if mindspore else None
+        maker = FactorMaker(b, values, step.unscale, terms, number, self._sides, size)
         found = {}
         for layer in step.memory[LAYERS]:
             for side, value in maker.of(layer).items() if self._sides.of(layer) else ():

@@ -50,47 +50,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.thor_layers import Layer, NormLayer
+from ortboost.boosts.thor_sides import Blocks, Sides
 from ortboost.graph.build import Builder
 
-__all__ = ["Blocks", "FactorMaker", "precondition"]
+__all__ = ["FactorMaker", "precondition"]
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _Rows: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]  # rows, their divisor, s
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Division of a factor into diagonal blocks.
-
-    Args:
-        length: Rows of the factor.
-        limit: Maximum rows of a block; 0 for one block.
-        groups: Number of such factors, one per group of a convolution.
-    """
-
-    length: int
-    limit: int
-    groups: int = 1
-
-    @property
-    def number(self) -> int:
-        """Number of blocks per factor."""
-        return 1 if not self.limit else -(-self.length // self.limit)
-
-    @property
-    def size(self) -> int:
-        """Rows of a block; the last block may be padded."""
-        return self.length if self.number == 1 else self.limit
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the tensor of all blocks."""
-        return (self.groups * self.number, self.size, self.size)
-
-    @property
-    def padding(self) -> int:
-        """Rows by which the last block is padded."""
-        return self.number * self.size - self.length
 
 
 @dataclass(frozen=True)
@@ -103,7 +69,7 @@ class FactorMaker:
         unscale: Factor that unscales gradients; ``None`` for 1.
         terms: Factor from `D` to `g`: `N` for a mean loss, 1 for a sum; float32 scalar.
         number: `N`, float32 scalar.
-        block: Maximum rows of a block.
+        sides: The blocks of the factors.
         batch_size: `B` for MindSpore's factors, else ``None``.
     """
 
@@ -112,7 +78,7 @@ class FactorMaker:
     unscale: ir.Value | None
     terms: ir.Value
     number: ir.Value
-    block: int
+    sides: Sides
     batch_size: int | None
 
     def of(self, layer: Layer | NormLayer) -> dict[str, ir.Value]:
@@ -174,7 +140,7 @@ class FactorMaker:
         # A is the mean of unit vectors' outer products: a diagonal with the share of each id.
         zeros = b.const(np.zeros(layer.inputs))
         counts = b.op("ScatterElements", zeros, ids, ones, reduction="add", shape=(layer.inputs,))
-        blocks = self._output_blocks(layer)
+        blocks = self.sides.blocks(layer, "g")
         if self.batch_size:
             a = b.op("Div", counts, b.const(float(self.batch_size)))
             return {"a": a, "g": self._moment(d, rows, blocks, None)}
@@ -201,21 +167,16 @@ class FactorMaker:
     # ---- parts --------------------------------------------------------------------------------
 
     def _both(self, layer: Layer, a: _Rows, d: _Rows) -> dict[str, ir.Value]:
-        blocks = Blocks(layer.inputs, self.block, layer.groups)
         rows, divisor, share = d
         return {
-            "a": self._moment(a[0], a[1], blocks, a[2]),
-            "g": self._moment(rows, divisor, self._output_blocks(layer), share),
+            "a": self._moment(a[0], a[1], self.sides.blocks(layer, "a"), a[2]),
+            "g": self._moment(rows, divisor, self.sides.blocks(layer, "g"), share),
         }
 
     def _means(self, layer: Layer, a: ir.Value, d: ir.Value) -> dict[str, ir.Value]:
         """Means over the terms, not over the rows."""
         share = self.b.op("Div", self._length(d, 2), self.number)
         return {**self._both(layer, (a, self.number, None), (d, self.number, None)), "share": share}
-
-    def _output_blocks(self, layer: Layer) -> Blocks:
-        whole = self.batch_size is not None and layer.kind == "embedding"
-        return Blocks(layer.outputs, 0 if whole else self.block, layer.groups)
 
     def _input(self, layer: Layer) -> ir.Value:
         return self.b.cast(self.values[layer.source], _FLOAT)
@@ -266,7 +227,7 @@ def _times(b: Builder, factor: ir.Value, share: ir.Value | None) -> ir.Value:
 
 
 def precondition(
-    b: Builder, layer: Layer, gradient: ir.Value, a: ir.Value, g: ir.Value, block: int
+    b: Builder, layer: Layer, gradient: ir.Value, a: ir.Value, g: ir.Value, sides: Sides
 ) -> ir.Value:
     """Append nodes for `G^-1 dL/dW A^-1`, in the layout of the weight.
 
@@ -276,10 +237,9 @@ def precondition(
         gradient: `dL/dW`.
         a: Blocks of the inverse of `A`; for an embedding, the inverse of its diagonal.
         g: Blocks of the inverse of `G`.
-        block: Maximum rows of a block.
+        sides: The blocks of the factors.
     """
-    inner = Blocks(layer.inputs, block, layer.groups)
-    outer = Blocks(layer.outputs, block, layer.groups)
+    inner, outer = sides.blocks(layer, "a"), sides.blocks(layer, "g")
     if layer.kind == "embedding":
         scaled = b.op("Mul", gradient, b.op("Unsqueeze", a, b.ints(1)))
         matrix = b.op("Unsqueeze", scaled, b.ints(0))

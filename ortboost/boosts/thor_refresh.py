@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +25,9 @@ from ortboost.boosts.thor_sides import Sides, mean_name, state_name
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
 
+if TYPE_CHECKING:
+    from ortboost.boosts.thor import Thor
+
 __all__ = ["KEPT", "LAYERS", "Refresh"]
 
 LAYERS = Key[list[Layer | NormLayer]]("layers")
@@ -37,14 +40,10 @@ _DOUBLE = ir.DataType.DOUBLE
 
 @dataclass(frozen=True)
 class Refresh:
-    """Computes the inverses, with the settings of :class:`ortboost.boosts.thor.Thor`."""
+    """Computes the inverses, with the settings of THOR."""
 
+    thor: Thor
     sides: Sides
-    damping: float | tuple[float, ...]
-    damping_decay: float
-    factor_decay: float
-    pi: bool
-    distribute_inverses: bool
 
     def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
         """The factors of this batch by weight and side, and the ``gain`` of a weight if any."""
@@ -72,7 +71,7 @@ class Refresh:
             found[key] = self._reciprocal(b, value, self.root(update), old[key])
         kept = update.states[KEPT]
         for size, members in chains.items():
-            if self.distribute_inverses:
+            if self.thor.distribute_inverses:
                 new = [update.sums[_sum_name(*factor.key)] for factor in members]
                 accurate = b.cast(update.sums[_flags_name(size)], _BOOL)
             else:
@@ -126,7 +125,7 @@ class Refresh:
             factors = {key: update.states[state_name("window", key[1], key[0])] for key in keys}
         else:
             factors = self.factors(update)
-        if self.factor_decay:
+        if self.thor.factor_decay:
             factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
         # Blocks of equal padded size are inverted together, in one chain of batched products.
         chains: dict[int, list[Factor]] = {}
@@ -150,9 +149,9 @@ class Refresh:
         if state in update.next_of:  # computed before the branches
             return update.next_of[state]
         old = update.states[state]
-        share = b.const(self.factor_decay)
+        share = b.const(self.thor.factor_decay)
         mean = b.op(
-            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.factor_decay))
+            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.thor.factor_decay))
         )
         first = b.op("Equal", update.step, b.const(1.0, _DOUBLE))
         mean = b.op("Where", first, new, mean)
@@ -167,15 +166,15 @@ class Refresh:
 
         def make() -> ir.Value:
             one = b.const(1.0, _DOUBLE)
-            if isinstance(self.damping, tuple):
+            if isinstance(self.thor.damping, tuple):
                 index = b.cast(b.op("Sub", update.step, one), _INT64)
-                index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
-                value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
+                index = b.op("Min", index, b.const(len(self.thor.damping) - 1, _INT64))
+                value = b.op("Gather", b.const(self.thor.damping, _DOUBLE), index, shape=())
             else:
-                value = b.const(self.damping, _DOUBLE)
-            if self.damping_decay != 1:
+                value = b.const(self.thor.damping, _DOUBLE)
+            if self.thor.damping_decay != 1:
                 done = b.op("Sub", update.step, one)
-                decay = b.op("Pow", b.const(self.damping_decay, _DOUBLE), done)
+                decay = b.op("Pow", b.const(self.thor.damping_decay, _DOUBLE), done)
                 value = b.op("Mul", value, decay)
             return b.op("Sqrt", value)
 
@@ -189,7 +188,7 @@ class Refresh:
         root: ir.Value,
     ) -> dict[str, ir.Value]:
         """The damping of each factor: the root, divided between the two factors with ``pi``."""
-        if not self.pi or not isinstance(layer, Layer):
+        if not self.thor.pi or not isinstance(layer, Layer):
             return dict.fromkeys(self.sides.of(layer), root)
         a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
         ratio = b.op("Sqrt", b.op("Div", a, g))
