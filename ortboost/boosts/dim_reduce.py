@@ -49,6 +49,7 @@ from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.reach import values_by_name
 
@@ -230,22 +231,20 @@ class DimReduce(LineSearch):
 
     def _bfgs(self, b: Builder, old: Mapping[str, ir.Value], gk: ir.Value) -> ir.Value:
         """The next `B` if there is a previous step with positive curvature, else `B`."""
-        y, sk, matrix = b.op("Sub", gk, old[_GK_LAST]), old[_SK], old[_B]
-        curve = b.op("ReduceSum", b.op("Mul", y, sk), keepdims=0, shape=())
-        bent = b.op("Greater", curve, b.const(_FLAT_CURVE))
+        y, sk, matrix = Term(b, gk) - old[_GK_LAST], Term(b, old[_SK]), Term(b, old[_B])
+        curve = Term(b, (y * sk).call("ReduceSum", keepdims=0).value, ir.Shape(()))
         started = b.op("Greater", old[_STARTED], b.const(0, _INT64))
         # The first accepted step has no previous one to compare with.
-        usable = b.op("And", bent, started)
+        usable = (curve > _FLAT_CURVE).call("And", started)
         # 1 / y.sk; of a 1 if it is not used, which avoids a division by 0.
-        p = b.op("Reciprocal", b.op("Where", usable, curve, b.const(1.0)))
-        column, row = b.ints(1), b.ints(0)
-        outer = b.op("Mul", b.op("Unsqueeze", y, column), b.op("Unsqueeze", sk, row))
-        eye = b.op("EyeLike", matrix, dtype=_FLOAT)
+        p = Term(b, usable.where(curve, 1.0).call("Reciprocal").value)
+        row, column = sk.call("Unsqueeze", b.ints(0)), b.ints(1)
+        eye = Term(b, b.op("EyeLike", matrix.value, dtype=_FLOAT))
         # B <- T^T B T + p sk sk^T with T = I - p y sk^T, all [k, k]
-        t = b.op("Sub", eye, b.op("Mul", outer, p))
-        turned = b.op("MatMul", b.op("Transpose", t, perm=[1, 0]), b.op("MatMul", matrix, t))
-        square = b.op("Mul", b.op("Unsqueeze", sk, column), b.op("Unsqueeze", sk, row))
-        return b.op("Where", usable, b.op("Add", turned, b.op("Mul", square, p)), matrix)
+        t = eye - y.call("Unsqueeze", column) * row * p
+        turned = t.call("Transpose", perm=[1, 0]) @ (matrix @ t)
+        following = turned + sk.call("Unsqueeze", column) * row * p
+        return Term(b, usable.value).where(following, matrix).value
 
     # ---- the graphs `trial` and `accept` ------------------------------------------------------
 
@@ -263,11 +262,11 @@ class DimReduce(LineSearch):
         """The weights at a rate, and the required change of the loss there (negative)."""
         steps = _parts(b, states[_DIRECTION], trained)
         found = {
-            p.name: b.op("Add", states[p.name], b.op("Mul", step, rate))
+            p.name: (Term(b, states[p.name]) + Term(b, step) * rate).value
             for p, step in zip(trained, steps, strict=True)
         }
-        slope = b.op("ReduceSum", b.op("Mul", states[_GK], states[_DK]), keepdims=0, shape=())
-        return found, b.op("Mul", b.op("Mul", slope, rate), b.const(self.sigma))
+        slope = (Term(b, states[_GK]) * states[_DK]).call("ReduceSum", keepdims=0)
+        return found, (slope * rate * self.sigma).value
 
     def accept_states(self, trained: Sequence[Parameter]) -> tuple[str, ...]:
         """The states that ``accept`` reads or writes, except parameters."""

@@ -24,6 +24,7 @@ from ortboost.boosts.thor_shares import own_blocks
 from ortboost.boosts.thor_sides import Sides, mean_name, state_name
 from ortboost.graph.branches import choose
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 
 if TYPE_CHECKING:
     from ortboost.boosts.thor import Thor
@@ -148,16 +149,11 @@ class Refresh:
         b, state = update.b, state_name("factor", key[1], key[0])
         if state in update.next_of:  # computed before the branches
             return update.next_of[state]
-        old = update.states[state]
-        share = b.const(self.thor.factor_decay)
-        mean = b.op(
-            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.thor.factor_decay))
-        )
-        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE))
-        mean = b.op("Where", first, new, mean)
-        zero = b.op("ReduceSum", b.op("Mul", new, b.const(0.0)), keepdims=0)
-        finite = b.op("Equal", zero, b.const(0.0))
-        update.next_of[state] = b.op("Where", finite, mean, old)
+        old, factor, decay = Term(b, update.states[state]), Term(b, new), self.thor.factor_decay
+        mean = old * decay + factor * (1 - decay)
+        first = Term(b, update.step).call("Equal", 1.0)
+        finite = (factor * 0.0).call("ReduceSum", keepdims=0).call("Equal", 0.0)
+        update.next_of[state] = finite.where(first.where(new, mean), old).value
         return update.next_of[state]
 
     def root(self, update: UpdateContext) -> ir.Value:
@@ -191,29 +187,26 @@ class Refresh:
         if not self.thor.pi or not isinstance(layer, Layer):
             return dict.fromkeys(self.sides.of(layer), root)
         a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
-        ratio = b.op("Sqrt", b.op("Div", a, g))
         # A bound, so that one factor is never left almost without damping.
-        ratio = b.op("Max", b.op("Min", ratio, b.const(1e3, _DOUBLE)), b.const(1e-3, _DOUBLE))
-        return {"a": b.op("Mul", root, ratio), "g": b.op("Div", root, ratio)}
+        ratio = (a / g).call("Sqrt").call("Min", 1e3).call("Max", 1e-3)
+        whole = Term(b, root)
+        return {"a": (whole * ratio).value, "g": (whole / ratio).value}
 
-    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> ir.Value:
+    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> Term:
         length = (layer.inputs if side == "a" else layer.outputs) * layer.groups
+        term = Term(b, factor)
         if len(self.sides.shape(layer, side)) == 3:
             # Only the diagonals count for the trace; rows of padding are zeros.
-            factor = b.op("Mul", factor, b.const(np.eye(self.sides.blocks(layer, side).size)))
-        trace = b.op("ReduceSum", factor, keepdims=0)
-        mean = b.op("Div", trace, b.const(float(length)))
+            term = term * b.const(np.eye(self.sides.blocks(layer, side).size))
+        mean = term.call("ReduceSum", keepdims=0) / float(length)
         # A factor of zeros, such as that of a dead layer, must not divide by zero.
-        mean = b.op("Max", mean, b.const(1e-30))
-        return b.cast(mean, _DOUBLE)
+        return mean.call("Max", 1e-30).cast(_DOUBLE)
 
     def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
         """`1 / (f + sqrt(d))`; the old value where that is not a finite float32."""
-        damped = b.op("Add", b.cast(factor, _DOUBLE), root)
-        new = b.cast(b.op("Reciprocal", damped), _FLOAT)
-        largest = b.const(np.finfo(np.float32).max)
-        good = b.op("LessOrEqual", new, largest)  # false for NaN
-        return b.op("Where", good, new, old)
+        new = (Term(b, b.cast(factor, _DOUBLE)) + root).call("Reciprocal").cast(_FLOAT)
+        good = new.call("LessOrEqual", float(np.finfo(np.float32).max))  # false for NaN
+        return good.where(new, old).value
 
 
 def _sum_name(weight: str, side: str) -> str:

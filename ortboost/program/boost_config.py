@@ -211,9 +211,8 @@ class BoostConfig:
         if self.on.grad_freeze:
             found["grad_freeze"] = GradFreeze.of(self.grad_freeze)
         if self.on.grad_accumulation:
-            found["grad_accumulation"] = GradAccumulation(
-                self.grad_accumulation.grad_accumulation_step
-            )
+            steps = self.grad_accumulation.grad_accumulation_step
+            found["grad_accumulation"] = GradAccumulation(steps)
         if self.on.dim_reduce:
             found["dim_reduce"] = self._dim_reduce()
         if self.on.adasum:
@@ -229,14 +228,8 @@ class BoostConfig:
                 fix="Compute them with 'ortboost pca RUN -o p.npy' (pass weight_load_dir to "
                 "--checkpoints), and set dim_reduce.pca_mat_path.",
             )
-        return DimReduce(
-            section.pca_mat_path,
-            section.n_components,
-            section.rho,
-            section.gamma,
-            section.alpha,
-            section.sigma,
-        )
+        same = ("pca_mat_path", "n_components", "rho", "gamma", "alpha", "sigma")
+        return DimReduce(**{name: getattr(section, name) for name in same})
 
 
 _SECTIONS: Final[Mapping[str, type[Any]]] = {

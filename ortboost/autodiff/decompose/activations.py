@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ortboost.autodiff.decompose.registry import decomposes
-from ortboost.autodiff.formulas import Term
+from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Site
 
 __all__: list[str] = []

@@ -14,9 +14,9 @@ import operator
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
-from ortboost.autodiff.formulas import Term
 from ortboost.autodiff.sizes import joined, length
 from ortboost.graph.dimensions import dimensions, elements
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, producer_of
 from ortboost.graph.rewriting import Refusal, Site
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
-from ortboost.autodiff.formulas import Term
+from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Site
 
 __all__: list[str] = []

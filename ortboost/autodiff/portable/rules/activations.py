@@ -13,10 +13,10 @@ import math
 
 import onnx_ir as ir
 
-from ortboost.autodiff.formulas import Term
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
 from ortboost.autodiff.portable.rules.functions import slope
+from ortboost.graph.formulas import Term
 
 __all__: list[str] = []
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.formulas import Term
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant
 
 __all__: list[str] = []
@@ -142,8 +142,8 @@ def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
     if p == -1.0:
         return -(g * (y * y))
     if p == 0.0:  # 0 even where g is not finite
-        never = g.site.const(False, ir.DataType.BOOL)
-        return Term(g.site, never, g.shape).where(g, 0.0)
+        never = g.b.const(False, ir.DataType.BOOL)
+        return Term(g.b, never, g.shape).where(g, 0.0)
     return g * (base.call("Pow", p - 1.0) * p)
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from ortboost.autodiff.formulas import Term
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
+from ortboost.graph.formulas import Term
 
 __all__ = ["slope"]
 

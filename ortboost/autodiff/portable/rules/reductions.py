@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import empty_axes, reduced_axes
-from ortboost.autodiff.formulas import Term
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import dims, wider
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
