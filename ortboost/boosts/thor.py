@@ -44,6 +44,7 @@ from ortboost.boosts.thor_terms import TERMS, count_terms, loss_terms
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
+from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape
 from ortboost.graph.reach import values_by_name
@@ -241,15 +242,13 @@ class Thor(UpdateSplitter):
         if step.number:
             return {}
         b, found = step.b, {}
-        done = step.states[MICRO_STEPS]
+        done = Term(b, step.states[MICRO_STEPS])
         # mean <- mean + (new - mean) / count, restarted by the first micro-batch of a window
-        first = b.op("Equal", done, b.const(0, _INT64))
-        count = b.cast(b.op("Add", done, b.const(1, _INT64)), _FLOAT)
+        first, count = done.call("Equal", 0), (done + 1).cast(_FLOAT)
         for (name, side), new in self._refresh.factors(step).items():
             state = state_name("window", side, name)
-            old = step.states[state]
-            mean = b.op("Add", old, b.op("Div", b.op("Sub", new, old), count))
-            found[state] = b.op("Where", first, new, mean)
+            old = Term(b, step.states[state])
+            found[state] = first.where(new, old + (Term(b, new) - old) / count).value
         return found
 
     def partial_sums(self, update: UpdateContext, applies: ir.Value | None) -> dict[str, ir.Value]:
@@ -281,10 +280,8 @@ class Thor(UpdateSplitter):
             else:
                 # MindSpore's f = (dL/dw)^2 / B is that of this step: nothing is stored.
                 root = b.cast(self._refresh.root(update), _FLOAT)
-                square = b.op("Mul", gradient, gradient)
-                size = b.const(float(self.batch_size or 1))
-                divisor = b.op("Add", b.op("Div", square, size), root)
-                steps[name] = b.op("Div", gradient, divisor)
+                g = Term(b, gradient)
+                steps[name] = (g / (g * g / float(self.batch_size or 1) + root)).value
         if self.kl_clip and steps:
             factor = self._trusted(update, gradients, steps)
             steps = {name: b.op("Mul", step, factor) for name, step in steps.items()}
@@ -303,12 +300,10 @@ class Thor(UpdateSplitter):
             for name, step in steps.items()
         ]
         total = b.op("Sum", *products) if len(products) > 1 else products[0]
-        rate = update.states[LEARNING_RATE]
-        change = b.op("Mul", b.op("Mul", rate, rate), total)
+        rate = Term(b, update.states[LEARNING_RATE])
         # No division by zero: without a change, the factor is 1.
-        change = b.op("Max", change, b.const(1e-30))
-        ratio = b.op("Sqrt", b.op("Div", b.const(self.kl_clip), change))
-        return b.op("Min", ratio, b.const(1.0))
+        change = (rate * rate * total).call("Max", 1e-30)
+        return (Term(b, b.const(self.kl_clip)) / change).call("Sqrt").call("Min", 1.0).value
 
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value

@@ -52,6 +52,7 @@ import onnx_ir as ir
 from ortboost.boosts.thor_layers import Layer, NormLayer
 from ortboost.boosts.thor_sides import Blocks, Sides
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 
 __all__ = ["FactorMaker", "precondition"]
 
@@ -156,10 +157,9 @@ class FactorMaker:
         if layer.scale:
             # The normalized input, computed again: the operator need not output its statistics.
             x = b.op("Reshape", b.cast(self.values[layer.source], _FLOAT), b.ints(-1, size))
-            x = b.op("Sub", x, b.op("ReduceMean", x, b.ints(1), keepdims=1))
-            variance = b.op("ReduceMean", b.op("Mul", x, x), b.ints(1), keepdims=1)
-            deviation = b.op("Sqrt", b.op("Add", variance, b.const(layer.epsilon)))
-            d = b.op("Mul", d, b.op("Div", x, deviation))
+            centered = Term(b, x) - b.op("ReduceMean", x, b.ints(1), keepdims=1)
+            variance = (centered * centered).call("ReduceMean", b.ints(1), keepdims=1)
+            d = (Term(b, d) * (centered / (variance + layer.epsilon).call("Sqrt"))).value
         total = b.op("ReduceSumSquare", d, b.ints(0), keepdims=0)
         mean = b.op("Div", total, self.number)
         return b.op("Reshape", mean, b.ints(*layer.shape), shape=layer.shape)

@@ -20,7 +20,9 @@ def built(formula, kind: str = "float"):
     term = formula(Term(b, model.graph.inputs[0]))
     b.flush()
     model.graph.outputs.append(term.value)
-    (found,) = run(model, {"x": np.array([-2, 0.5], "float64" if kind == "double" else "float32")}).values()
+    (found,) = run(
+        model, {"x": np.array([-2, 0.5], "float64" if kind == "double" else "float32")}
+    ).values()
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
@@ -220,13 +221,12 @@ def _lstm_step(
         names: The activations.
     """
     state, cell = states
-    summed = site.op("Add", x, site.op("MatMul", state, recurrent))
-    *gates, last = site.ops("Split", summed, count=4, axis=-1, num_outputs=4)
-    input_gate, output_gate, forget_gate = (site.op(names[0], gate) for gate in gates)
-    candidate = site.op(names[1], last)
-    kept = site.op("Mul", forget_gate, cell)
-    cell = site.op("Add", kept, site.op("Mul", input_gate, candidate))
-    return [site.op("Mul", output_gate, site.op(names[2], cell)), cell]
+    summed = Term(site, x) + site.op("MatMul", state, recurrent)
+    parts = site.ops("Split", summed.value, count=4, axis=-1, num_outputs=4)
+    *gates, last = (Term(site, part) for part in parts)
+    input_gate, output_gate, forget_gate = (gate.call(names[0]) for gate in gates)
+    following = forget_gate * cell + input_gate * last.call(names[1])
+    return [(output_gate * following.call(names[2])).value, following.value]
 
 
 def _gru_step(
@@ -256,11 +256,10 @@ def _gru_step(
         gate_weight, second = site.ops("Split", recurrent, sizes, count=2, axis=-1)
         h_gates = site.op("MatMul", state, gate_weight)
     gates = site.op(names[0], site.op("Add", x_gates, h_gates))
-    update, reset = site.ops("Split", gates, count=2, axis=-1, num_outputs=2)
-    if before_reset:
-        inner = site.op("Mul", reset, second)
-    else:
-        inner = site.op("MatMul", site.op("Mul", reset, state), second)
-    candidate = site.op(names[1], site.op("Add", x_candidate, inner))
+    update, reset = (
+        Term(site, gate) for gate in site.ops("Split", gates, count=2, axis=-1, num_outputs=2)
+    )
+    inner = reset * second if before_reset else (reset * state) @ second
+    candidate = (Term(site, x_candidate) + inner).call(names[1])
     # (1 - z) h~ + z h = h~ + z (h - h~)
-    return site.op("Add", candidate, site.op("Mul", update, site.op("Sub", state, candidate)))
+    return (candidate + update * (Term(site, state) - candidate)).value

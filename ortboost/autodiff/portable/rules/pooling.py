@@ -12,6 +12,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.autodiff.sizes import wider
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
@@ -129,26 +130,21 @@ def global_lp_pool(b: Backward) -> Gradients:
 
 def _over_norm(b: Backward) -> ir.Value:
     """`g y^(1-p)`, 0 where `y = 0`."""
-    g, y, p = b.gradient(), b.output(), b.integer("p", 2)
+    p, shape = b.integer("p", 2), b.output().shape
+    g, y = (Term(b, value, shape) for value in (b.gradient(), b.output()))
     if p == 1:
-        return g
-    power = y if p == 2 else b.op("Pow", y, b.const(float(p - 1)), shape=y.shape)
-    safe = b.op("Greater", y, b.const(0.0), shape=y.shape)
-    quotient = b.op("Div", g, power, shape=y.shape)
-    return b.op("Where", safe, quotient, b.const(0.0), shape=y.shape)
+        return g.value
+    power = y if p == 2 else y.call("Pow", float(p - 1))
+    return (y > 0.0).where(g / power, 0.0).value
 
 
 def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
     """`sign(x) |x|^(p-1)` times the value of each position."""
-    x, p = b.input(0), b.integer("p", 2)
-    if p == 2:
-        factor = x
-    else:
-        factor = b.op("Sign", x, shape=x.shape)
-        if p > 2:
-            size = b.op("Pow", b.op("Abs", x, shape=x.shape), b.const(float(p - 1)), shape=x.shape)
-            factor = b.op("Mul", factor, size, shape=x.shape)
-    return b.op("Mul", factor, each, shape=x.shape)
+    x, p = Term(b, b.input(0), b.input(0).shape), b.integer("p", 2)
+    factor = x if p == 2 else x.call("Sign")
+    if p > 2:
+        factor = factor * x.call("Abs").call("Pow", float(p - 1))
+    return (factor * each).value
 
 
 refuses("GlobalAveragePool")(lambda node: unknown_rank(node, 0))
