@@ -33,9 +33,6 @@ ELSEWHERE = {
     "ortboost/training/data/npy.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
-    f"{_RULES}/softmax.py": [
-        f"{_RULE_TESTS}/rules/test_{x}.py" for x in ("activations", "reductions")
-    ],
 }
 # Cheap tests of the package as a whole, which belong to every change.
 ALWAYS = tuple(

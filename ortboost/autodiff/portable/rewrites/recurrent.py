@@ -199,13 +199,16 @@ class _Layer:
         value = self._part(index)
         if value is not None:
             return value
-        site = self.site
-        size = site.shape(2)[2]
-        if not isinstance(size, int):
-            raise Refusal("the shape of its recurrence weight is unknown")
+        site, size = self.site, _hidden(self.site)
         batch = site.shape_of(site.input(0), 1, 2)
         shape = site.op("Concat", batch, site.ints(size), axis=0)
         return site.filled(0, shape, shape=[site.shape()[1], size])
+
+
+def _hidden(site: Site) -> int:
+    size = site.shape(2)[2]
+    assert isinstance(size, int)  # else `unsupported` refused it
+    return size
 
 
 def _lstm_step(
@@ -243,9 +246,7 @@ def _gru_step(
     h~ = act(x_h + r (h R_h + b_h))     with ``before_reset`` (linear_before_reset)
     h~ = act(x_h + (r h) R_h)           without it, b_h being part of x_h
     """
-    size = site.shape(2)[2]
-    if not isinstance(size, int):
-        raise Refusal("the shape of its recurrence weight is unknown")
+    size = _hidden(site)
     sizes = site.ints(2 * size, size)  # z and r together, then h
     x_gates, x_candidate = site.ops("Split", x, sizes, count=2, axis=-1)
     if before_reset:

@@ -1,4 +1,4 @@
-r"""Activations: elementwise functions of one input, with a kink or several terms.
+r"""Activations: functions of one input, with a kink or several terms, and softmax.
 
 `g` is the gradient of the output `y`; `[c]` is 1 where `c` holds, else 0 (see
 :meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink, the slope is that of
@@ -157,6 +157,20 @@ def softsign(b: Backward, g: Term, x: Term, y: Term) -> Term:
     """`y = x / (1 + |x|)`: `g / (1 + |x|)^2`."""
     below = x.call("Abs") + 1.0
     return g / (below * below)
+
+
+@slope("Softmax")
+def softmax(b: Backward, g: Term, x: Term, y: Term) -> Term:
+    """`y = exp(x) / sum(exp(x))` along an axis: `y (g - sum(g y))`."""
+    axis = b.ints(b.integer("axis", -1))
+    return y * (g - b.op("ReduceSum", (g * y).value, axis, keepdims=1))
+
+
+@slope("LogSoftmax")
+def log_softmax(b: Backward, g: Term, x: Term, y: Term) -> Term:
+    """`y = x - log(sum(exp(x)))` along an axis: `g - exp(y) sum(g)`."""
+    total = b.op("ReduceSum", g.value, b.ints(b.integer("axis", -1)), keepdims=1)
+    return g - y.call("Exp") * total
 
 
 def _gelu_erf(g: Term, x: Term) -> Term:

@@ -1,4 +1,4 @@
-r"""Sums, means, norms, extrema and products over axes.
+r"""Sums, means, norms, extrema and products over axes; cumulative sums.
 
 Shapes: data `x`, output `y` with or without the reduced axes, `g` like `y`. `K(v)` is `v` with the
 reduced axes restored with length 1, so that it broadcasts against `x`.
@@ -208,3 +208,12 @@ def _reduction(b: Backward) -> Gradients:
 
 
 refuses(*(op for op in NORMS if op not in _NOOP_IS_IDENTITY))(empty_axes)
+
+
+@register("CumSum")
+def cum_sum(b: Backward) -> Gradients:
+    """Cumulative sums along an axis: `g` summed from the other end."""
+    reverse, exclusive = 1 - b.integer("reverse", 0), b.integer("exclusive", 0)
+    axis, shape = b.input(1), b.input(0).shape
+    found = b.op("CumSum", b.gradient(), axis, reverse=reverse, exclusive=exclusive, shape=shape)
+    return [found]
