@@ -209,6 +209,30 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             fix="Reduce it with ReduceMean or ReduceSum (keepdims=0), or let ortboost attach a "
             "loss.",
         )
+    _check_sources(values, graph, loss, wrt)
+    # Engines rename inner values that have such a name, but not what users see.
+    visible = {value.name for value in (*graph.inputs, *graph.outputs) if value.name}
+    clashes = sorted(visible & {gradient_name(name) for name in (*wrt, loss)})
+    if clashes:
+        raise ModelError(
+            "Inputs or outputs of the model have the names of gradients.",
+            where=", ".join(clashes),
+            fix="Rename them in the model, or remove the gradients from it first.",
+        )
+    unreachable = reach(model, wrt, loss).unreachable
+    if unreachable:
+        raise ModelError(
+            "The loss does not depend differentiably on some of the tensors.",
+            where=", ".join(unreachable),
+            fix="Freeze them, or use an output that depends on them "
+            "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
+        )
+
+
+def _check_sources(
+    values: Mapping[str, ir.Value], graph: ir.Graph, loss: str, wrt: Sequence[str]
+) -> None:
+    """Reject names that are no float inputs or inner values."""
     if not wrt:
         raise ModelError(
             "There is no tensor to differentiate with respect to.",
@@ -237,23 +261,6 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             "Only float tensors have gradients.",
             where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
             fix="Do not train these.",
-        )
-    # Engines rename inner values that have such a name, but not what users see.
-    visible = inputs | {value.name for value in graph.outputs if value.name}
-    clashes = sorted(visible & {gradient_name(name) for name in (*wrt, loss)})
-    if clashes:
-        raise ModelError(
-            "Inputs or outputs of the model have the names of gradients.",
-            where=", ".join(clashes),
-            fix="Rename them in the model, or remove the gradients from it first.",
-        )
-    unreachable = reach(model, wrt, loss).unreachable
-    if unreachable:
-        raise ModelError(
-            "The loss does not depend differentiably on some of the tensors.",
-            where=", ".join(unreachable),
-            fix="Freeze them, or use an output that depends on them "
-            "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
         )
 
 

@@ -16,7 +16,7 @@ summed step by step: one product over all steps computes `sum_t a_t^T dz_t`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,13 +117,11 @@ def loop(b: Backward) -> Gradients:
     gradients: list[ir.Value | None] = [None] * len(b.node.inputs)
     for i, gradient in zip(states, last, strict=False):
         gradients[first + i] = gradient
-    for name, gradient in zip(sums, last[len(states) :], strict=True):
-        b.contribute(captured[name], gradient)
     for slices, gradient in zip(read, stacked, strict=False):
         gradients[slices.index] = gradient
-    pairs = stacked[len(read) :]
-    for product, left, right in zip(products, pairs[::2], pairs[1::2], strict=True):
-        b.contribute(product.weight, _weight_gradient(b, product, left, right))
+    for name, gradient in zip(sums, last[len(states) :], strict=True):
+        b.contribute(captured[name], gradient)
+    _contribute_products(b, products, stacked[len(read) :])
     return gradients
 
 
@@ -183,6 +181,14 @@ def _take_products(forward: ForwardLoop, captured: Mapping[str, ir.Value]) -> li
         node.replace_input_with(1, stand_in)
         found.append(_Product(left, weight, stand_in, node.outputs[0]))
     return found
+
+
+def _contribute_products(
+    b: Backward, products: Sequence[_Product], stacked: Sequence[ir.Value]
+) -> None:
+    """Add the weight gradients, from the stacked operands and gradients of the products."""
+    for product, left, right in zip(products, stacked[::2], stacked[1::2], strict=True):
+        b.contribute(product.weight, _weight_gradient(b, product, left, right))
 
 
 def _weight_gradient(b: Backward, product: _Product, left: ir.Value, right: ir.Value) -> ir.Value:
