@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
@@ -108,17 +107,15 @@ class DimReduce(LineSearch):
     name: ClassVar[str] = "dim-reduce"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "dim-reduce"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "grad-freeze": "the components span all parameters",
-            "grad-accumulation": "the line search uses one batch",
-            "group-loss-scale": "gradients are projected together, so they need one scale",
-            "adasum": "both define the step",
-            "thor": "the step is a line search, not the gradient",
-            "clip": "the step is a line search, not the gradient",
-            "grad-centralization": "the step is a line search, not the gradient",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "grad-freeze": "the components span all parameters",
+        "grad-accumulation": "the line search uses one batch",
+        "group-loss-scale": "gradients are projected together, so they need one scale",
+        "adasum": "both define the step",
+        "thor": "the step is a line search, not the gradient",
+        "clip": "the step is a line search, not the gradient",
+        "grad-centralization": "the step is a line search, not the gradient",
+    }
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import onnx_ir as ir
@@ -56,12 +55,10 @@ class Ema(Boost):
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str | None] = "ema"
     row_wise: ClassVar[bool] = True
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "adasum": "servers combine their weights after the update, too late for the average",
-            "dim-reduce": "its line search sets the weights after the update",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "adasum": "servers combine their weights after the update, too late for the average",
+        "dim-reduce": "its line search sets the weights after the update",
+    }
 
     def states_of(self, graph: GraphContext) -> Sequence[State]:
         """An average for each trained parameter, which starts at its value."""

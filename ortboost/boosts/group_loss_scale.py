@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -37,9 +37,6 @@ from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.reach import values_by_name
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["GroupLossScale"]
 
@@ -71,7 +68,7 @@ class GroupLossScale(LossScaler):
         return {**write_config(self.policy), "name": self.name}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupLossScale:
         """Rebuild from :meth:`to_dict`."""
         settings = {key: value for key, value in data.items() if key != "name"}
         return cls(scale_from_dict({"kind": "grouped", **settings}))  # type: ignore[arg-type]

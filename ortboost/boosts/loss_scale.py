@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -36,9 +35,6 @@ from ortboost.core.loss_scale import (
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
 from ortboost.graph.reach import find_value
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = [
     "GOOD_STEPS",
@@ -71,16 +67,16 @@ class LossScale(LossScaler):
 
     name: ClassVar[str] = "loss-scale"
     card: ClassVar[str] = "loss-scale"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"group-loss-scale": "a loss has either one scale or one per group"}
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "group-loss-scale": "a loss has either one scale or one per group"
+    }
 
     def to_dict(self) -> dict[str, Any]:
         """Name, kind and settings of the policy."""
         return {"name": self.name, **write_config(self.policy)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> LossScale:
         """Rebuild from :meth:`to_dict`; the defaults if no setting is given."""
         settings = {key: value for key, value in data.items() if key != "name"}
         return cls(scale_from_dict(settings)) if settings else cls()  # type: ignore[arg-type]

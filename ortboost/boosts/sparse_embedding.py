@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import onnx_ir as ir
@@ -71,14 +70,12 @@ class SparseEmbedding(Boost):
     name: ClassVar[str] = "sparse-embedding"
     stage: ClassVar[Stage] = "gradients"
     card: ClassVar[str] = "sparse-embedding"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "grad-accumulation": "each step of a window reads other rows",
-            "thor": "it preconditions the gradient of a whole table",
-            "adasum": "each process reads other rows",
-            "dim-reduce": "the components span whole tables",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "grad-accumulation": "each step of a window reads other rows",
+        "thor": "it preconditions the gradient of a whole table",
+        "adasum": "each process reads other rows",
+        "dim-reduce": "the components span whole tables",
+    }
 
     @property
     def needs_one_process(self) -> str:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -66,12 +65,10 @@ class SyncBatchNorm(Boost):
     name: ClassVar[str] = "sync-bn"
     stage: ClassVar[Stage] = "forward"
     card: ClassVar[str] = "sync-bn"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "adasum": "servers with different weights have no common statistics",
-            "dim-reduce": "its trials run the forward pass by themselves, without exchanges",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "adasum": "servers with different weights have no common statistics",
+        "dim-reduce": "its trials run the forward pass by themselves, without exchanges",
+    }
 
     def rewrite_network(self, graph: GraphContext) -> None:
         """Refuse a BatchNormalization without running statistics, which is arithmetic already.

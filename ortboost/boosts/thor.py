@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
@@ -106,13 +105,11 @@ class Thor(UpdateSplitter):
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "thor"
     separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "grad-freeze": "parameters frozen at a second-order update would get no factors; both "
-            "split the update",
-            "group-loss-scale": "factors are unscaled with a single scale for all layers",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "grad-freeze": "parameters frozen at a second-order update would get no factors; both "
+        "split the update",
+        "group-loss-scale": "factors are unscaled with a single scale for all layers",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,10 +189,7 @@ class Thor(UpdateSplitter):
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Store the watched values in the memory of the conversion."""
         seen, outputs = self.watched(graph)
-        values = {
-            value.name or "": value
-            for value in (*graph.model.graph.inputs, *graph.model.graph.outputs)
-        }
+        values = values_by_name(graph.model.graph)
         names = [*seen, *(f"{name}_grad" for name in outputs)]
         graph.memory[_VALUES] = {name: values[name] for name in names}
 
