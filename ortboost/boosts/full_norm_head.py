@@ -28,7 +28,8 @@ from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import ROLE_MARK, is_unused, known_shape, producer_of, static_shape
+from ortboost.graph.query import ROLE_MARK, known_shape, producer_of, static_shape
+from ortboost.graph.rewriting import remove_unused
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.transforms.new_head import PASS_THROUGH, DenseLayer, find_head
@@ -148,14 +149,14 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
         product = b.op("Gemm", rows, weight, shape=shape, transB=1 if axis == 1 else 0)
     else:
         if axis == 1:
-            weight = b.op("Transpose", weight, perm=[1, 0], shape=_turned(weight))
+            weight = b.op("Transpose", weight, perm=[1, 0])
         product = b.op("MatMul", rows, weight, shape=shape)
     scaled = b.op("Mul", product, multiplier, shape=shape)
     # Replace the layer.
     head.weight.metadata_props[HEAD_MARK] = "weight"
     transpose = producer_of(head.node.inputs[1], "Transpose")  # between the weight and a MatMul
     replace_node(last, [scaled], b)
-    _remove_unused(model.graph, [head.node, transpose])
+    remove_unused(head.node, transpose)  # only the old layer needed them
     infer_shapes(model)
     # Report, and drop biases that nothing else reads.
     name = head.node.name or ""
@@ -277,15 +278,3 @@ def _normalized(b: Builder, value: ir.Value, axis: int, dtype: ir.DataType) -> i
     clamped = b.op("Max", total, b.const(EPSILON, dtype), dtype=dtype, shape=reduced)
     length = b.op("Sqrt", clamped, dtype=dtype, shape=reduced)
     return b.op("Div", value, length, dtype=dtype, shape=shape)
-
-
-def _turned(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    shape = known_shape(value)
-    return None if shape is None else shape[::-1]
-
-
-def _remove_unused(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
-    """Remove nodes that only the old layer needed."""
-    for node in nodes:
-        if node is not None and node.graph is not None and is_unused(node):
-            graph.remove(node, safe=True)

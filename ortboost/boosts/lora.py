@@ -118,7 +118,7 @@ class Lora(Boost):
                 reason = "part of an adapter of the file, which stays as it is"
             elif layer.name in constants and layer.name not in (self.layers or ()):
                 reason = f"a constant: {constants[layer.name]}"
-            elif not reason and not self._is_smaller(layer):
+            elif not reason and self.rank * (layer.fan_in + layer.outputs) >= layer.size:
                 reason = f"adapters of rank {self.rank} would be no smaller than the weight"
             # Several layers may read parts of one weight.
             many = layer.name in report.changed or layer.name in report.kept
@@ -159,10 +159,6 @@ class Lora(Boost):
             )
         return [layer for layer in found if chosen & {layer.name, layer.original}]
 
-    def _is_smaller(self, layer: _Layer) -> bool:
-        inputs, outputs, kernel = layer.inputs, layer.outputs, math.prod(layer.kernel)
-        return self.rank * (inputs * kernel + outputs) < layer.size
-
     def _adapter(
         self, layer: _Layer, b: Builder, generator: np.random.Generator
     ) -> tuple[ir.Value, ir.Value]:
@@ -172,7 +168,7 @@ class Lora(Boost):
             second = (layer.outputs, self.rank, *(1 for _ in layer.kernel))
         else:
             first, second = (layer.inputs, self.rank), (self.rank, layer.outputs)
-        bound = 1 / math.sqrt(layer.inputs * math.prod(layer.kernel))
+        bound = 1 / math.sqrt(layer.fan_in)
         drawn = generator.uniform(-bound, bound, first)
         stem = layer.original.removesuffix(".weight")
         # In the type of the layer: a network in float16 becomes float32, as for other parameters.
@@ -232,8 +228,12 @@ class _Layer:
     reason: str = ""
 
     @property
+    def fan_in(self) -> int:
+        return self.inputs * math.prod(self.kernel)
+
+    @property
     def size(self) -> int:
-        return self.inputs * self.outputs * math.prod(self.kernel)
+        return self.fan_in * self.outputs
 
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:

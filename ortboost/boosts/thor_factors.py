@@ -217,13 +217,8 @@ class FactorMaker:
         # [groups, length, R] -> [groups * blocks, size, R]: a block is a run of consecutive rows.
         rows = b.op("Reshape", rows, b.ints(*blocks.shape[:2], -1))
         moment = b.op("MatMul", rows, b.op("Transpose", rows, perm=[0, 2, 1]), shape=blocks.shape)
-        return _times(b, b.op("Div", moment, divisor), share)
-
-
-def _times(b: Builder, factor: ir.Value, share: ir.Value | None) -> ir.Value:
-    if share is None:
-        return factor
-    return b.op("Mul", factor, b.op("Sqrt", share), shape=factor.shape)
+        mean = b.op("Div", moment, divisor)
+        return mean if share is None else b.op("Mul", mean, b.op("Sqrt", share), shape=mean.shape)
 
 
 def precondition(

@@ -193,7 +193,11 @@ class _Bundle:
     def tensors(self) -> list[ir.Value]:
         """The unscaled gradients `g`, packed ones as one tensor; computed once."""
         if not self.made:
-            given = {**self._large(), **({} if self.packed is None else {"": self.packed})}
+            given = dict(self.gradients)
+            if self.packed is not None:
+                inside = {p.name for p in self.small}
+                given = {name: grad for name, grad in given.items() if name not in inside}
+                given[""] = self.packed
             if self.factor is not None:
                 given = {name: self.b.op("Mul", grad, self.factor) for name, grad in given.items()}
             self.made = given
@@ -213,10 +217,6 @@ class _Bundle:
                 shaped = len(p.shape) == 1
                 found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
         return found
-
-    def _large(self) -> dict[str, ir.Value]:
-        inside = set() if self.packed is None else {p.name for p in self.small}
-        return {name: grad for name, grad in self.gradients.items() if name not in inside}
 
 
 def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:

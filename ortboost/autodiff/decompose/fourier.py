@@ -114,12 +114,11 @@ def write_out_real_inverses(model: ir.Model) -> Report:
     Returns:
         A report of the transforms, and of those kept with the reason. Idempotent.
     """
-    rule = {"DFT": _dft}
-    return rewrite_nodes(model, "write_out_real_inverses", rule, only=_is_real_inverse)
 
+    def is_real_inverse(node: ir.Node) -> bool:
+        return all(node.attributes.get_int(name, 0) for name in ("inverse", "onesided"))
 
-def _is_real_inverse(node: ir.Node) -> bool:
-    return bool(node.attributes.get_int("inverse", 0) and node.attributes.get_int("onesided", 0))
+    return rewrite_nodes(model, "write_out_real_inverses", {"DFT": _dft}, only=is_real_inverse)
 
 
 def _transposed(site: Site, value: ir.Value, order: list[int]) -> ir.Value:

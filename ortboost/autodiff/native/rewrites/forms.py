@@ -115,7 +115,8 @@ def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
     if alpha >= 0:
         return None
     x = Term(site, site.input(0))
-    return [(x * alpha + x.call("Relu") * (1.0 - alpha)).value]
+    positive = x.call("Relu") * (1.0 - alpha)
+    return [(x * alpha + positive).value]
 
 
 def _gelu(site: Site) -> list[ir.Value | None] | None:

@@ -49,7 +49,7 @@ def _layer_norm(site: Site) -> list[ir.Value] | None:
         return None
     data = as_float(site, x)
     # A scale of another shape is multiplied after it; the operator needs one, so it gets ones.
-    inputs = [data, _ones(site, data, axis)]
+    inputs = [data, site.filled(1, site.shape_of(data, axis), FLOAT, own)]
     if plain:
         inputs = [as_float(site, v) for v in (data, scale, bias) if v is not None]
     result, *statistics = site.ops("LayerNormalization", *inputs, count=3, **site.node.attributes)
@@ -73,11 +73,6 @@ def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
     return all(
         dim in (mine, None) or (dim != 1 and not isinstance(mine, int)) for dim, mine in pairs
     )
-
-
-def _ones(site: Site, data: ir.Value, axis: int) -> ir.Value:
-    shape = (known_shape(data) or ())[axis:]
-    return site.filled(1, site.shape_of(data, axis), FLOAT, shape)
 
 
 def _rms_norm(site: Site) -> list[ir.Value | None]:

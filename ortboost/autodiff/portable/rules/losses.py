@@ -15,7 +15,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import wider
 from ortboost.core.report import Report
-from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["LOWERINGS", "lower_losses"]
 
@@ -152,11 +152,6 @@ def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
     return list(outputs[: len(site.node.outputs)])
 
 
-def _lower_likelihood(site: Site) -> list[ir.Value | None]:
-    """``-w[label] * x[label]``, 0 for ignored labels; the mean is over the sum of weights."""
-    return [_picked(site, site.input(0))]
-
-
 def _picked(site: Site, log_p: ir.Value) -> ir.Value:
     index = site.op("Unsqueeze", _safe(site), site.ints(1))
     gathered = site.op("GatherElements", log_p, index, axis=1)
@@ -178,8 +173,8 @@ def _picked(site: Site, log_p: ir.Value) -> ir.Value:
     return site.op("Div", total, _total_weight(site, weights), shape=())
 
 
-LOWERINGS = {
-    "NegativeLogLikelihoodLoss": _lower_likelihood,
+LOWERINGS: dict[str, Rule] = {
+    "NegativeLogLikelihoodLoss": lambda site: [_picked(site, site.input(0))],
     "SoftmaxCrossEntropyLoss": _lower_cross_entropy,
 }
 """Loss to the rule that replaces it by operators of every runtime, after differentiation."""

@@ -82,13 +82,9 @@ def _shares(b: Backward, x: ir.Value) -> ir.Value:
     """`c[o]`, ``[1, 1, O...]``."""
     ones = _image_of_ones(b, x)
     pooled = b.op("AveragePool", ones, **b.node.attributes)
-    return b.op("Div", pooled, _sums(b, ones))
-
-
-def _sums(b: Backward, planes: ir.Value) -> ir.Value:
-    """The sum over each window of ``[R, 1, L...]``: LpPool with p = 1 of positive values."""
+    # The sum over each window: LpPool with p = 1 of positive values.
     kept = {name: a for name, a in b.node.attributes.items() if name in _WINDOW}
-    return b.op("LpPool", planes, p=1, **kept)
+    return b.op("Div", pooled, b.op("LpPool", ones, p=1, **kept))
 
 
 def _transposed_conv_planes(b: Backward, g: ir.Value, window: Window) -> ir.Value:
