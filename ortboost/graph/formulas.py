@@ -33,7 +33,8 @@ class Term:
 
     def __init__(self, b: Builder | Site, value: ir.Value, shape: ir.Shape | None = None) -> None:
         self.b, self.value, self.shape = b, value, shape
-        self._dtype = value.dtype or ir.DataType.FLOAT
+        unknown = b.dtype if isinstance(b, Site) else ir.DataType.FLOAT
+        self._dtype = value.dtype or unknown
 
     def call(self, op_type: str, *others: Operand, **attributes: Any) -> Term:
         """Apply an operator to this term and others."""
