@@ -21,7 +21,6 @@ from ortboost.graph.query import known_shape
 __all__: list[str] = []
 
 _INT64 = ir.DataType.INT64
-Dims = tuple[int | str | None, ...]
 
 
 def _like_x(b: Backward, value: ir.Value) -> Term:
@@ -39,14 +38,6 @@ def _kept(b: Backward, value: ir.Value) -> Term:
     return _like_x(b, kept(b, value))
 
 
-def kept_dims(b: Backward) -> Dims | None:
-    """Shape of `K(y)`, if known."""
-    shape, axes = known_shape(b.input(0)), reduced_axes(b)
-    if shape is None or axes is None:
-        return None
-    return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
-
-
 def kept(b: Backward, value: ir.Value) -> ir.Value:
     """`K(value)` of a value with the shape of `y`; a scalar is returned unchanged."""
     if b.integer("keepdims", 1):
@@ -55,7 +46,9 @@ def kept(b: Backward, value: ir.Value) -> ir.Value:
     if _all_axes(b) or axes == ():  # a scalar, which broadcasts, or not reduced
         return value
     if axes is not None:
-        return b.op("Unsqueeze", value, b.ints(*axes), shape=kept_dims(b))
+        whole = known_shape(b.input(0))
+        shape = whole and [1 if axis in axes else dim for axis, dim in enumerate(whole)]
+        return b.op("Unsqueeze", value, b.ints(*axes), shape=shape)
     return b.op("Reshape", value, _kept_shape(b), allowzero=1)
 
 
