@@ -22,7 +22,7 @@ KNOWN = STANDARD | OF_ONNXRUNTIME
 OPERATOR = re.compile(r"[A-Z]\w+")
 # Their arguments are names of operators.
 CALLS = frozenset(
-    "call decomposes is_standard producer_of refuses register slope source_before".split()
+    "call decomposes formula is_standard producer_of refuses register slope source_before".split()
 )
 
 

@@ -5,14 +5,10 @@ ReduceMax and ReduceMin distribute the gradient evenly among equal extrema, as `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
-
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import fixed_axes
 from ortboost.autodiff.decompose.registry import decomposes
-from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
@@ -36,19 +32,25 @@ def _mean(site: Site) -> list[ir.Value | None]:
     return [site.op("Mul", total, site.const(1.0 / len(site.node.inputs)))]
 
 
-_TERMS: Final[Mapping[str, Callable[[Term], Term]]] = {
-    "ReduceL1": lambda x: x.call("Abs"),
-    "ReduceLogSum": lambda x: x,
-    "ReduceSumSquare": lambda x: x * x,
-}
+@decomposes("ReduceL1")
+def _reduce_l1(site: Site) -> list[ir.Value | None]:
+    """``sum(|x|)``."""
+    data = site.op("Abs", site.input(0))
+    return [site.op("ReduceSum", data, site.optional(1), **site.node.attributes)]
 
 
-@decomposes(*_TERMS)
-def _sum_of_terms(site: Site) -> list[ir.Value | None]:
-    """``sum(|x|)``, ``sum(x * x)`` or ``log(sum(x))``."""
-    terms = _TERMS[site.node.op_type](Term(site, site.input(0))).value
-    total = site.op("ReduceSum", terms, site.optional(1), **site.node.attributes)
-    return [site.op("Log", total) if site.node.op_type == "ReduceLogSum" else total]
+@decomposes("ReduceSumSquare")
+def _reduce_sum_square(site: Site) -> list[ir.Value | None]:
+    """``sum(x * x)``."""
+    data = site.op("Mul", site.input(0), site.input(0))
+    return [site.op("ReduceSum", data, site.optional(1), **site.node.attributes)]
+
+
+@decomposes("ReduceLogSum")
+def _reduce_log_sum(site: Site) -> list[ir.Value | None]:
+    """``log(sum(x))``."""
+    total = site.op("ReduceSum", site.input(0), site.optional(1), **site.node.attributes)
+    return [site.op("Log", total)]
 
 
 def extremum(

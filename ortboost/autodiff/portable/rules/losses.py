@@ -152,6 +152,11 @@ def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
     return list(outputs[: len(site.node.outputs)])
 
 
+def _lower_likelihood(site: Site) -> list[ir.Value | None]:
+    """``-w[label] * x[label]``, 0 for ignored labels; the mean is over the sum of weights."""
+    return [_picked(site, site.input(0))]
+
+
 def _picked(site: Site, log_p: ir.Value) -> ir.Value:
     index = site.op("Unsqueeze", _safe(site), site.ints(1))
     gathered = site.op("GatherElements", log_p, index, axis=1)
@@ -174,7 +179,7 @@ def _picked(site: Site, log_p: ir.Value) -> ir.Value:
 
 
 LOWERINGS: dict[str, Rule] = {
-    "NegativeLogLikelihoodLoss": lambda site: [_picked(site, site.input(0))],
+    "NegativeLogLikelihoodLoss": _lower_likelihood,
     "SoftmaxCrossEntropyLoss": _lower_cross_entropy,
 }
 """Loss to the rule that replaces it by operators of every runtime, after differentiation."""
