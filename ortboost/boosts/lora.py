@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -252,36 +252,30 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
             continue
         if HEAD_MARK in weight.metadata_props:
             reason = "of a full-normalization head, which stays normalized"
-        name = weight.name or ""
-        original = original_name(weight, node)
-        if reason:
-            yield _Layer(node, name, original, operand, reason=reason)
-            continue
-        if _stored(x, data) is not None:
+        if not reason and _stored(x, data) is not None:
             reason = "both operands are stored"
-        if node.op_type == "Conv":
-            groups = node.attributes.get_int("group", 1)
-            reason = reason or (f"a convolution of {groups} groups" if groups > 1 else "")
-            form = (shape[1], shape[0], shape[2:])
-            yield _Layer(node, name, original, operand, *form, reason=reason)
-            continue
-        if len(shape) != 2:
-            reason = reason or f"a stack of matrices {list(shape)}"
-        if node.attributes.get_int("transA", 0):
-            reason = reason or "its input is transposed"
-        turned = bool(node.attributes.get_int("transB", 0))
-        inputs, outputs = reversed(shape[-2:]) if turned else shape[-2:]
-        matrix, exchanged = _before_transposes(operand)
-        yield _Layer(
-            node,
-            name,
-            original,
-            matrix,
-            inputs,
-            outputs,
-            turned=turned != exchanged,
-            reason=reason,
-        )
+        original = original_name(weight, node)
+        layer = _Layer(node, weight.name or "", original, operand, reason=reason)
+        yield layer if reason else _with_form(layer, shape)
+
+
+def _with_form(layer: _Layer, shape: tuple[int, ...]) -> _Layer:
+    """The layer with its lengths, or the reason why it cannot be adapted."""
+    node = layer.node
+    if node.op_type == "Conv":
+        groups = node.attributes.get_int("group", 1)
+        reason = f"a convolution of {groups} groups" if groups > 1 else ""
+        outputs, inputs, *kernel = shape
+        return replace(layer, inputs=inputs, outputs=outputs, kernel=tuple(kernel), reason=reason)
+    if len(shape) != 2:
+        return replace(layer, reason=f"a stack of matrices {list(shape)}")
+    if node.attributes.get_int("transA", 0):
+        return replace(layer, reason="its input is transposed")
+    turned = bool(node.attributes.get_int("transB", 0))
+    inputs, outputs = reversed(shape) if turned else shape
+    matrix, exchanged = _before_transposes(layer.matrix)
+    turned ^= exchanged
+    return replace(layer, matrix=matrix, inputs=inputs, outputs=outputs, turned=turned)
 
 
 def _before_transposes(value: ir.Value) -> tuple[ir.Value, bool]:
