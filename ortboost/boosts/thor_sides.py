@@ -116,31 +116,25 @@ def layer_cost(
         not static) and ``inverses`` at second-order updates, ``step`` at every update.
     """
     shapes = {side: sides.shape(layer, side) for side in sides.of(layer)}
-    found: dict[str, str | int | None] = {
-        "layer": "elementwise" if isinstance(layer, NormLayer) else layer.kind,
+    rows = _rows(output, len(layer.shape) if isinstance(layer, NormLayer) else 1)
+    if isinstance(layer, NormLayer):
+        kind, per_row, inverses = "elementwise", math.prod(layer.shape), 0
+        step = per_row
+    else:
+        kind, blocks = layer.kind, [shape for shape in shapes.values() if len(shape) == 3]
+        per_row = sum(map(math.prod, blocks))  # an outer product per row, within the blocks
+        if kind == "conv":  # patches are extracted by a convolution with one-hot kernels
+            per_row += layer.inputs * layer.groups * math.prod(layer.kernel)
+        inverses = sum(shape[0] * inverse_cost(padded_rows(shape[1])) for shape in blocks)
+        size = layer.inputs * layer.outputs * layer.groups  # of the weight
+        step = size * sum(shape[1] if len(shape) == 3 else 1 for shape in shapes.values())
+    return {
+        "layer": kind,
         **{side.upper(): _shape_words(layer, sides, side) for side in "ag"},
         "state_bytes": 4 * kept * sum(map(math.prod, shapes.values())),
-    }
-    if isinstance(layer, NormLayer):
-        size = math.prod(layer.shape)
-        rows = _rows(output, len(layer.shape))
-        return {
-            **found,
-            "factors": None if rows is None else rows * size,
-            "inverses": 0,
-            "step": size,
-        }
-    blocks = [shape for shape in shapes.values() if len(shape) == 3]
-    rows = _rows(output, 1)
-    a_row = sum(map(math.prod, blocks))  # an outer product per row, within the blocks
-    if layer.kind == "conv":  # patches are extracted by a convolution with one-hot kernels
-        a_row += layer.inputs * layer.groups * math.prod(layer.kernel)
-    size = layer.inputs * layer.outputs * layer.groups  # of the weight
-    return {
-        **found,
-        "factors": None if rows is None else rows * a_row,
-        "inverses": sum(shape[0] * inverse_cost(padded_rows(shape[1])) for shape in blocks),
-        "step": size * sum(shape[1] if len(shape) == 3 else 1 for shape in shapes.values()),
+        "factors": None if rows is None else rows * per_row,
+        "inverses": inverses,
+        "step": step,
     }
 
 
