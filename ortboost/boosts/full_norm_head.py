@@ -18,7 +18,7 @@ Source: MindSpore Boost, ``LessBN(network, fn_flag=True)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -28,7 +28,15 @@ from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import ROLE_MARK, known_shape, producer_of, static_shape
+from ortboost.graph.patterns import Op, match
+from ortboost.graph.query import (
+    ROLE_MARK,
+    constant,
+    known_shape,
+    producer_of,
+    scalar,
+    static_shape,
+)
 from ortboost.graph.rewriting import remove_unused
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
@@ -38,6 +46,8 @@ __all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm"
 
 EPSILON = 1e-4
 """Lower bound of the squared length of a row."""
+_SQUARES: Final = Op("ReduceSum", Op("Mul", "v", "v"), "axes")
+_NORMALIZED: Final = Op("Div", "v", Op("Sqrt", Op("Max", _SQUARES, "eps")))
 
 
 @dataclass(frozen=True)
@@ -212,19 +222,11 @@ def read_full_norm(node: ir.Node) -> FoundHead | None:
 
 def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | None:
     """The normalized value, the axis, and the epsilon."""
-    quotient = producer_of(value, "Div")  # v / sqrt(max(sum(v v), eps)), from its end
-    root = None if quotient is None else producer_of(quotient.inputs[1], "Sqrt")
-    clamped = None if root is None else producer_of(root.inputs[0], "Max")
-    total = None if clamped is None else producer_of(clamped.inputs[0], "ReduceSum")
-    square = None if total is None else producer_of(total.inputs[0], "Mul")
-    if quotient is None or clamped is None or total is None or square is None:
+    found = match(value, _NORMALIZED)
+    axes, least = (None, None) if found is None else (constant(found["axes"]), scalar(found["eps"]))
+    if found is None or axes is None or least is None:
         return None
-    source, axes, least = quotient.inputs[0], total.inputs[1], clamped.inputs[1]
-    if source is None or square.inputs[0] is not source or square.inputs[1] is not source:
-        return None
-    if axes is None or least is None or axes.const_value is None or least.const_value is None:
-        return None
-    return source, int(axes.const_value.numpy()[0]), float(least.const_value.numpy())
+    return found["v"], int(axes[0]), least
 
 
 def _operands(model: ir.Model, head: DenseLayer) -> tuple[ir.Value, int]:
