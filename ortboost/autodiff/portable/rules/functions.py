@@ -61,4 +61,5 @@ _SLOPES: Final[Mapping[str, Callable[[Term, Term, Term], Term]]] = {
 
 @slope(*_SLOPES)
 def _by_table(b: Backward, g: Term, x: Term, y: Term) -> Term:
+    """`y = f(x)`: `g f'(x)`, which :data:`_SLOPES` has for each function."""
     return _SLOPES[b.node.op_type](g, x, y)
