@@ -21,7 +21,9 @@ OF_ONNXRUNTIME = frozenset(
 KNOWN = STANDARD | OF_ONNXRUNTIME
 OPERATOR = re.compile(r"[A-Z]\w+")
 # Their arguments are names of operators.
-CALLS = frozenset("decomposes is_standard producer_of refuses register source_before".split())
+CALLS = frozenset(
+    "call decomposes formula is_standard producer_of refuses register slope source_before".split()
+)
 
 
 def operators(node: ast.AST) -> Iterator[str]:

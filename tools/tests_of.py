@@ -31,11 +31,7 @@ ELSEWHERE = {
     "ortboost/transforms/attach_loss.py": ["tests/transforms/test_own_loss.py"],
     "ortboost/training/data/csv_file.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
-    f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
-    f"{_RULES}/softmax.py": [
-        f"{_RULE_TESTS}/rules/test_{x}.py" for x in ("activations", "reductions")
-    ],
 }
 # Cheap tests of the package as a whole, which belong to every change.
 ALWAYS = tuple(

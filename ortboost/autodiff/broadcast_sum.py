@@ -49,14 +49,13 @@ def sum_broadcast_axes(
         The gradient in the shape of the operand: summed over the axes that the operand lacks, and
         over those whose lengths differ.
     """
-    int64 = ir.DataType.INT64
-    have = builder.op("Shape", gradient, dtype=int64)
+    have = builder.op("Shape", gradient)
     padded = _in_rank_of(builder, gradient, want, shape, have)
-    same = builder.op("Equal", have, padded, dtype=ir.DataType.BOOL)
+    same = builder.op("Equal", have, padded)
     # Always sum a new first axis: ReduceSum over no axes is wrong if a length is 0.
     new = builder.const([True], ir.DataType.BOOL)
-    differs = builder.op("Concat", new, builder.op("Not", same), axis=0, dtype=ir.DataType.BOOL)
-    found = builder.op("NonZero", differs, dtype=int64)  # [1, k]
+    differs = builder.op("Concat", new, builder.op("Not", same), axis=0)
+    found = builder.op("NonZero", differs)  # [1, k]
     axes = builder.op("Reshape", found, builder.ints(-1))
     stacked = builder.op("Unsqueeze", gradient, builder.ints(0))
     reduced = builder.op("ReduceSum", stacked, axes, keepdims=1)
@@ -71,12 +70,12 @@ def _in_rank_of(
     Known ranks are not computed at run time. On a GPU, the result of Expand is on the device, but
     ReduceSum needs its axes on the host: the copy would synchronize the host for every sum.
     """
-    int64, known = ir.DataType.INT64, known_shape(gradient)
+    _int64, known = ir.DataType.INT64, known_shape(gradient)
     if known is None or shape is None:
-        ranks = [builder.op("Shape", vector, dtype=int64) for vector in (have, want)]
+        ranks = [builder.op("Shape", vector) for vector in (have, want)]
         ones = builder.op("Expand", builder.ints(1), builder.op("Sub", *ranks))
     elif len(known) == len(shape):
         return want
     else:
         ones = builder.ints(*[1] * (len(known) - len(shape)))
-    return builder.op("Concat", ones, want, axis=0, dtype=int64)
+    return builder.op("Concat", ones, want, axis=0)

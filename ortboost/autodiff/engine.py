@@ -84,14 +84,7 @@ def engine_names() -> list[str]:
 
 
 def get_engine(name: str = "auto") -> Engine:
-    """Find an engine that can run here.
-
-    Args:
-        name: ``"auto"`` for the first available one, or a name from :func:`engine_names`.
-
-    Raises:
-        UsageError: The name is unknown.
-        DependencyError: The engine (or, for ``auto``, every engine) cannot run here.
+    """The first of :func:`available_engines`.
 
     Example:
         >>> get_engine("nativ")
@@ -101,19 +94,30 @@ def get_engine(name: str = "auto") -> Engine:
           where: engine='nativ'
           fix:   did you mean 'native'? (choices: auto, portable, native)
     """
+    return available_engines(name)[0]
+
+
+def available_engines(name: str = "auto") -> list[Engine]:
+    """The engines that can be used, in order of preference.
+
+    Args:
+        name: ``"auto"`` for all that can run here, or a name from :func:`engine_names`.
+
+    Raises:
+        UsageError: The name is unknown.
+        DependencyError: The engine (or, for ``auto``, every engine) cannot run here.
+    """
     if name == "auto":
-        reasons = []
-        for known in _ENGINES:
-            engine = _load(known)
-            reason = engine.unavailable()
-            if reason is None:
-                return engine
-            reasons.append(f"{known}: {reason}")
-        raise DependencyError(
-            "No autodiff engine can run here.",
-            where="; ".join(reasons),
-            fix="Install the extra of one of them, for example pip install 'ortboost[cpu]'.",
-        )
+        engines = [_load(known) for known in _ENGINES]
+        reasons = [engine.unavailable() for engine in engines]
+        if None not in reasons:
+            pairs = zip(_ENGINES, reasons, strict=True)
+            raise DependencyError(
+                "No autodiff engine can run here.",
+                where="; ".join(f"{known}: {reason}" for known, reason in pairs),
+                fix="Install the extra of one of them, for example pip install 'ortboost[cpu]'.",
+            )
+        return [e for e, reason in zip(engines, reasons, strict=True) if reason is None]
     if name not in _ENGINES:
         raise UsageError(
             f"Unknown autodiff engine '{name}'.",
@@ -122,24 +126,7 @@ def get_engine(name: str = "auto") -> Engine:
         )
     engine = _load(name)
     engine.require()
-    return engine
-
-
-def available_engines(name: str = "auto") -> list[Engine]:
-    """The engines that can be used, in order of preference.
-
-    Args:
-        name: ``"auto"`` for all available engines, or a name.
-
-    Raises:
-        UsageError: The name is unknown.
-        DependencyError: The engine (or, for ``auto``, every engine) cannot run here.
-    """
-    if name != "auto":
-        return [get_engine(name)]
-    first = get_engine()
-    others = [_load(known) for known in _ENGINES if known != first.name]
-    return [first, *(engine for engine in others if engine.unavailable() is None)]
+    return [engine]
 
 
 def _load(name: str) -> Engine:
@@ -222,6 +209,30 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             fix="Reduce it with ReduceMean or ReduceSum (keepdims=0), or let ortboost attach a "
             "loss.",
         )
+    _check_sources(values, graph, loss, wrt)
+    # Engines rename inner values that have such a name, but not what users see.
+    visible = {value.name for value in (*graph.inputs, *graph.outputs) if value.name}
+    clashes = sorted(visible & {gradient_name(name) for name in (*wrt, loss)})
+    if clashes:
+        raise ModelError(
+            "Inputs or outputs of the model have the names of gradients.",
+            where=", ".join(clashes),
+            fix="Rename them in the model, or remove the gradients from it first.",
+        )
+    unreachable = reach(model, wrt, loss).unreachable
+    if unreachable:
+        raise ModelError(
+            "The loss does not depend differentiably on some of the tensors.",
+            where=", ".join(unreachable),
+            fix="Freeze them, or use an output that depends on them "
+            "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
+        )
+
+
+def _check_sources(
+    values: Mapping[str, ir.Value], graph: ir.Graph, loss: str, wrt: Sequence[str]
+) -> None:
+    """Reject names that are no float inputs or inner values."""
     if not wrt:
         raise ModelError(
             "There is no tensor to differentiate with respect to.",
@@ -250,23 +261,6 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             "Only float tensors have gradients.",
             where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
             fix="Do not train these.",
-        )
-    # Engines rename inner values that have such a name, but not what users see.
-    visible = inputs | {value.name for value in graph.outputs if value.name}
-    clashes = sorted(visible & {gradient_name(name) for name in (*wrt, loss)})
-    if clashes:
-        raise ModelError(
-            "Inputs or outputs of the model have the names of gradients.",
-            where=", ".join(clashes),
-            fix="Rename them in the model, or remove the gradients from it first.",
-        )
-    unreachable = reach(model, wrt, loss).unreachable
-    if unreachable:
-        raise ModelError(
-            "The loss does not depend differentiably on some of the tensors.",
-            where=", ".join(unreachable),
-            fix="Freeze them, or use an output that depends on them "
-            "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
         )
 
 

@@ -50,7 +50,7 @@ def _pad(site: Site) -> list[ir.Value | None] | None:
     else:  # append a zero to the vector for the other axes
         longer = site.op("Concat", site.input(1), site.ints(0), axis=0, dtype=ir.DataType.INT64)
         chosen = site.ints(*(2 * axes.size if index is None else index for index in indices))
-        all_pads = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
+        all_pads = site.op("Gather", longer, chosen)
     mode = site.text("mode", "constant")
     return [site.op("Pad", site.input(0), all_pads, site.optional(2), mode=mode)]
 
@@ -98,7 +98,7 @@ def transposed_pads(site: Site) -> list[int]:
     extra = site.integers("output_padding") or (0,) * spatial
     if not wanted and any(extra):
         raise Refusal("output_padding beside auto_pad: runtimes disagree; export with pads")
-    begins, ends = [], []
+    totals = []
     for axis in range(spatial):
         length, size = kernel[axis], site.shape()[2 + axis]
         if not isinstance(length, int) or (wanted and not isinstance(size, int)):
@@ -108,10 +108,8 @@ def transposed_pads(site: Site) -> list[int]:
             total += size * strides[axis] - wanted[axis - spatial]
         if total < 0:
             raise Refusal("its output is larger than what the kernel covers; export with pads")
-        small, large = total // 2, total - total // 2
-        begins.append(small if mode == "SAME_UPPER" else large)
-        ends.append(large if mode == "SAME_UPPER" else small)
-    return begins + ends
+        totals.append(total)
+    return _halves(totals, mode)
 
 
 def same_pads(site: Site) -> list[int]:
@@ -135,7 +133,7 @@ def same_pads(site: Site) -> list[int]:
         return list(site.integers("pads") or [0] * (2 * spatial))
     strides = site.integers("strides") or (1,) * spatial
     dilations = site.integers("dilations") or (1,) * spatial
-    begins, ends = [], []
+    totals = []
     for axis in range(spatial):
         reach = (kernel[axis] - 1) * dilations[axis]
         size = site.shape()[2 + axis]
@@ -149,7 +147,10 @@ def same_pads(site: Site) -> list[int]:
                 f"auto_pad={mode} with stride {strides[axis]} depends on the image size, which is "
                 "not fixed; export with explicit pads, or with fixed height and width"
             )
-        small, large = total // 2, total - total // 2
-        begins.append(small if mode == "SAME_UPPER" else large)
-        ends.append(large if mode == "SAME_UPPER" else small)
-    return begins + ends
+        totals.append(total)
+    return _halves(totals, mode)
+
+
+def _halves(totals: Sequence[int], mode: str) -> list[int]:
+    small, large = [n // 2 for n in totals], [n - n // 2 for n in totals]
+    return small + large if mode == "SAME_UPPER" else large + small

@@ -65,7 +65,7 @@ def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
         pieces.append(part)
     if numbers or not pieces:
         pieces.append(b.ints(*numbers))
-    return pieces[0] if len(pieces) == 1 else b.op("Concat", *pieces, axis=0, dtype=INT64)
+    return pieces[0] if len(pieces) == 1 else b.op("Concat", *pieces, axis=0)
 
 
 def computed(b: Site, op_type: str, left: Size, right: Size) -> Size:
@@ -77,7 +77,7 @@ def computed(b: Site, op_type: str, left: Size, right: Size) -> Size:
         return left
     if isinstance(left, int) and left == {"Add": 0, "Mul": 1}.get(op_type):
         return right
-    return b.op(op_type, joined(b, [left]), joined(b, [right]), dtype=INT64)
+    return b.op(op_type, joined(b, [left]), joined(b, [right]))
 
 
 def product(b: Site, parts: Sequence[Size]) -> Size:

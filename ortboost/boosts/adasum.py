@@ -30,10 +30,11 @@ from ortboost.boosts.base import Boost, Stage
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 
 __all__ = ["AdaSum", "combine_graph", "dots_graph"]
 
-_FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
+_FLOAT = ir.DataType.FLOAT
 # The oldest opset whose Split has `num_outputs`, and its IR version.
 _OPSET, _IR_VERSION = 18, 8
 
@@ -111,10 +112,8 @@ def combine_graph(number: int) -> ir.Model:
     factors = []
     for own in alone:
         # An update of zero has a factor of 1, and drops out of the sum by itself.
-        still = b.op("Equal", own, b.const(0.0), dtype=_BOOL)
-        divisor = b.op("Where", still, b.const(1.0), own, dtype=_FLOAT)
-        half = b.op("Mul", b.op("Div", both, divisor), b.const(0.5))
-        factors.append(b.op("Sub", b.const(1.0), half))
+        divisor = Term(b, own).call("Equal", 0.0).where(1.0, Term(b, own))
+        factors.append((1.0 - Term(b, both) / divisor * 0.5).value)
     found = []
     for i, pair in enumerate(pairs):
         at = b.ints(i)

@@ -35,7 +35,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -241,7 +240,7 @@ class Boost(Configuration):
     name: ClassVar[str]
     stage: ClassVar[Stage]
     card: ClassVar[str | None] = None
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    excludes: ClassVar[Mapping[str, str]] = {}
     freezes_network: ClassVar[bool] = False
     row_wise: ClassVar[bool] = False
 

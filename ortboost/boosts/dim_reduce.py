@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
@@ -49,12 +48,13 @@ from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.reach import values_by_name
 
 __all__ = ["PROJECTED", "DimReduce", "read_basis"]
 
-_FLOAT, _BOOL, _INT64 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT64
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _OWN: Final = "ortboost/dim_reduce"
 PROJECTED: Final = f"{_OWN}/projected"
 """Name of the tensor `gk`, still scaled; the processes exchange only it if `alpha` is 0."""
@@ -107,17 +107,15 @@ class DimReduce(LineSearch):
     name: ClassVar[str] = "dim-reduce"
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "dim-reduce"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "grad-freeze": "the components span all parameters",
-            "grad-accumulation": "the line search uses one batch",
-            "group-loss-scale": "gradients are projected together, so they need one scale",
-            "adasum": "both define the step",
-            "thor": "the step is a line search, not the gradient",
-            "clip": "the step is a line search, not the gradient",
-            "grad-centralization": "the step is a line search, not the gradient",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "grad-freeze": "the components span all parameters",
+        "grad-accumulation": "the line search uses one batch",
+        "group-loss-scale": "gradients are projected together, so they need one scale",
+        "adasum": "both define the step",
+        "thor": "the step is a line search, not the gradient",
+        "clip": "the step is a line search, not the gradient",
+        "grad-centralization": "the step is a line search, not the gradient",
+    }
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -230,24 +228,20 @@ class DimReduce(LineSearch):
 
     def _bfgs(self, b: Builder, old: Mapping[str, ir.Value], gk: ir.Value) -> ir.Value:
         """The next `B` if there is a previous step with positive curvature, else `B`."""
-        y, sk, matrix = b.op("Sub", gk, old[_GK_LAST]), old[_SK], old[_B]
-        curve = b.op("ReduceSum", b.op("Mul", y, sk), keepdims=0, shape=())
-        bent = b.op("Greater", curve, b.const(_FLAT_CURVE), dtype=_BOOL)
-        started = b.op("Greater", old[_STARTED], b.const(0, _INT64), dtype=_BOOL)
+        y, sk, matrix = Term(b, gk) - old[_GK_LAST], Term(b, old[_SK]), Term(b, old[_B])
+        curve = Term(b, (y * sk).call("ReduceSum", keepdims=0).value, ir.Shape(()))
+        started = b.op("Greater", old[_STARTED], b.const(0, _INT64))
         # The first accepted step has no previous one to compare with.
-        usable = b.op("And", bent, started, dtype=_BOOL)
+        usable = (curve > _FLAT_CURVE).call("And", started)
         # 1 / y.sk; of a 1 if it is not used, which avoids a division by 0.
-        p = b.op("Reciprocal", b.op("Where", usable, curve, b.const(1.0), dtype=_FLOAT))
-        column, row = b.ints(1), b.ints(0)
-        outer = b.op("Mul", b.op("Unsqueeze", y, column), b.op("Unsqueeze", sk, row))
-        eye = b.op("EyeLike", matrix, dtype=_FLOAT)
+        p = Term(b, usable.where(curve, 1.0).call("Reciprocal").value)
+        row, column = sk.call("Unsqueeze", b.ints(0)), b.ints(1)
+        eye = Term(b, b.op("EyeLike", matrix.value, dtype=_FLOAT))
         # B <- T^T B T + p sk sk^T with T = I - p y sk^T, all [k, k]
-        t = b.op("Sub", eye, b.op("Mul", outer, p))
-        turned = b.op("MatMul", b.op("Transpose", t, perm=[1, 0]), b.op("MatMul", matrix, t))
-        square = b.op("Mul", b.op("Unsqueeze", sk, column), b.op("Unsqueeze", sk, row))
-        return b.op(
-            "Where", usable, b.op("Add", turned, b.op("Mul", square, p)), matrix, dtype=_FLOAT
-        )
+        t = eye - y.call("Unsqueeze", column) * row * p
+        turned = t.call("Transpose", perm=[1, 0]) @ (matrix @ t)
+        following = turned + sk.call("Unsqueeze", column) * row * p
+        return Term(b, usable.value).where(following, matrix).value
 
     # ---- the graphs `trial` and `accept` ------------------------------------------------------
 
@@ -265,11 +259,11 @@ class DimReduce(LineSearch):
         """The weights at a rate, and the required change of the loss there (negative)."""
         steps = _parts(b, states[_DIRECTION], trained)
         found = {
-            p.name: b.op("Add", states[p.name], b.op("Mul", step, rate))
+            p.name: (Term(b, states[p.name]) + Term(b, step) * rate).value
             for p, step in zip(trained, steps, strict=True)
         }
-        slope = b.op("ReduceSum", b.op("Mul", states[_GK], states[_DK]), keepdims=0, shape=())
-        return found, b.op("Mul", b.op("Mul", slope, rate), b.const(self.sigma))
+        slope = (Term(b, states[_GK]) * states[_DK]).call("ReduceSum", keepdims=0)
+        return found, (slope * rate * self.sigma).value
 
     def accept_states(self, trained: Sequence[Parameter]) -> tuple[str, ...]:
         """The states that ``accept`` reads or writes, except parameters."""
@@ -284,10 +278,10 @@ class DimReduce(LineSearch):
         trained: Sequence[Parameter],
     ) -> dict[str, ir.Value]:
         """The next states for the accepted rate, 0 if none was accepted."""
-        moved = b.op("Greater", rate, b.const(0.0), dtype=_BOOL)
+        moved = b.op("Greater", rate, b.const(0.0))
 
         def chosen(new: ir.Value, old: str) -> ir.Value:
-            return b.op("Where", moved, new, states[old], dtype=_FLOAT, shape=states[old].shape)
+            return b.op("Where", moved, new, states[old], shape=states[old].shape)
 
         found = {
             _B: chosen(states[_B_NEXT], _B),

@@ -20,18 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage, State, UpdateContext
 from ortboost.core.field_types import Range
+from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 
 __all__ = ["Ema"]
-
-_DOUBLE = ir.DataType.DOUBLE
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,10 @@ class Ema(Boost):
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str | None] = "ema"
     row_wise: ClassVar[bool] = True
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "adasum": "servers combine their weights after the update, too late for the average",
-            "dim-reduce": "its line search sets the weights after the update",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "adasum": "servers combine their weights after the update, too late for the average",
+        "dim-reduce": "its line search sets the weights after the update",
+    }
 
     def states_of(self, graph: GraphContext) -> Sequence[State]:
         """An average for each trained parameter, which starts at its value."""
@@ -74,20 +70,16 @@ class Ema(Boost):
 
     def after_update(self, update: UpdateContext) -> None:
         """Move the averages towards the new weights."""
-        b, decay = update.b, update.b.const(self.decay, _DOUBLE)
+        b, step = update.b, Term(update.b, update.step)
+        decay = Term(b, b.const(self.decay, ir.DataType.DOUBLE))
         if self.warm_up:
-            ratio = b.op(
-                "Div",
-                b.op("Add", update.step, b.const(1.0, _DOUBLE)),
-                b.op("Add", update.step, b.const(10.0, _DOUBLE)),
-            )
-            decay = b.op("Min", decay, ratio)
-        share = b.cast(b.op("Sub", b.const(1.0, _DOUBLE), decay), ir.DataType.FLOAT)
+            decay = decay.call("Min", (step + 1.0) / (step + 10.0))
+        share = (1.0 - decay).cast(ir.DataType.FLOAT)
         for parameter in update.trained:
             name = _average(parameter.name)
             average, weight = update.states[name], update.next_of[parameter.name]
-            move = b.op("Mul", b.op("Sub", weight, average), share)
-            update.next_of[name] = b.op("Add", average, move, shape=average.shape)
+            move = (Term(b, weight) - average) * share
+            update.next_of[name] = (Term(b, average, average.shape) + move).value
 
 
 def _average(parameter: str) -> str:

@@ -18,7 +18,7 @@ Source: MindSpore Boost, ``LessBN(network, fn_flag=True)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -28,7 +28,16 @@ from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import ROLE_MARK, is_unused, known_shape, producer_of, static_shape
+from ortboost.graph.patterns import Op, match
+from ortboost.graph.query import (
+    ROLE_MARK,
+    constant,
+    known_shape,
+    producer_of,
+    scalar,
+    static_shape,
+)
+from ortboost.graph.rewriting import remove_unused
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.transforms.new_head import PASS_THROUGH, DenseLayer, find_head
@@ -37,6 +46,8 @@ __all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm"
 
 EPSILON = 1e-4
 """Lower bound of the squared length of a row."""
+_SQUARES: Final = Op("ReduceSum", Op("Mul", "v", "v"), "axes")
+_NORMALIZED: Final = Op("Div", "v", Op("Sqrt", Op("Max", _SQUARES, "eps")))
 
 
 @dataclass(frozen=True)
@@ -148,14 +159,14 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
         product = b.op("Gemm", rows, weight, shape=shape, transB=1 if axis == 1 else 0)
     else:
         if axis == 1:
-            weight = b.op("Transpose", weight, perm=[1, 0], shape=_turned(weight))
+            weight = b.op("Transpose", weight, perm=[1, 0])
         product = b.op("MatMul", rows, weight, shape=shape)
     scaled = b.op("Mul", product, multiplier, shape=shape)
     # Replace the layer.
     head.weight.metadata_props[HEAD_MARK] = "weight"
     transpose = producer_of(head.node.inputs[1], "Transpose")  # between the weight and a MatMul
     replace_node(last, [scaled], b)
-    _remove_unused(model.graph, [head.node, transpose])
+    remove_unused(head.node, transpose)  # only the old layer needed them
     infer_shapes(model)
     # Report, and drop biases that nothing else reads.
     name = head.node.name or ""
@@ -211,19 +222,11 @@ def read_full_norm(node: ir.Node) -> FoundHead | None:
 
 def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | None:
     """The normalized value, the axis, and the epsilon."""
-    quotient = producer_of(value, "Div")  # v / sqrt(max(sum(v v), eps)), from its end
-    root = None if quotient is None else producer_of(quotient.inputs[1], "Sqrt")
-    clamped = None if root is None else producer_of(root.inputs[0], "Max")
-    total = None if clamped is None else producer_of(clamped.inputs[0], "ReduceSum")
-    square = None if total is None else producer_of(total.inputs[0], "Mul")
-    if quotient is None or clamped is None or total is None or square is None:
+    found = match(value, _NORMALIZED)
+    axes, least = (None, None) if found is None else (constant(found["axes"]), scalar(found["eps"]))
+    if found is None or axes is None or least is None:
         return None
-    source, axes, least = quotient.inputs[0], total.inputs[1], clamped.inputs[1]
-    if source is None or square.inputs[0] is not source or square.inputs[1] is not source:
-        return None
-    if axes is None or least is None or axes.const_value is None or least.const_value is None:
-        return None
-    return source, int(axes.const_value.numpy()[0]), float(least.const_value.numpy())
+    return found["v"], int(axes[0]), least
 
 
 def _operands(model: ir.Model, head: DenseLayer) -> tuple[ir.Value, int]:
@@ -277,15 +280,3 @@ def _normalized(b: Builder, value: ir.Value, axis: int, dtype: ir.DataType) -> i
     clamped = b.op("Max", total, b.const(EPSILON, dtype), dtype=dtype, shape=reduced)
     length = b.op("Sqrt", clamped, dtype=dtype, shape=reduced)
     return b.op("Div", value, length, dtype=dtype, shape=shape)
-
-
-def _turned(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    shape = known_shape(value)
-    return None if shape is None else shape[::-1]
-
-
-def _remove_unused(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
-    """Remove nodes that only the old layer needed."""
-    for node in nodes:
-        if node is not None and node.graph is not None and is_unused(node):
-            graph.remove(node, safe=True)

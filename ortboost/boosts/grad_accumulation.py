@@ -29,7 +29,7 @@ from ortboost.graph.parameters import Parameter
 
 __all__ = ["GradAccumulation", "accumulator_name"]
 
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 
 def accumulator_name(parameter: str) -> str:
@@ -81,17 +81,17 @@ class GradAccumulation(GradientAccumulator):
         """Add a micro-batch to the window; the module docstring has the algebra."""
         b, done = step.b, step.states[MICRO_STEPS]
         # `keep` clears the sums of the last window: an update does not write them.
-        started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
+        started = b.op("Greater", done, b.const(0, _INT64))
         count = b.op("Add", done, b.const(1, _INT64))
-        full = b.op("GreaterOrEqual", count, b.const(self.steps, _INT64), dtype=_BOOL, shape=())
-        keep = b.op("Cast", started, dtype=_FLOAT, to=_FLOAT)
+        full = b.op("GreaterOrEqual", count, b.const(self.steps, _INT64), shape=())
+        keep = b.cast(started, _FLOAT)
         divisor = b.const(float(self.steps))
         found = {}
         for name, grad in gradients().items():
             state = accumulator_name(name)
             old = b.op("Mul", step.states[state], keep)
             found[state] = b.op("Add", old, b.op("Div", grad, divisor))
-        found[MICRO_STEPS] = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
+        found[MICRO_STEPS] = b.op("Where", full, b.const(0, _INT64), count)
         return found, full
 
     def accumulated(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
@@ -101,8 +101,8 @@ class GradAccumulation(GradientAccumulator):
     def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
         """The mean over the `k` micro-batches of an incomplete window: `a N / k`."""
         b, done = step.b, step.states[MICRO_STEPS]
-        some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name=FLUSHED, shape=())
-        share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
+        some = b.op("Greater", done, b.const(0, _INT64), name=FLUSHED, shape=())
+        share = b.cast(done, _FLOAT)
         factor = b.op("Div", b.const(float(self.steps)), share)
 
         def means() -> dict[str, ir.Value]:

@@ -28,7 +28,7 @@ Networks", ECCV 2020; the excluded layers and the rule of 16 are those of MindSp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -110,7 +110,8 @@ def centralize(
         ConfigError: A pattern matches nothing.
     """
     report = Report("grad_centralization")
-    values = {value.name: value for value in _tensors(model)}
+    tensors = (*model.graph.inputs, *model.graph.initializers.values())
+    values = {value.name: value for value in tensors}
     asked = None
     if config.patterns is not None:
         asked = named_parameters(trained, config.patterns, "centralize, patterns")
@@ -195,8 +196,3 @@ def _input_axes(node: ir.Node, index: int, rank: int) -> tuple[int, ...] | None:
     if kind == "Gather" and index == 0:
         return tuple(range(1, rank))
     return None
-
-
-def _tensors(model: ir.Model) -> Iterable[ir.Value]:
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()

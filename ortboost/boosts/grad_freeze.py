@@ -7,7 +7,7 @@ groups of parameters; both use MindSpore's configuration,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -16,26 +16,19 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext
 from ortboost.boosts.freeze_groups import freeze_groups
-from ortboost.boosts.freeze_schedule import (
-    CONTINUOUS,
-    COST,
-    INTERVAL,
-    LONGEST,
-    FreezeConfig,
-    freeze_schedule,
-)
+from ortboost.boosts.freeze_schedule import LONGEST, FreezeConfig, freeze_schedule
 from ortboost.boosts.roles import UpdateSplitter
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 
 __all__ = ["GradFreeze"]
 
-_NAMES: Final[Mapping[int, Literal["continuous", "interval", "cost"]]] = {
-    CONTINUOUS: "continuous",
-    INTERVAL: "interval",
-    COST: "cost",
-}
-_TYPES: Final = {name: number for number, name in _NAMES.items()}
+# The freeze types 0, 1 and 2.
+_NAMES: Final[Sequence[Literal["continuous", "interval", "cost"]]] = (
+    "continuous",
+    "interval",
+    "cost",
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class GradFreeze(UpdateSplitter):
         """The same settings with MindSpore's names."""
         return FreezeConfig(
             param_groups=10 if isinstance(self.groups, tuple) else self.groups,
-            freeze_type=_TYPES[self.by],
+            freeze_type=_NAMES.index(self.by),
             freeze_p=self.p,
             total_steps=self.steps,
             seed=self.seed,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -37,9 +37,6 @@ from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.reach import values_by_name
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["GroupLossScale"]
 
@@ -71,7 +68,7 @@ class GroupLossScale(LossScaler):
         return {**write_config(self.policy), "name": self.name}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupLossScale:
         """Rebuild from :meth:`to_dict`."""
         settings = {key: value for key, value in data.items() if key != "name"}
         return cls(scale_from_dict({"kind": "grouped", **settings}))  # type: ignore[arg-type]
@@ -141,8 +138,7 @@ class GroupLossScale(LossScaler):
         for number in range(1, self.number + 1):
             factor = b.const(1.0)  # this graph trains nothing of this group
             if number in caused:
-                dtype = ir.DataType.FLOAT
-                factor = b.op("Where", caused[number], shrink, grow, dtype=dtype, shape=())
+                factor = b.op("Where", caused[number], shrink, grow, shape=())
             factors.append(b.op("Reshape", factor, b.ints(1), shape=(1,)))
         ratio = b.op("Concat", *factors, axis=0, shape=(self.number,))
         return {SCALE: self._bounded(b, b.op("Mul", scale, ratio))}

@@ -39,6 +39,7 @@ from ortboost.boosts.less_bn_patterns import (
     written,
 )
 from ortboost.core.report import Report
+from ortboost.graph.query import producer_of
 from ortboost.transforms.trainable_norm import batch_norms
 
 __all__ = ["LessBN", "less_bn"]
@@ -194,8 +195,8 @@ def _dense(end: ir.Node, operands: list[ir.Value]) -> Iterator[tuple[ir.Node, _V
         # with earlier layers x = Concat(x1, x2, ...) and y = Concat(x1, x2, ..., F(x)).
         for length in range(1, len(steps) + 1):
             source = steps[length - 1].source
-            parts = _parts(source)
-            if id(source) in joined or (parts and all(id(part) in joined for part in parts)):
+            parts = producer_of(source, "Concat")
+            if id(source) in joined or (parts and all(id(part) in joined for part in parts.inputs)):
                 block = _find(steps[:length], "concat")
                 if block is not None:
                     place = f"the {block.name} at '{end.name}'"
@@ -284,14 +285,6 @@ def _nodes(steps: list[Step]) -> set[int]:
 
 def _norms(steps: list[Step]) -> list[ir.Node]:
     return [step.node for step in steps if step.kind == "bn"]
-
-
-def _parts(value: ir.Value) -> list[ir.Value]:
-    """The inputs of the Concat that computes a value."""
-    node = value.producer()
-    if node is None or node.op_type != "Concat":
-        return []
-    return [part for part in node.inputs if part is not None]
 
 
 def _has_learned(norm: ir.Node) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -118,7 +118,7 @@ class Lora(Boost):
                 reason = "part of an adapter of the file, which stays as it is"
             elif layer.name in constants and layer.name not in (self.layers or ()):
                 reason = f"a constant: {constants[layer.name]}"
-            elif not reason and not self._is_smaller(layer):
+            elif not reason and self.rank * (layer.fan_in + layer.outputs) >= layer.size:
                 reason = f"adapters of rank {self.rank} would be no smaller than the weight"
             # Several layers may read parts of one weight.
             many = layer.name in report.changed or layer.name in report.kept
@@ -159,10 +159,6 @@ class Lora(Boost):
             )
         return [layer for layer in found if chosen & {layer.name, layer.original}]
 
-    def _is_smaller(self, layer: _Layer) -> bool:
-        inputs, outputs, kernel = layer.inputs, layer.outputs, math.prod(layer.kernel)
-        return self.rank * (inputs * kernel + outputs) < layer.size
-
     def _adapter(
         self, layer: _Layer, b: Builder, generator: np.random.Generator
     ) -> tuple[ir.Value, ir.Value]:
@@ -172,7 +168,7 @@ class Lora(Boost):
             second = (layer.outputs, self.rank, *(1 for _ in layer.kernel))
         else:
             first, second = (layer.inputs, self.rank), (self.rank, layer.outputs)
-        bound = 1 / math.sqrt(layer.inputs * math.prod(layer.kernel))
+        bound = 1 / math.sqrt(layer.fan_in)
         drawn = generator.uniform(-bound, bound, first)
         stem = layer.original.removesuffix(".weight")
         # In the type of the layer: a network in float16 becomes float32, as for other parameters.
@@ -232,8 +228,12 @@ class _Layer:
     reason: str = ""
 
     @property
+    def fan_in(self) -> int:
+        return self.inputs * math.prod(self.kernel)
+
+    @property
     def size(self) -> int:
-        return self.inputs * self.outputs * math.prod(self.kernel)
+        return self.fan_in * self.outputs
 
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:
@@ -252,36 +252,30 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
             continue
         if HEAD_MARK in weight.metadata_props:
             reason = "of a full-normalization head, which stays normalized"
-        name = weight.name or ""
-        original = original_name(weight, node)
-        if reason:
-            yield _Layer(node, name, original, operand, reason=reason)
-            continue
-        if _stored(x, data) is not None:
+        if not reason and _stored(x, data) is not None:
             reason = "both operands are stored"
-        if node.op_type == "Conv":
-            groups = node.attributes.get_int("group", 1)
-            reason = reason or (f"a convolution of {groups} groups" if groups > 1 else "")
-            form = (shape[1], shape[0], shape[2:])
-            yield _Layer(node, name, original, operand, *form, reason=reason)
-            continue
-        if len(shape) != 2:
-            reason = reason or f"a stack of matrices {list(shape)}"
-        if node.attributes.get_int("transA", 0):
-            reason = reason or "its input is transposed"
-        turned = bool(node.attributes.get_int("transB", 0))
-        inputs, outputs = reversed(shape[-2:]) if turned else shape[-2:]
-        matrix, exchanged = _before_transposes(operand)
-        yield _Layer(
-            node,
-            name,
-            original,
-            matrix,
-            inputs,
-            outputs,
-            turned=turned != exchanged,
-            reason=reason,
-        )
+        original = original_name(weight, node)
+        layer = _Layer(node, weight.name or "", original, operand, reason=reason)
+        yield layer if reason else _with_form(layer, shape)
+
+
+def _with_form(layer: _Layer, shape: tuple[int, ...]) -> _Layer:
+    """The layer with its lengths, or the reason why it cannot be adapted."""
+    node = layer.node
+    if node.op_type == "Conv":
+        groups = node.attributes.get_int("group", 1)
+        reason = f"a convolution of {groups} groups" if groups > 1 else ""
+        outputs, inputs, *kernel = shape
+        return replace(layer, inputs=inputs, outputs=outputs, kernel=tuple(kernel), reason=reason)
+    if len(shape) != 2:
+        return replace(layer, reason=f"a stack of matrices {list(shape)}")
+    if node.attributes.get_int("transA", 0):
+        return replace(layer, reason="its input is transposed")
+    turned = bool(node.attributes.get_int("transB", 0))
+    inputs, outputs = reversed(shape) if turned else shape
+    matrix, exchanged = _before_transposes(layer.matrix)
+    turned ^= exchanged
+    return replace(layer, matrix=matrix, inputs=inputs, outputs=outputs, turned=turned)
 
 
 def _before_transposes(value: ir.Value) -> tuple[ir.Value, bool]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -34,10 +33,8 @@ from ortboost.core.loss_scale import (
     initial_state,
 )
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 from ortboost.graph.reach import find_value
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = [
     "GOOD_STEPS",
@@ -49,7 +46,7 @@ __all__ = [
 
 GOOD_STEPS: Final = "ortboost/good_steps"
 OVERFLOWS_LEFT: Final = "ortboost/overflows_left"
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 _OneScale: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig
 
 
@@ -70,16 +67,16 @@ class LossScale(LossScaler):
 
     name: ClassVar[str] = "loss-scale"
     card: ClassVar[str] = "loss-scale"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"group-loss-scale": "a loss has either one scale or one per group"}
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "group-loss-scale": "a loss has either one scale or one per group"
+    }
 
     def to_dict(self) -> dict[str, Any]:
         """Name, kind and settings of the policy."""
         return {"name": self.name, **write_config(self.policy)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> LossScale:
         """Rebuild from :meth:`to_dict`; the defaults if no setting is given."""
         settings = {key: value for key, value in data.items() if key != "name"}
         return cls(scale_from_dict(settings)) if settings else cls()  # type: ignore[arg-type]
@@ -119,17 +116,17 @@ class LossScale(LossScaler):
         policy, found = self.policy, dict[str, ir.Value]()
         if not isinstance(policy, DynamicScaleConfig):
             return found
-        good = b.op("Add", states[GOOD_STEPS], b.const(1, _INT64))
-        grow = b.op("GreaterOrEqual", good, b.const(policy.scale_window, _INT64), dtype=_BOOL)
-        larger = b.op("Mul", scale, b.const(policy.scale_factor))
+        good = Term(b, states[GOOD_STEPS]) + 1
+        grow = good.call("GreaterOrEqual", policy.scale_window)
+        larger = Term(b, scale) * policy.scale_factor
         if policy.max_scale is not None:
-            larger = b.op("Min", larger, b.const(policy.max_scale))
-        found[SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
-        found[GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
+            larger = larger.call("Min", policy.max_scale)
+        found[SCALE] = grow.where(larger, scale).value
+        found[GOOD_STEPS] = grow.where(0, good).value
         if policy.hysteresis > 1:
             full = b.const(policy.hysteresis, _INT64)
             kept = full if policy.consecutive_hysteresis else states[OVERFLOWS_LEFT]
-            found[OVERFLOWS_LEFT] = b.op("Where", grow, full, kept, dtype=_INT64)
+            found[OVERFLOWS_LEFT] = grow.where(full, kept).value
         return found
 
     def after_overflow(
@@ -144,15 +141,15 @@ class LossScale(LossScaler):
         if not isinstance(policy, DynamicScaleConfig):
             return found
         # The rounded reciprocal in float32, as in MindSpore's cell: it differs for a factor of 3.
-        smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(policy.scale_factor)))
-        smaller = b.op("Max", smaller, b.const(policy.min_scale))
+        smaller = Term(b, scale) * float(np.float32(1.0) / np.float32(policy.scale_factor))
+        smaller = smaller.call("Max", policy.min_scale)
         if policy.hysteresis > 1:
-            left, one = states[OVERFLOWS_LEFT], b.const(1, _INT64)
+            left = Term(b, states[OVERFLOWS_LEFT])
             # Once no overflow is tolerated any more, each one shrinks the scale, until it grows.
-            last = b.op("Equal", left, one, dtype=_BOOL)
-            smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
-            found[OVERFLOWS_LEFT] = b.op("Where", last, one, b.op("Sub", left, one), dtype=_INT64)
-        found[SCALE] = smaller
+            last = left.call("Equal", 1)
+            smaller = last.where(smaller, scale)
+            found[OVERFLOWS_LEFT] = last.where(1, left - 1).value
+        found[SCALE] = smaller.value
         found[GOOD_STEPS] = b.const(-int(policy.late_growth), _INT64)
         return found
 

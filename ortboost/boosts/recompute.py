@@ -80,7 +80,10 @@ class Recompute(Boost):
         report = Report(self.name)
         places = _places(graph)
         total = sum(place.stored + place.size for place in places)
-        chosen = _blocks(places) if self.every == "block" else _best(places)
+        if self.every == "block":  # wherever a block has stored enough to make it worthwhile
+            chosen = _greedy(places, lambda stored, place, _: stored >= _WORTH * place.size)
+        else:
+            chosen = _best(places)
         graph.memory[_CHECKPOINTS] = tuple(place.name for place in chosen)
         for place in chosen:
             report.changed[place.name] = "kept; the segment before it is computed again"
@@ -157,11 +160,6 @@ def _segments(places: Sequence[_Place], chosen: Sequence[_Place]) -> list[int]:
             # A place that is not chosen is one of the segment's activations.
             sums[-1] += place.size
     return sums
-
-
-def _blocks(places: Sequence[_Place]) -> list[_Place]:
-    """Place a checkpoint wherever a block has stored enough to make it worthwhile."""
-    return _greedy(places, lambda stored, place, _: stored >= _WORTH * place.size)
 
 
 def _best(places: Sequence[_Place]) -> list[_Place]:
@@ -347,7 +345,7 @@ class _Rewrite:
         if id(value) not in copies:
             if id(value) not in self.data:
                 return value
-            shape = self.b.op("Shape", value, dtype=ir.DataType.INT64)
+            shape = self.b.op("Shape", value)
             later = self.b.op("Add", shape, zero)
             copies[id(value)] = self.b.op("Reshape", value, later, shape=value.shape)
         return copies[id(value)]

@@ -92,8 +92,8 @@ def insert_boundaries(
         loss = config.number + 1
     else:
         # A node belongs to one group, and each edge to another group gets a boundary.
-        levels = _node_levels(path, groups)
-        boundaries = _between(model, path, groups, levels)
+        levels, of_value = _levels(path, groups)
+        boundaries = _between(model, path, of_value, levels)
         makers = [node for node in path.nodes if any(o.name == objective for o in node.outputs)]
         loss = levels[id(makers[0])] if makers else config.number
     for boundary in boundaries:
@@ -139,8 +139,8 @@ def _parameter_groups(
     return found
 
 
-def _node_levels(path: Reach, groups: Mapping[str, int]) -> dict[int, int]:
-    """Map each node on the path to its group: the last group among its inputs."""
+def _levels(path: Reach, groups: Mapping[str, int]) -> tuple[dict[int, int], dict[str, int]]:
+    """The group of each node on the path, the last among its inputs, and of each value."""
     levels: dict[int, int] = {}
     of_value = dict(groups)
     for node in path.nodes:
@@ -149,18 +149,14 @@ def _node_levels(path: Reach, groups: Mapping[str, int]) -> dict[int, int]:
         for output in node.outputs:
             if output.name:
                 of_value[output.name] = levels[id(node)]
-    return levels
+    return levels, of_value
 
 
 def _between(
-    model: ir.Model, path: Reach, groups: Mapping[str, int], levels: Mapping[int, int]
+    model: ir.Model, path: Reach, of_value: Mapping[str, int], levels: Mapping[int, int]
 ) -> list[Boundary]:
     """Insert a boundary on every edge between two groups, one for all uses in the same group."""
     builder = Builder(model.graph, BOUNDARY)
-    of_value = dict(groups)
-    of_value.update(
-        {o.name: levels[id(node)] for node in path.nodes for o in node.outputs if o.name}
-    )
     made: list[Boundary] = []
     for value in _active_values(model, path):
         before = of_value[value.name or ""]

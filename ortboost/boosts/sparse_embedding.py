@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import onnx_ir as ir
@@ -37,13 +36,14 @@ from ortboost.core.field_types import Range
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
 
 __all__ = ["SparseEmbedding"]
 
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 _LOOKUPS = Key[dict[str, list[tuple[str, str]]]]("indices and result of lookups, by table")
 
 
@@ -71,14 +71,12 @@ class SparseEmbedding(Boost):
     name: ClassVar[str] = "sparse-embedding"
     stage: ClassVar[Stage] = "gradients"
     card: ClassVar[str] = "sparse-embedding"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "grad-accumulation": "each step of a window reads other rows",
-            "thor": "it preconditions the gradient of a whole table",
-            "adasum": "each process reads other rows",
-            "dim-reduce": "the components span whole tables",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "grad-accumulation": "each step of a window reads other rows",
+        "thor": "it preconditions the gradient of a whole table",
+        "adasum": "each process reads other rows",
+        "dim-reduce": "the components span whole tables",
+    }
 
     @property
     def needs_one_process(self) -> str:
@@ -114,7 +112,9 @@ class SparseEmbedding(Boost):
             # Not a table, and not named by a pattern: the report leaves it out.
             if not (lookups or asked[parameter.name]):
                 continue
-            reason = reason or self._too_small(parameter)
+            rows = parameter.shape[0]
+            if reason is None and rows < self.min_rows:
+                reason = f"it has {rows} rows, min_rows is {self.min_rows}"
             if reason is None:
                 graph.rows[parameter.name] = f"ortboost/rows/{parameter.name}"
                 chosen[parameter.name] = lookups
@@ -135,10 +135,6 @@ class SparseEmbedding(Boost):
             return dict.fromkeys(names, False)
         where = f"boost '{self.name}', tables"
         return dict.fromkeys(named_parameters(trained, self.tables, where), True)
-
-    def _too_small(self, parameter: Parameter) -> str | None:
-        rows = parameter.shape[0]
-        return None if rows >= self.min_rows else f"it has {rows} rows, min_rows is {self.min_rows}"
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
         """The indices of the lookups, and the gradients of their results."""
@@ -218,16 +214,20 @@ def _summed(
     row, rest = [None, *table.shape[1:]], table.shape[1:]
     # All lookups one after the other: indices [places], their gradients [places, ...].
     flat = [b.op("Reshape", b.cast(value, _INT64), b.ints(-1), shape=[None]) for value in ids]
-    indices = _from_the_start(b, _joined(b, flat), table.shape[0])
+    indices = Term(b, _joined(b, flat), ir.Shape([None]))
+    # Negative ones count from the end; the CPU's lookup has refused those out of range.
+    indices = (indices < 0).where(indices + table.shape[0], indices)
     rows = [b.op("Reshape", b.cast(g, kind), b.ints(-1, *rest), shape=row) for g in gradients]
     gradient = _joined(b, rows)
     # Sort the indices (smallest first); a place whose index differs from that before is new.
-    number = b.op("Shape", indices, dtype=_INT64, shape=[1])
+    number = b.op("Shape", indices.value, shape=[1])
     names = [None] * 2
-    ordered, order = b.ops("TopK", indices, number, names=names, shape=[None], axis=0, largest=0)
+    ordered, order = b.ops(
+        "TopK", indices.value, number, names=names, shape=[None], axis=0, largest=0
+    )
     before = b.op("Slice", ordered, b.ints(0), b.ints(-1), b.ints(0), shape=[None])
     before = b.op("Concat", b.ints(-1), before, axis=0, shape=[None])  # no index is -1 by now
-    again = b.op("Equal", ordered, before, dtype=_BOOL, shape=[None])
+    again = b.op("Equal", ordered, before, shape=[None])
     new = b.op("Not", again, shape=[None])
     # The distinct rows, the place of each one's first gradient, and the places of all others.
     b.op("Compress", ordered, new, axis=0, name=name, shape=[None])
@@ -240,17 +240,10 @@ def _summed(
     added = b.op("Gather", gradient, others, axis=0, shape=row)
     # ScatterElements wants one index for each element.
     column = b.op("Reshape", place, b.ints(-1, *[1] * len(rest)), shape=[None, *[1] * len(rest)])
-    column = b.op("Expand", column, b.op("Shape", added, dtype=_INT64), shape=row)
+    column = b.op("Expand", column, b.op("Shape", added), shape=row)
     total = b.op("Gather", gradient, first, axis=0, shape=row)
     total = b.op("ScatterElements", total, column, added, axis=0, reduction="add", shape=row)
     return b.cast(total, table.dtype)
-
-
-def _from_the_start(b: Builder, indices: ir.Value, length: int) -> ir.Value:
-    """Count negative indices from the start; the CPU's lookup has refused those out of range."""
-    below = b.op("Less", indices, b.const(0, _INT64), dtype=_BOOL, shape=[None])
-    from_start = b.op("Add", indices, b.const(length, _INT64), shape=[None])
-    return b.op("Where", below, from_start, indices, dtype=_INT64, shape=[None])
 
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:

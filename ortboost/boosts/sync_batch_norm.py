@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -38,6 +37,7 @@ from ortboost.boosts.roles import EXCHANGE_POINT, EXCHANGED, EXCHANGED_GRADIENT
 from ortboost.core.errors import ConfigError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import is_read, label, static_shape
 from ortboost.graph.reach import ancestors, values_by_name
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
@@ -65,12 +65,10 @@ class SyncBatchNorm(Boost):
     name: ClassVar[str] = "sync-bn"
     stage: ClassVar[Stage] = "forward"
     card: ClassVar[str] = "sync-bn"
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "adasum": "servers with different weights have no common statistics",
-            "dim-reduce": "its trials run the forward pass by themselves, without exchanges",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "adasum": "servers with different weights have no common statistics",
+        "dim-reduce": "its trials run the forward pass by themselves, without exchanges",
+    }
 
     def rewrite_network(self, graph: GraphContext) -> None:
         """Refuse a BatchNormalization without running statistics, which is arithmetic already.
@@ -165,19 +163,21 @@ def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None
     dtype = _DOUBLE if x.dtype == _DOUBLE else _FLOAT
     data = b.cast(x, dtype)
 
-    def double(value: ir.Value) -> ir.Value:
-        flat = b.op("Reshape", value, b.ints(-1), shape=vector)
-        return b.cast(flat, _DOUBLE)
+    per_channel = ir.Shape(vector)
 
-    def exchanged(value: ir.Value, name: str) -> ir.Value:
+    def double(value: ir.Value) -> Term:
+        flat = b.op("Reshape", value, b.ints(-1), shape=vector)
+        return Term(b, b.cast(flat, _DOUBLE), per_channel)
+
+    def exchanged(value: Term, name: str) -> Term:
         name = b.unique(f"{EXCHANGE_POINT}{label(node)}/{name}")
         one = ir.Value(name=_one(name), type=ir.TensorType(_DOUBLE), shape=ir.Shape(()))
-        point = b.op("Mul", value, one, shape=value.shape)
-        point.name, ones[name] = name, one
+        point = value * one
+        point.value.name, ones[name] = name, one
         return point
 
-    def column(value: ir.Value) -> ir.Value:
-        return b.op("Reshape", b.cast(value, dtype), b.ints(*wide), shape=wide)
+    def column(term: Term) -> ir.Value:
+        return b.op("Reshape", term.cast(dtype).value, b.ints(*wide), shape=wide)
 
     # m_r and q_r of this process; from centered data, as squares of the data would lose digits.
     mean = b.op("ReduceMean", data, axes, keepdims=1, shape=wide)
@@ -185,33 +185,26 @@ def _synchronized(site: Site, ones: dict[str, ir.Value]) -> list[ir.Value | None
     squares = b.op("Mul", centered, centered, shape=shape)
     spread = double(b.op("ReduceMean", squares, axes, keepdims=0, shape=vector))
     own = double(mean)
-    square = b.op("Add", spread, b.op("Mul", own, own, shape=vector), shape=vector)
+    square = spread + own * own
     # n_r as a tensor [1]: parts of a batch may differ in length.
-    size = b.op("Div", b.op("Size", x, dtype=_INT64, shape=()), b.const(channels, _INT64), shape=())
+    size = b.op("Div", b.op("Size", x, shape=()), b.const(channels, _INT64), shape=())
     number = b.cast(b.op("Reshape", size, b.ints(1), shape=(1,)), _DOUBLE)
     # N, then S / N and Q / N.
-    total = exchanged(number, "number")
-    sums = {"sum": own, "square": square}
-    whole, squared = (
-        b.op("Div", exchanged(b.op("Mul", part, number, shape=vector), name), total, shape=vector)
-        for name, part in sums.items()
-    )
+    total = exchanged(Term(b, number, ir.Shape((1,))), "number").value
+    whole = exchanged(own * number, "sum") / total
+    squared = exchanged(square * number, "square") / total
     # var, a, and y.
-    difference = b.op("Sub", squared, b.op("Mul", whole, whole, shape=vector), shape=vector)
-    variance = b.op("Abs", difference, shape=vector)
-    epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), _DOUBLE)
-    deviation = b.op("Sqrt", b.op("Add", variance, epsilon, shape=vector), shape=vector)
-    factor = b.op("Div", double(scale), deviation, shape=vector)
-    moved = b.op("Mul", b.op("Sub", own, whole, shape=vector), factor, shape=vector)
-    offset = b.op("Add", double(bias), moved, shape=vector)
+    variance = (squared - whole * whole).call("Abs")
+    factor = double(scale) / (variance + node.attributes.get_float("epsilon", 1e-5)).call("Sqrt")
+    offset = double(bias) + (own - whole) * factor
     product = b.op("Mul", centered, column(factor), shape=shape)
     result = b.cast(b.op("Add", product, column(offset), shape=shape), x.dtype or _FLOAT)
     # The running statistics, from those of all processes.
     if node.metadata_props.get(VARIANCE_KEY) == "unbiased":
         _count_all(b, node, total)
     outputs: list[ir.Value | None] = [result]
-    for output, value in zip(node.outputs[1:], (whole, variance), strict=False):
-        outputs.append(b.cast(value, output.dtype or _FLOAT) if is_read(output) else None)
+    for output, term in zip(node.outputs[1:], (whole, variance), strict=False):
+        outputs.append(term.cast(output.dtype or _FLOAT).value if is_read(output) else None)
     return outputs
 
 
@@ -221,11 +214,11 @@ def _count_all(b: Builder, node: ir.Node, total: ir.Value) -> None:
     Beside the node, :mod:`ortboost.transforms.trainable_norm` multiplies the variance by
     `(1 - momentum) n / (n - 1)`.
     """
-    one = b.const(1.0, _DOUBLE)
-    less = b.op("Max", b.op("Sub", total, one, shape=(1,)), one, shape=(1,))
-    fresh = b.const(1.0 - float(node.metadata_props[MOMENTUM_KEY]), _DOUBLE)
-    weight = b.op("Mul", b.op("Div", total, less, shape=(1,)), fresh, shape=(1,))
-    weight = b.cast(weight, node.outputs[2].dtype or _FLOAT)
+    count = Term(b, total, ir.Shape((1,)))
+    fresh = (
+        count / (count - 1.0).call("Max", 1.0) * (1.0 - float(node.metadata_props[MOMENTUM_KEY]))
+    )
+    weight = fresh.cast(node.outputs[2].dtype or _FLOAT).value
     for usage in list(node.outputs[2].uses()):
         assert usage.node.op_type == "Mul", usage.node.name
         # The other operand is the local weight.

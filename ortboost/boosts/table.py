@@ -227,7 +227,9 @@ def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
                 where="boosts",
                 fix="Give it once, with all its settings.",
             )
-        reason = _exclusion(one, other)
+        declared = one.excludes.get(other.name) or other.excludes.get(one.name)
+        shared = (role for role in _ONE_OF if isinstance(one, role) and isinstance(other, role))
+        reason = declared or next((_ONE_OF[role] for role in shared), None)
         if reason is not None:
             raise ConfigError(
                 f"'{one.name}' and '{other.name}' cannot be combined: {reason}.",
@@ -235,13 +237,6 @@ def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
                 fix=f"Leave out {one.name} or {other.name}.",
             )
     return tuple(sorted(found, key=lambda boost: _TABLE.index(type(boost))))
-
-
-def _exclusion(one: Boost, other: Boost) -> str | None:
-    """Why two boosts cannot be combined; ``None`` if they can."""
-    declared = one.excludes.get(other.name) or other.excludes.get(one.name)
-    shared = (role for role in _ONE_OF if isinstance(one, role) and isinstance(other, role))
-    return declared or next((_ONE_OF[role] for role in shared), None)
 
 
 _ONE_OF: Final[Mapping[type[Boost], str]] = {

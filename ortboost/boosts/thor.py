@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
@@ -36,22 +35,22 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Key, Stage, State, StepContext, UpdateContext
 from ortboost.boosts.roles import MICRO_STEPS, PART, UpdateSplitter
-from ortboost.boosts.thor_cost import cost_words, layer_cost
 from ortboost.boosts.thor_factors import FactorMaker, precondition
 from ortboost.boosts.thor_layers import Layer, find_layers
 from ortboost.boosts.thor_refresh import KEPT, LAYERS, Refresh
-from ortboost.boosts.thor_sides import Sides, mean_name, state_name
+from ortboost.boosts.thor_sides import Sides, cost_words, layer_cost, mean_name, state_name
 from ortboost.boosts.thor_terms import TERMS, count_terms, loss_terms
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
+from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape
 from ortboost.graph.reach import values_by_name
 
 __all__ = ["Thor"]
 
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _Damping = Annotated[float, Range(above=0, below=1e30)]
 LEARNING_RATE: Final = "learning_rate"
 """Name of the input with the learning rate."""
@@ -106,13 +105,11 @@ class Thor(UpdateSplitter):
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "thor"
     separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
-    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "grad-freeze": "parameters frozen at a second-order update would get no factors; both "
-            "split the update",
-            "group-loss-scale": "factors are unscaled with a single scale for all layers",
-        }
-    )
+    excludes: ClassVar[Mapping[str, str]] = {
+        "grad-freeze": "parameters frozen at a second-order update would get no factors; both "
+        "split the update",
+        "group-loss-scale": "factors are unscaled with a single scale for all layers",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,14 +131,7 @@ class Thor(UpdateSplitter):
 
     @property
     def _refresh(self) -> Refresh:
-        return Refresh(
-            self._sides,
-            self.damping,
-            self.damping_decay,
-            self.factor_decay,
-            self.pi,
-            self.distribute_inverses,
-        )
+        return Refresh(self, self._sides)
 
     # ---- graphs -------------------------------------------------------------------------------
 
@@ -199,10 +189,7 @@ class Thor(UpdateSplitter):
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Store the watched values in the memory of the conversion."""
         seen, outputs = self.watched(graph)
-        values = {
-            value.name or "": value
-            for value in (*graph.model.graph.inputs, *graph.model.graph.outputs)
-        }
+        values = values_by_name(graph.model.graph)
         names = [*seen, *(f"{name}_grad" for name in outputs)]
         graph.memory[_VALUES] = {name: values[name] for name in names}
 
@@ -249,15 +236,13 @@ class Thor(UpdateSplitter):
         if step.number:
             return {}
         b, found = step.b, {}
-        done = step.states[MICRO_STEPS]
+        done = Term(b, step.states[MICRO_STEPS])
         # mean <- mean + (new - mean) / count, restarted by the first micro-batch of a window
-        first = b.op("Equal", done, b.const(0, _INT64), dtype=_BOOL)
-        count = b.op("Cast", b.op("Add", done, b.const(1, _INT64)), dtype=_FLOAT, to=_FLOAT)
+        first, count = done.call("Equal", 0), (done + 1).cast(_FLOAT)
         for (name, side), new in self._refresh.factors(step).items():
             state = state_name("window", side, name)
-            old = step.states[state]
-            mean = b.op("Add", old, b.op("Div", b.op("Sub", new, old), count))
-            found[state] = b.op("Where", first, new, mean, dtype=_FLOAT)
+            old = Term(b, step.states[state])
+            found[state] = first.where(new, old + (Term(b, new) - old) / count).value
         return found
 
     def partial_sums(self, update: UpdateContext, applies: ir.Value | None) -> dict[str, ir.Value]:
@@ -283,16 +268,14 @@ class Thor(UpdateSplitter):
             name, gradient = layer.weight, gradients[layer.weight]
             if isinstance(layer, Layer):
                 inverses = states[name, "a"], states[name, "g"]
-                steps[name] = precondition(b, layer, gradient, *inverses, self._sides.limit(layer))
+                steps[name] = precondition(b, layer, gradient, *inverses, self._sides)
             elif self.mode == "paper":  # diagonal: the stored inverse is 1 / (f + sqrt(d))
                 steps[name] = b.op("Mul", gradient, states[name, "f"])
             else:
                 # MindSpore's f = (dL/dw)^2 / B is that of this step: nothing is stored.
-                root = b.op("Cast", self._refresh.root(update), dtype=_FLOAT, to=_FLOAT)
-                square = b.op("Mul", gradient, gradient)
-                size = b.const(float(self.batch_size or 1))
-                divisor = b.op("Add", b.op("Div", square, size), root)
-                steps[name] = b.op("Div", gradient, divisor)
+                root = b.cast(self._refresh.root(update), _FLOAT)
+                g = Term(b, gradient)
+                steps[name] = (g / (g * g / float(self.batch_size or 1) + root)).value
         if self.kl_clip and steps:
             factor = self._trusted(update, gradients, steps)
             steps = {name: b.op("Mul", step, factor) for name, step in steps.items()}
@@ -311,12 +294,10 @@ class Thor(UpdateSplitter):
             for name, step in steps.items()
         ]
         total = b.op("Sum", *products) if len(products) > 1 else products[0]
-        rate = update.states[LEARNING_RATE]
-        change = b.op("Mul", b.op("Mul", rate, rate), total)
+        rate = Term(b, update.states[LEARNING_RATE])
         # No division by zero: without a change, the factor is 1.
-        change = b.op("Max", change, b.const(1e-30))
-        ratio = b.op("Sqrt", b.op("Div", b.const(self.kl_clip), change))
-        return b.op("Min", ratio, b.const(1.0))
+        change = (rate * rate * total).call("Max", 1e-30)
+        return (Term(b, b.const(self.kl_clip)) / change).call("Sqrt").call("Min", 1.0).value
 
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
@@ -343,18 +324,11 @@ class Thor(UpdateSplitter):
             return {}
         b = step.b
         values = step.memory[_VALUES]
-        number = b.op("Cast", values[TERMS], dtype=_FLOAT, to=_FLOAT)
+        number = b.cast(values[TERMS], _FLOAT)
         mindspore = self.mode == "mindspore"
         terms = number if mindspore or step.memory[_IS_MEAN] else b.const(1.0)
-        maker = FactorMaker(
-            b,
-            values,
-            step.unscale,
-            terms,
-            number,
-            self.block,
-            self.batch_size if mindspore else None,
-        )
+        size = self.batch_size if mindspore else None
+        maker = FactorMaker(b, values, step.unscale, terms, number, self._sides, size)
         found = {}
         for layer in step.memory[LAYERS]:
             for side, value in maker.of(layer).items() if self._sides.of(layer) else ():

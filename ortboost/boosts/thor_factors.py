@@ -50,47 +50,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.thor_layers import Layer, NormLayer
+from ortboost.boosts.thor_sides import Blocks, Sides
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 
-__all__ = ["Blocks", "FactorMaker", "precondition"]
+__all__ = ["FactorMaker", "precondition"]
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _Rows: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]  # rows, their divisor, s
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Division of a factor into diagonal blocks.
-
-    Args:
-        length: Rows of the factor.
-        limit: Maximum rows of a block; 0 for one block.
-        groups: Number of such factors, one per group of a convolution.
-    """
-
-    length: int
-    limit: int
-    groups: int = 1
-
-    @property
-    def number(self) -> int:
-        """Number of blocks per factor."""
-        return 1 if not self.limit else -(-self.length // self.limit)
-
-    @property
-    def size(self) -> int:
-        """Rows of a block; the last block may be padded."""
-        return self.length if self.number == 1 else self.limit
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the tensor of all blocks."""
-        return (self.groups * self.number, self.size, self.size)
-
-    @property
-    def padding(self) -> int:
-        """Rows by which the last block is padded."""
-        return self.number * self.size - self.length
 
 
 @dataclass(frozen=True)
@@ -103,7 +70,7 @@ class FactorMaker:
         unscale: Factor that unscales gradients; ``None`` for 1.
         terms: Factor from `D` to `g`: `N` for a mean loss, 1 for a sum; float32 scalar.
         number: `N`, float32 scalar.
-        block: Maximum rows of a block.
+        sides: The blocks of the factors.
         batch_size: `B` for MindSpore's factors, else ``None``.
     """
 
@@ -112,7 +79,7 @@ class FactorMaker:
     unscale: ir.Value | None
     terms: ir.Value
     number: ir.Value
-    block: int
+    sides: Sides
     batch_size: int | None
 
     def of(self, layer: Layer | NormLayer) -> dict[str, ir.Value]:
@@ -170,11 +137,11 @@ class FactorMaker:
         d = self._rows(self._gradient(layer), layer.outputs)
         rows = self._length(d, 2)
         ids = b.op("Reshape", self.values[layer.source], b.ints(-1))
-        ones = b.op("Expand", b.const(1.0), b.op("Shape", ids, dtype=_INT64))
+        ones = b.op("Expand", b.const(1.0), b.op("Shape", ids))
         # A is the mean of unit vectors' outer products: a diagonal with the share of each id.
         zeros = b.const(np.zeros(layer.inputs))
         counts = b.op("ScatterElements", zeros, ids, ones, reduction="add", shape=(layer.inputs,))
-        blocks = self._output_blocks(layer)
+        blocks = self.sides.blocks(layer, "g")
         if self.batch_size:
             a = b.op("Div", counts, b.const(float(self.batch_size)))
             return {"a": a, "g": self._moment(d, rows, blocks, None)}
@@ -189,11 +156,10 @@ class FactorMaker:
         d = b.op("Reshape", self._gradient(layer), b.ints(-1, size))
         if layer.scale:
             # The normalized input, computed again: the operator need not output its statistics.
-            x = b.op("Reshape", _single(b, self.values[layer.source]), b.ints(-1, size))
-            x = b.op("Sub", x, b.op("ReduceMean", x, b.ints(1), keepdims=1))
-            variance = b.op("ReduceMean", b.op("Mul", x, x), b.ints(1), keepdims=1)
-            deviation = b.op("Sqrt", b.op("Add", variance, b.const(layer.epsilon)))
-            d = b.op("Mul", d, b.op("Div", x, deviation))
+            x = b.op("Reshape", b.cast(self.values[layer.source], _FLOAT), b.ints(-1, size))
+            centered = Term(b, x) - b.op("ReduceMean", x, b.ints(1), keepdims=1)
+            variance = (centered * centered).call("ReduceMean", b.ints(1), keepdims=1)
+            d = (Term(b, d) * (centered / (variance + layer.epsilon).call("Sqrt"))).value
         total = b.op("ReduceSumSquare", d, b.ints(0), keepdims=0)
         mean = b.op("Div", total, self.number)
         return b.op("Reshape", mean, b.ints(*layer.shape), shape=layer.shape)
@@ -201,11 +167,10 @@ class FactorMaker:
     # ---- parts --------------------------------------------------------------------------------
 
     def _both(self, layer: Layer, a: _Rows, d: _Rows) -> dict[str, ir.Value]:
-        blocks = Blocks(layer.inputs, self.block, layer.groups)
         rows, divisor, share = d
         return {
-            "a": self._moment(a[0], a[1], blocks, a[2]),
-            "g": self._moment(rows, divisor, self._output_blocks(layer), share),
+            "a": self._moment(a[0], a[1], self.sides.blocks(layer, "a"), a[2]),
+            "g": self._moment(rows, divisor, self.sides.blocks(layer, "g"), share),
         }
 
     def _means(self, layer: Layer, a: ir.Value, d: ir.Value) -> dict[str, ir.Value]:
@@ -213,17 +178,13 @@ class FactorMaker:
         share = self.b.op("Div", self._length(d, 2), self.number)
         return {**self._both(layer, (a, self.number, None), (d, self.number, None)), "share": share}
 
-    def _output_blocks(self, layer: Layer) -> Blocks:
-        whole = self.batch_size is not None and layer.kind == "embedding"
-        return Blocks(layer.outputs, 0 if whole else self.block, layer.groups)
-
     def _input(self, layer: Layer) -> ir.Value:
-        return _single(self.b, self.values[layer.source])
+        return self.b.cast(self.values[layer.source], _FLOAT)
 
     def _gradient(self, layer: Layer | NormLayer) -> ir.Value:
         """`g`, unscaled before it is squared."""
         b = self.b
-        gradient = _single(b, self.values[f"{layer.output}_grad"])
+        gradient = b.cast(self.values[f"{layer.output}_grad"], _FLOAT)
         factor = self.terms if self.unscale is None else b.op("Mul", self.terms, self.unscale)
         return b.op("Mul", gradient, factor)
 
@@ -242,8 +203,8 @@ class FactorMaker:
 
     def _length(self, value: ir.Value, axis: int) -> ir.Value:
         b = self.b
-        length = b.op("Gather", b.op("Shape", value, dtype=_INT64), b.const(axis, _INT64), shape=())
-        return b.op("Cast", length, dtype=_FLOAT, to=_FLOAT)
+        length = b.op("Gather", b.op("Shape", value), b.const(axis, _INT64), shape=())
+        return b.cast(length, _FLOAT)
 
     def _moment(
         self, rows: ir.Value, divisor: ir.Value, blocks: Blocks, share: ir.Value | None
@@ -256,21 +217,12 @@ class FactorMaker:
         # [groups, length, R] -> [groups * blocks, size, R]: a block is a run of consecutive rows.
         rows = b.op("Reshape", rows, b.ints(*blocks.shape[:2], -1))
         moment = b.op("MatMul", rows, b.op("Transpose", rows, perm=[0, 2, 1]), shape=blocks.shape)
-        return _times(b, b.op("Div", moment, divisor), share)
-
-
-def _times(b: Builder, factor: ir.Value, share: ir.Value | None) -> ir.Value:
-    if share is None:
-        return factor
-    return b.op("Mul", factor, b.op("Sqrt", share), shape=factor.shape)
-
-
-def _single(b: Builder, value: ir.Value) -> ir.Value:
-    return value if value.dtype == _FLOAT else b.op("Cast", value, dtype=_FLOAT, to=_FLOAT)
+        mean = b.op("Div", moment, divisor)
+        return mean if share is None else b.op("Mul", mean, b.op("Sqrt", share), shape=mean.shape)
 
 
 def precondition(
-    b: Builder, layer: Layer, gradient: ir.Value, a: ir.Value, g: ir.Value, block: int
+    b: Builder, layer: Layer, gradient: ir.Value, a: ir.Value, g: ir.Value, sides: Sides
 ) -> ir.Value:
     """Append nodes for `G^-1 dL/dW A^-1`, in the layout of the weight.
 
@@ -280,10 +232,9 @@ def precondition(
         gradient: `dL/dW`.
         a: Blocks of the inverse of `A`; for an embedding, the inverse of its diagonal.
         g: Blocks of the inverse of `G`.
-        block: Maximum rows of a block.
+        sides: The blocks of the factors.
     """
-    inner = Blocks(layer.inputs, block, layer.groups)
-    outer = Blocks(layer.outputs, block, layer.groups)
+    inner, outer = sides.blocks(layer, "a"), sides.blocks(layer, "g")
     if layer.kind == "embedding":
         scaled = b.op("Mul", gradient, b.op("Unsqueeze", a, b.ints(1)))
         matrix = b.op("Unsqueeze", scaled, b.ints(0))

@@ -40,6 +40,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
 
 __all__ = [
     "ACCURACY",
@@ -161,7 +162,7 @@ def damped_inverses(
     error = b.op("Sub", b.op("MatMul", damped, inverse), eye)
     square = b.op("ReduceSumSquare", error, b.ints(-2, -1), keepdims=1)
     bound = b.const(ACCURACY**2, _DOUBLE)
-    accurate = b.op("LessOrEqual", square, bound, dtype=ir.DataType.BOOL)  # false for NaN
+    accurate = b.op("LessOrEqual", square, bound)  # false for NaN
     return inverse, accurate
 
 
@@ -192,16 +193,16 @@ def _half(size: int) -> int:
 
 def _steps(b: Builder, smallest: ir.Value, largest: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
     """The scale of the initial guess, and `c` of each step, all ``[count, 1, 1]``."""
-    two, one = b.const(2.0, _DOUBLE), b.const(1.0, _DOUBLE)
+    low = Term(b, smallest)
     # X = start I gives eigenvalues of A X between m = smallest start and 2 - m.
-    start = b.op("Div", two, b.op("Add", smallest, largest))
-    m = b.op("Max", b.op("Mul", smallest, start), b.const(_SMALLEST, _DOUBLE))
+    start = Term(b, b.const(2.0, _DOUBLE)) / (low + largest)
+    m = (low * start).call("Max", _SMALLEST)
     found = []
     for _ in range(_STEPS):
-        reached = b.op("Mul", m, b.op("Sub", two, m))
-        found.append(b.op("Div", two, b.op("Add", one, reached)))
-        m = b.op("Mul", found[-1], reached)
-    return start, found
+        reached = m * (2.0 - m)
+        found.append(Term(b, b.const(2.0, _DOUBLE)) / (reached + 1.0))
+        m = found[-1] * reached
+    return start.value, [step.value for step in found]
 
 
 def _inverse(
@@ -215,35 +216,30 @@ def _inverse(
     a11, a12 = b.ops("Split", upper, sizes, names=[None, None], axis=2)
     a21, a22 = b.ops("Split", lower, sizes, names=[None, None], axis=2)
     # The bounds of the spectrum hold for both halves, so the steps are shared.
-    x11 = _inverse(b, a11, top, start, steps)
-    product = b.op("MatMul", x11, a12)  # B, and its refinement
-    rest = b.op("Sub", a12, b.op("MatMul", a11, product))
-    product = b.op("Add", product, b.op("MatMul", x11, rest))
+    x11 = Term(b, _inverse(b, a11, top, start, steps))
+    product = x11 @ a12  # B, and its refinement
+    product = product + x11 @ (Term(b, a12) - Term(b, a11) @ product)
     # B^T is computed anew: onnxruntime would fuse a Transpose into a MatMul that exists only in
     # float32.
-    turned = b.op("MatMul", a21, x11)
-    rest = b.op("Sub", a21, b.op("MatMul", turned, a11))
-    turned = b.op("Add", turned, b.op("MatMul", rest, x11))
-    schur = b.op("Sub", a22, b.op("MatMul", a21, product))
-    x22 = _inverse(b, schur, size - top, start, steps)
-    x12 = b.op("Neg", b.op("MatMul", product, x22))
-    x11 = b.op("Sub", x11, b.op("MatMul", x12, turned))
-    upper = b.op("Concat", x11, x12, axis=2)
-    lower = b.op("Concat", b.op("Transpose", x12, perm=[0, 2, 1]), x22, axis=2)
-    x = b.op("Concat", upper, lower, axis=1)
-    rest = b.op("Sub", _eye(b, size), b.op("MatMul", a, x))  # the Newton step
-    return b.op("Add", x, b.op("MatMul", x, rest))
+    turned = Term(b, a21) @ x11
+    turned = turned + (Term(b, a21) - turned @ a11) @ x11
+    schur = Term(b, a22) - Term(b, a21) @ product
+    x22 = Term(b, _inverse(b, schur.value, size - top, start, steps))
+    x12 = -(product @ x22)
+    above = (x11 - x12 @ turned).call("Concat", x12, axis=2)
+    below = x12.call("Transpose", perm=[0, 2, 1]).call("Concat", x22, axis=2)
+    x = above.call("Concat", below, axis=1)
+    return (x + x @ (Term(b, _eye(b, size)) - Term(b, a) @ x)).value  # the Newton step
 
 
 def _newton_schulz(
     b: Builder, a: ir.Value, size: int, start: ir.Value, steps: list[ir.Value]
 ) -> ir.Value:
-    twice = b.const(2 * np.eye(size)[None], _DOUBLE)
-    x = b.op("Mul", _eye(b, size), start)
+    twice = Term(b, b.const(2 * np.eye(size)[None], _DOUBLE))
+    x = Term(b, _eye(b, size)) * start
     for factor in steps:
-        rest = b.op("Sub", twice, b.op("MatMul", a, x))
-        x = b.op("Mul", b.op("MatMul", x, rest), factor)
-    return x
+        x = x @ (twice - Term(b, a) @ x) * factor
+    return x.value
 
 
 def _eye(b: Builder, size: int) -> ir.Value:

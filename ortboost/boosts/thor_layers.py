@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
@@ -124,65 +124,49 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
         return f"'{label(node)}' is in a branch or a loop"
     if value.is_graph_output():
         return "it is a graph output too"
-    output = node.outputs[0]
     if is_standard(node, "LayerNormalization") and index in (1, 2):
         return _norm(parameter, node, index)
     if is_standard(node, "MatMul") and index == 1 and rank == 2:
-        source = node.inputs[0]
-        return _dense(parameter, node, source, output, inputs_axis=perm[0])
+        return _dense(parameter, node, inputs_axis=perm[0])
     if is_standard(node, "Gemm") and index == 1:
         if node.attributes.get_int("transA", 0) or node.attributes.get_float("alpha", 1.0) != 1.0:
             return f"'{label(node)}' has transA or alpha"
         axis = perm[1 if node.attributes.get_int("transB", 0) else 0]
-        return _dense(parameter, node, node.inputs[0], output, inputs_axis=axis)
+        return _dense(parameter, node, inputs_axis=axis)
     if is_standard(node, "Conv") and index == 1 and perm == tuple(range(rank)):
         return _conv(parameter, node)
     is_table = is_standard(node, "Gather") and index == 0 and rank == 2 and perm == (0, 1)
     if is_table and node.attributes.get_int("axis", 0) == 0:
         entries, width = parameter.shape
-        return Layer(
-            parameter.name,
-            parameter.shape,
-            "embedding",
-            inputs=entries,
-            outputs=width,
-            rows_in=True,
-            source=_name(node.inputs[1]),
-            output=_name(output),
-        )
+        return _made(parameter, node, "embedding", inputs=entries, outputs=width, rows_in=True)
     return f"a {parameter.role or 'parameter'} of {node.op_type} '{label(node)}'"
 
 
-def _dense(
-    parameter: Parameter, node: ir.Node, source: ir.Value | None, output: ir.Value, inputs_axis: int
-) -> Layer | str:
-    if known_shape(output) is None:
+def _made(parameter: Parameter, node: ir.Node, kind: Kind, **fields: Any) -> Layer:
+    source = _name(node.inputs[1 if kind == "embedding" else 0])
+    output = _name(node.outputs[0])
+    return Layer(parameter.name, parameter.shape, kind, source=source, output=output, **fields)
+
+
+def _dense(parameter: Parameter, node: ir.Node, inputs_axis: int) -> Layer | str:
+    if known_shape(node.outputs[0]) is None:
         return f"the rank of the output of '{label(node)}' is unknown"
-    return Layer(
-        parameter.name,
-        parameter.shape,
-        "dense",
-        inputs=parameter.shape[inputs_axis],
-        outputs=parameter.shape[1 - inputs_axis],
-        rows_in=inputs_axis == 0,
-        source=_name(source),
-        output=_name(output),
-    )
+    inputs, outputs = parameter.shape[inputs_axis], parameter.shape[1 - inputs_axis]
+    rows_in = inputs_axis == 0
+    return _made(parameter, node, "dense", inputs=inputs, outputs=outputs, rows_in=rows_in)
 
 
 def _conv(parameter: Parameter, node: ir.Node) -> Layer:
     groups = node.attributes.get_int("group", 1)
     out, inner, *kernel = parameter.shape
     kept = ("strides", "pads", "dilations", "auto_pad")
-    return Layer(
-        parameter.name,
-        parameter.shape,
+    return _made(
+        parameter,
+        node,
         "conv",
         inputs=inner * math.prod(kernel),
         outputs=out // groups,
         rows_in=False,
-        source=_name(node.inputs[0]),
-        output=_name(node.outputs[0]),
         groups=groups,
         attributes={key: node.attributes[key] for key in kept if key in node.attributes},
         kernel=tuple(kernel),

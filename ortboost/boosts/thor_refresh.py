@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,10 @@ from ortboost.boosts.thor_shares import own_blocks
 from ortboost.boosts.thor_sides import Sides, mean_name, state_name
 from ortboost.graph.bodies import choose
 from ortboost.graph.build import Builder
+from ortboost.graph.formulas import Term
+
+if TYPE_CHECKING:
+    from ortboost.boosts.thor import Thor
 
 __all__ = ["KEPT", "LAYERS", "Refresh"]
 
@@ -37,14 +41,10 @@ _DOUBLE = ir.DataType.DOUBLE
 
 @dataclass(frozen=True)
 class Refresh:
-    """Computes the inverses, with the settings of :class:`ortboost.boosts.thor.Thor`."""
+    """Computes the inverses, with the settings of THOR."""
 
+    thor: Thor
     sides: Sides
-    damping: float | tuple[float, ...]
-    damping_decay: float
-    factor_decay: float
-    pi: bool
-    distribute_inverses: bool
 
     def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
         """The factors of this batch by weight and side, and the ``gain`` of a weight if any."""
@@ -72,7 +72,7 @@ class Refresh:
             found[key] = self._reciprocal(b, value, self.root(update), old[key])
         kept = update.states[KEPT]
         for size, members in chains.items():
-            if self.distribute_inverses:
+            if self.thor.distribute_inverses:
                 new = [update.sums[_sum_name(*factor.key)] for factor in members]
                 accurate = b.cast(update.sums[_flags_name(size)], _BOOL)
             else:
@@ -82,8 +82,8 @@ class Refresh:
             # An inverse that is not accurate leaves the old one of its block.
             flags = b.ops("Split", accurate, counts, names=[None] * len(members), axis=0)
             for factor, inverse, good in zip(members, new, flags, strict=True):
-                found[factor.key] = b.op("Where", good, inverse, old[factor.key], dtype=_FLOAT)
-            bad = b.cast(b.op("Not", accurate, dtype=_BOOL), _INT64)
+                found[factor.key] = b.op("Where", good, inverse, old[factor.key])
+            bad = b.cast(b.op("Not", accurate), _INT64)
             kept = b.op("Add", kept, b.op("ReduceSum", bad, keepdims=0, shape=()))
         for (name, side), value in found.items():
             update.next_of[state_name("inverse", side, name)] = value
@@ -126,7 +126,7 @@ class Refresh:
             factors = {key: update.states[state_name("window", key[1], key[0])] for key in keys}
         else:
             factors = self.factors(update)
-        if self.factor_decay:
+        if self.thor.factor_decay:
             factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
         # Blocks of equal padded size are inverted together, in one chain of batched products.
         chains: dict[int, list[Factor]] = {}
@@ -149,16 +149,11 @@ class Refresh:
         b, state = update.b, state_name("factor", key[1], key[0])
         if state in update.next_of:  # computed before the branches
             return update.next_of[state]
-        old = update.states[state]
-        share = b.const(self.factor_decay)
-        mean = b.op(
-            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.factor_decay))
-        )
-        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE), dtype=_BOOL)
-        mean = b.op("Where", first, new, mean, dtype=_FLOAT)
-        zero = b.op("ReduceSum", b.op("Mul", new, b.const(0.0)), keepdims=0)
-        finite = b.op("Equal", zero, b.const(0.0), dtype=_BOOL)
-        update.next_of[state] = b.op("Where", finite, mean, old, dtype=_FLOAT)
+        old, factor, decay = Term(b, update.states[state]), Term(b, new), self.thor.factor_decay
+        mean = old * decay + factor * (1 - decay)
+        first = Term(b, update.step).call("Equal", 1.0)
+        finite = (factor * 0.0).call("ReduceSum", keepdims=0).call("Equal", 0.0)
+        update.next_of[state] = finite.where(first.where(new, mean), old).value
         return update.next_of[state]
 
     def root(self, update: UpdateContext) -> ir.Value:
@@ -167,15 +162,15 @@ class Refresh:
 
         def make() -> ir.Value:
             one = b.const(1.0, _DOUBLE)
-            if isinstance(self.damping, tuple):
-                index = b.op("Cast", b.op("Sub", update.step, one), dtype=_INT64, to=_INT64)
-                index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
-                value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
+            if isinstance(self.thor.damping, tuple):
+                index = b.cast(b.op("Sub", update.step, one), _INT64)
+                index = b.op("Min", index, b.const(len(self.thor.damping) - 1, _INT64))
+                value = b.op("Gather", b.const(self.thor.damping, _DOUBLE), index, shape=())
             else:
-                value = b.const(self.damping, _DOUBLE)
-            if self.damping_decay != 1:
+                value = b.const(self.thor.damping, _DOUBLE)
+            if self.thor.damping_decay != 1:
                 done = b.op("Sub", update.step, one)
-                decay = b.op("Pow", b.const(self.damping_decay, _DOUBLE), done)
+                decay = b.op("Pow", b.const(self.thor.damping_decay, _DOUBLE), done)
                 value = b.op("Mul", value, decay)
             return b.op("Sqrt", value)
 
@@ -189,32 +184,29 @@ class Refresh:
         root: ir.Value,
     ) -> dict[str, ir.Value]:
         """The damping of each factor: the root, divided between the two factors with ``pi``."""
-        if not self.pi or not isinstance(layer, Layer):
+        if not self.thor.pi or not isinstance(layer, Layer):
             return dict.fromkeys(self.sides.of(layer), root)
         a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
-        ratio = b.op("Sqrt", b.op("Div", a, g))
         # A bound, so that one factor is never left almost without damping.
-        ratio = b.op("Max", b.op("Min", ratio, b.const(1e3, _DOUBLE)), b.const(1e-3, _DOUBLE))
-        return {"a": b.op("Mul", root, ratio), "g": b.op("Div", root, ratio)}
+        ratio = (a / g).call("Sqrt").call("Min", 1e3).call("Max", 1e-3)
+        whole = Term(b, root)
+        return {"a": (whole * ratio).value, "g": (whole / ratio).value}
 
-    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> ir.Value:
+    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> Term:
         length = (layer.inputs if side == "a" else layer.outputs) * layer.groups
+        term = Term(b, factor)
         if len(self.sides.shape(layer, side)) == 3:
             # Only the diagonals count for the trace; rows of padding are zeros.
-            factor = b.op("Mul", factor, b.const(np.eye(self.sides.blocks(layer, side).size)))
-        trace = b.op("ReduceSum", factor, keepdims=0)
-        mean = b.op("Div", trace, b.const(float(length)))
+            term = term * b.const(np.eye(self.sides.blocks(layer, side).size))
+        mean = term.call("ReduceSum", keepdims=0) / float(length)
         # A factor of zeros, such as that of a dead layer, must not divide by zero.
-        mean = b.op("Max", mean, b.const(1e-30))
-        return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
+        return mean.call("Max", 1e-30).cast(_DOUBLE)
 
     def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
         """`1 / (f + sqrt(d))`; the old value where that is not a finite float32."""
-        damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
-        new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
-        largest = b.const(np.finfo(np.float32).max)
-        good = b.op("LessOrEqual", new, largest, dtype=_BOOL)  # false for NaN
-        return b.op("Where", good, new, old, dtype=_FLOAT)
+        new = (Term(b, b.cast(factor, _DOUBLE)) + root).call("Reciprocal").cast(_FLOAT)
+        good = new.call("LessOrEqual", float(np.finfo(np.float32).max))  # false for NaN
+        return good.where(new, old).value
 
 
 def _sum_name(weight: str, side: str) -> str:
@@ -231,7 +223,7 @@ def _own_inverses(
     b: Builder, factors: Sequence[Factor], size: int, own: ir.Value, number: int
 ) -> dict[str, ir.Value]:
     """Inverses and flags of all blocks, those of other processes as zeros."""
-    places = b.op("NonZero", own, dtype=_INT64)  # [1, own blocks]
+    places = b.op("NonZero", own)  # [1, own blocks]
     rows = b.op("Transpose", places, perm=[1, 0])
     inverses, accurate = inverted_factors(b, factors, size, b.op("Squeeze", places, b.ints(0)))
     return {

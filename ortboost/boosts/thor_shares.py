@@ -31,7 +31,7 @@ from ortboost.graph.build import Builder
 
 __all__ = ["own_blocks"]
 
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 
 
 def own_blocks(
@@ -63,8 +63,8 @@ def own_blocks(
         owners = b.op("Div", chosen, count)
         added = b.op("Expand", b.const(cost, _INT64), b.ints(number))
         loads = b.op("ScatterElements", loads, owners, added, axis=0, reduction="add")
-        own = b.op("Equal", owners, rank, dtype=_BOOL, shape=(number,))
+        own = b.op("Equal", owners, rank, shape=(number,))
         total = b.op("ReduceSum", b.cast(own, _INT64), keepdims=0, shape=())
-        some = b.op("Greater", total, b.const(0, _INT64), dtype=_BOOL, shape=())
+        some = b.op("Greater", total, b.const(0, _INT64), shape=())
         found.append((own, some))
     return found

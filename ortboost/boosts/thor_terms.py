@@ -14,7 +14,7 @@ __all__ = ["TERMS", "Terms", "count_terms", "loss_terms"]
 
 TERMS: Final = "ortboost/thor/terms"
 """Name of the value with the number of terms."""
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ def count_terms(model: ir.Model, found: Terms, data: ir.Value, batch_size: int |
         terms = f"{batch_size} terms, as given"
     elif labels is not None and found.ignored is not None:
         ignored = b.const(found.ignored, labels.dtype or _INT64)
-        counts = b.op("Not", b.op("Equal", labels, ignored, dtype=_BOOL))
-        number = b.op("ReduceSum", b.op("Cast", counts, dtype=_INT64, to=_INT64), keepdims=0)
+        counts = b.op("Not", b.op("Equal", labels, ignored))
+        number = b.op("ReduceSum", b.cast(counts, _INT64), keepdims=0)
         number = b.op("Max", number, b.const(1, _INT64))
         terms = "its terms are the labels that are not ignored"
     elif labels is not None:
-        number = b.op("Size", labels, dtype=_INT64)
+        number = b.op("Size", labels)
         terms = "its terms are the labels"
     else:
-        shape = b.op("Shape", data, dtype=_INT64)
+        shape = b.op("Shape", data)
         number = b.op("Gather", shape, b.const(0, _INT64))
         terms = f"its terms are the samples, axis 0 of '{data.name}'"
-    b.op("Identity", number, name=TERMS, dtype=_INT64, shape=())
+    b.op("Identity", number, name=TERMS, shape=())
     b.flush()
     return f"the loss is a {'mean' if found.mean else 'sum'}; {terms}"

@@ -7,7 +7,7 @@ node has a name, and constants have the element type that is asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from ortboost.core.errors import ModelError
 from ortboost.graph.query import all_graphs, all_nodes, find_schema
 
 __all__ = ["Builder", "all_names", "detach", "free_name", "replace_node", "unused_name"]
+
+_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 
 def all_names(graph: ir.Graph) -> set[str]:
@@ -100,7 +102,8 @@ class Builder:
             op_type: Operator name.
             *inputs: Input values; ``None`` omits an optional input.
             name: Name of the output; derived from the prefix and operator if not given.
-            dtype: Element type of the output; that of the first input if not given.
+            dtype: Element type of the output, if it is not what the operator and its inputs tell:
+                that of the first input, of the branches of Where, bool of a comparison.
             shape: Shape of the output, if known.
             domain: Operator domain, ``""`` for standard ONNX.
             **attributes: Attributes as Python values.
@@ -122,8 +125,7 @@ class Builder:
         """Create a node with ``len(names)`` outputs and return them; see :meth:`op`."""
         if not domain:  # a wrong name fails here, not when a runtime opens the graph
             _require_known(op_type, self.graph.opset_imports.get("", 0), tuple(attributes))
-        if dtype is None and inputs and inputs[0] is not None:
-            dtype = inputs[0].dtype
+        dtype = dtype or _result_dtype(op_type, inputs, attributes)
         outputs = [
             ir.val(
                 self.unique(name or f"{self.prefix}/{op_type}"),
@@ -189,6 +191,25 @@ class Builder:
     def flush(self) -> None:
         """Append the collected nodes to the end of the graph."""
         self.graph.extend(self.take())
+
+
+# Operators by the element type of their first output, if it is not that of their first input.
+_RESULTS = {
+    **dict.fromkeys("Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual".split(), _BOOL),
+    **dict.fromkeys("ArgMax ArgMin NonZero Shape Size".split(), _INT64),
+}
+
+
+def _result_dtype(
+    op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+) -> ir.DataType | None:
+    """The element type of the first output, as far as the operator and its inputs tell."""
+    if op_type in _RESULTS:
+        return _RESULTS[op_type]
+    if op_type == "Cast" and isinstance(attributes["to"], int):
+        return ir.DataType(attributes["to"])
+    sources = inputs[1:] if op_type == "Where" else inputs[:1]
+    return next((v.dtype for v in sources if v is not None and v.dtype is not None), None)
 
 
 @functools.cache

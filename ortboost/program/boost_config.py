@@ -143,15 +143,9 @@ class AccumulationSection(_Section):
 
 @dataclass(frozen=True)
 class DimReduceSection(_Section):
-    """Dimension reduction, see :mod:`ortboost.boosts.dim_reduce`.
+    """The settings of :class:`~ortboost.boosts.dim_reduce.DimReduce`, and two of AutoBoost alone.
 
     Args:
-        rho: Rate of the second trial; that of the first is 1.
-        gamma: Decay of the momentum of the residual.
-        alpha: Rate of the residual.
-        sigma: Fraction of the predicted decrease of the loss that a trial must achieve.
-        n_components: Number of components.
-        pca_mat_path: File of the components, written by ``ortboost pca``.
         weight_load_dir: Checkpoints to compute the components from; for AutoBoost only, a program
             uses those of ``ortboost pca --checkpoints``.
         timeout: No effect, as the report says: no process waits for the file of another.
@@ -176,12 +170,7 @@ class BoostConfig:
     Args:
         level: ``O0``, ``O1`` or ``O2``.
         mode: ``auto``, ``manual``, ``enable_all`` or ``disable_all``.
-        on: The boosts that are on.
-        common: See :class:`CommonSection`.
-        less_bn: See :class:`LessBnSection`.
-        grad_freeze: See :class:`ortboost.boosts.freeze_schedule.FreezeConfig`.
-        grad_accumulation: See :class:`AccumulationSection`.
-        dim_reduce: See :class:`DimReduceSection`.
+        on: The boosts that are on; the fields that follow are the sections with their settings.
         idle: Settings that have no effect, with the reason.
     """
 
@@ -211,9 +200,8 @@ class BoostConfig:
         if self.on.grad_freeze:
             found["grad_freeze"] = GradFreeze.of(self.grad_freeze)
         if self.on.grad_accumulation:
-            found["grad_accumulation"] = GradAccumulation(
-                self.grad_accumulation.grad_accumulation_step
-            )
+            steps = self.grad_accumulation.grad_accumulation_step
+            found["grad_accumulation"] = GradAccumulation(steps)
         if self.on.dim_reduce:
             found["dim_reduce"] = self._dim_reduce()
         if self.on.adasum:
@@ -229,14 +217,8 @@ class BoostConfig:
                 fix="Compute them with 'ortboost pca RUN -o p.npy' (pass weight_load_dir to "
                 "--checkpoints), and set dim_reduce.pca_mat_path.",
             )
-        return DimReduce(
-            section.pca_mat_path,
-            section.n_components,
-            section.rho,
-            section.gamma,
-            section.alpha,
-            section.sigma,
-        )
+        same = ("pca_mat_path", "n_components", "rho", "gamma", "alpha", "sigma")
+        return DimReduce(**{name: getattr(section, name) for name in same})
 
 
 _SECTIONS: Final[Mapping[str, type[Any]]] = {

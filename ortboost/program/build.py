@@ -17,11 +17,9 @@ The first four run for each engine until one has no blockers (``choose_engine.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.lower import lower_losses
+from ortboost.autodiff.portable.rules.losses import lower_losses
 from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.graph.guard_draws import guard_draws
@@ -72,7 +70,9 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     guard_draws(forward.model)  # before the native engine, whose builder merges draws
     evaluation = evaluation_graph(forward)  # before the rewrites that are for training only
     for boost in config.enabled_boosts:
-        _read_instead(evaluation, boost.evaluated(forward.trained))
+        states = boost.evaluated(forward.trained)  # read in place of parameters
+        for value in evaluation.graph.inputs:
+            value.name = states.get(value.name or "", value.name)
     lowered = lower_forward(forward, config, chosen.engine)
     graphs = build_graphs(lowered)
     models = {graph.name: graph.model for graph in graphs}
@@ -105,9 +105,3 @@ def evaluation_graph(forward: Forward) -> ir.Model:
     lift_state(model, forward)
     stamp(model, "eval")
     return model
-
-
-def _read_instead(evaluation: ir.Model, states: Mapping[str, str]) -> None:
-    """Let the evaluation graph read states in place of parameters."""
-    for value in evaluation.graph.inputs:
-        value.name = states.get(value.name or "", value.name)

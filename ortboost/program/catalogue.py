@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -36,37 +37,27 @@ __all__ = [
 METADATA_KEY = "ortboost.catalogue"
 _VERSION = 1
 
-# JSON key to type of its value.
-_OPTIONAL: Final = int | None
-_SPEC: Final[Mapping[str, Any]] = {
-    "name": str,
-    "dtype": str,
-    "shape": tuple[int | str | None, ...],
-    "classes": _OPTIONAL,
-    "ignored": _OPTIONAL,
-    "class_axis": _OPTIONAL,
-    "shifted": bool | None,
-    "averaged": bool | None,
-    "batch_axis": int | str | None,
-    "weights": tuple[float, ...] | None,
-}
-_ENTRY: Final[Mapping[str, Any]] = {
-    "name": str,
-    "kind": str,
-    "dtype": str,
-    "shape": tuple[int, ...],
-    "next": str | None,
-    "role": str,
-    "sharded": bool | None,
-}
+_T = TypeVar("_T")
 
 
-def _check(data: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    for key, kind in kinds.items():
-        try:
-            check_value(data.get(key), kind)
-        except UnfitError:
-            raise ValueError(f"'{key}' is {data.get(key)!r}") from None
+def _check(name: str, value: object, hint: Any) -> None:
+    try:
+        check_value(value, hint)
+    except UnfitError:
+        raise ValueError(f"'{name}' is {value!r}") from None
+
+
+def _from_dict(kind: type[_T], data: Mapping[str, Any]) -> _T:
+    """Rebuild a tensor spec or a state entry; what older versions did not write has its default."""
+    found: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass
+        if item.name not in data and item.default is not dataclasses.MISSING:
+            continue
+        value = data[item.name]
+        _check(item.name, value, str if item.name == "dtype" else _HINTS[kind][item.name])
+        value = np.dtype(value) if item.name == "dtype" else value
+        found[item.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**found)
 
 
 @dataclass(frozen=True)
@@ -133,20 +124,7 @@ class TensorSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
         """Rebuild from :meth:`to_dict`."""
-        _check(data, _SPEC)
-        weights = data.get("weights")
-        return cls(
-            data["name"],
-            np.dtype(data["dtype"]),
-            tuple(data["shape"]),
-            data.get("classes"),
-            data.get("ignored"),
-            data.get("class_axis"),
-            bool(data.get("shifted", False)),
-            bool(data.get("averaged", True)),
-            data.get("batch_axis", 0),
-            None if weights is None else tuple(weights),
-        )
+        return _from_dict(cls, data)
 
     def first_invalid_class(self, array: NDArray[Any]) -> int | None:
         """The first label that is not a valid class, or ``None``.
@@ -201,20 +179,16 @@ class StateEntry:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StateEntry:
         """Rebuild from :meth:`to_dict`."""
-        _check(data, _ENTRY)
-        return cls(
-            data["name"],
-            data["kind"],
-            np.dtype(data["dtype"]),
-            tuple(data["shape"]),
-            data["next"],
-            data["role"],
-            bool(data.get("sharded", False)),
-        )
+        return _from_dict(cls, data)
 
     def value(self) -> ir.Value:
         """A new graph input for the current value."""
         return ir.val(self.name, ir.DataType.from_numpy(self.dtype), self.shape)
+
+
+_HINTS: Final[Mapping[Any, Mapping[str, Any]]] = {
+    kind: typing.get_type_hints(kind) for kind in (TensorSpec, StateEntry)
+}
 
 
 @dataclass(frozen=True)
@@ -269,7 +243,8 @@ class Catalogue:
                     where=where,
                     fix="Convert the model again with this version of ortboost.",
                 )
-            _check(data, dict.fromkeys(("batch", "hyper", "state", "outputs"), tuple[object, ...]))
+            for key in ("batch", "hyper", "state", "outputs"):
+                _check(key, data[key], tuple[object, ...])
             return cls(
                 tuple(TensorSpec.from_dict(spec) for spec in data["batch"]),
                 tuple(TensorSpec.from_dict(spec) for spec in data["hyper"]),

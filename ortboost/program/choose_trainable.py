@@ -98,14 +98,15 @@ def choose_trainable(
         raise _nothing(model, parameters, config)
     # Notes come in the order of their weight: counts, what looks wrong, details.
     kept_parameters = _reached(model, tuple(trained), loss, config, report)
+    unasked = not (config.freeze or config.selects)
     decided = config.parameters is not None or bool(freezing)
     doubts = [] if decided else _doubts(parameters, kept_parameters, config)
     lost = _lost(model, parameters, config)
     report.notes[:0] = [
         _counted(parameters, kept_parameters, len(doubts)),
-        *_small_share(parameters, kept_parameters, config),
+        *(_small_share(parameters, kept_parameters) if unasked else ()),
         *_grouped(doubts),
-        *_adapters(kept_parameters, config),
+        *(_adapters(kept_parameters) if unasked else ()),
         *lost,
     ]
     report.notes += _idle_groups(kept_parameters, config)
@@ -252,12 +253,8 @@ def _counted(
     return "; ".join(parts)
 
 
-def _small_share(
-    parameters: Mapping[str, Parameter], trained: Sequence[Parameter], config: ProgramConfig
-) -> list[str]:
-    """Note a small share of trained parameters, if it was not requested."""
-    if config.freeze or config.selects:
-        return []
+def _small_share(parameters: Mapping[str, Parameter], trained: Sequence[Parameter]) -> list[str]:
+    """Note a small share of trained parameters."""
     stored = sum(p.size for p in parameters.values() if not p.role.startswith("running_"))
     count = sum(p.size for p in trained)
     if count >= _SMALL_SHARE * stored:
@@ -298,10 +295,8 @@ def _grouped(doubts: Iterable[tuple[str, str, bool]]) -> list[str]:
     ]
 
 
-def _adapters(trained: Sequence[Parameter], config: ProgramConfig) -> list[str]:
-    """Note that LoRA adapters and the weights that they adapt are trained, if it was not asked."""
-    if config.freeze or config.selects:
-        return []
+def _adapters(trained: Sequence[Parameter]) -> list[str]:
+    """Note that LoRA adapters and the weights that they adapt are trained."""
     adapters = [p.name for p in trained if "lora_" in p.name.lower()]
     if not 0 < len(adapters) < len(trained):
         return []

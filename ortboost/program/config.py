@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
@@ -25,6 +28,7 @@ from ortboost.program.former_fields import (
     join_boosts,
     with_former_fields,
 )
+from ortboost.program.names import STEP_GRAPH
 from ortboost.transforms.attach_loss import LossConfig
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ __all__ = [
     "ProgramConfig",
     "decays",
     "scale_from_dict",
+    "step_plan",
 ]
 
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
@@ -292,3 +297,22 @@ def decays(parameter: Parameter, decay: DecayFilter) -> bool:
     if decay == "weights":
         return parameter.role == "weight"
     return parameter.role not in ("norm_scale", "norm_shift")
+
+
+def step_plan(config: ProgramConfig, graphs: Collection[str]) -> NDArray[np.int64]:
+    """The index of the step graph for each update, int64 ``[period]``; the plan repeats.
+
+    It is indexed by the number of applied updates: a resumed run continues with the same groups,
+    and an overflow retries the same group.
+
+    Args:
+        config: The configuration.
+        graphs: Names of the graphs of the program.
+
+    Example:
+        >>> step_plan(ProgramConfig(), ["step"])
+        array([0])
+    """
+    splitter = config.splitter
+    steps = [name for name in graphs if name.partition(".")[0] == STEP_GRAPH]
+    return np.zeros(1, np.int64) if splitter is None or len(steps) < 2 else splitter.schedule()

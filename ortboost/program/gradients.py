@@ -51,7 +51,6 @@ STATISTICS = "ortboost/statistics"
 LARGEST_NORM = 2.0**62
 """The norm from which an unscaled gradient counts as overflow."""
 _SMALL = 8192  # elements; larger gradients are not packed
-_BOOL = ir.DataType.BOOL
 
 
 class ScaledGradients:
@@ -194,7 +193,11 @@ class _Bundle:
     def tensors(self) -> list[ir.Value]:
         """The unscaled gradients `g`, packed ones as one tensor; computed once."""
         if not self.made:
-            given = {**self._large(), **({} if self.packed is None else {"": self.packed})}
+            given = dict(self.gradients)
+            if self.packed is not None:
+                inside = {p.name for p in self.small}
+                given = {name: grad for name, grad in given.items() if name not in inside}
+                given[""] = self.packed
             if self.factor is not None:
                 given = {name: self.b.op("Mul", grad, self.factor) for name, grad in given.items()}
             self.made = given
@@ -215,16 +218,11 @@ class _Bundle:
                 found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
         return found
 
-    def _large(self) -> dict[str, ir.Value]:
-        inside = set() if self.packed is None else {p.name for p in self.small}
-        return {name: grad for name, grad in self.gradients.items() if name not in inside}
-
 
 def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:
     """`0 * 16 * sum(grad^2)` as float32: zero, or NaN."""
-    if grad.dtype not in (ir.DataType.FLOAT, None):
-        grad = b.op("Cast", grad, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
-    total = b.op("ReduceSumSquare", grad, keepdims=0, shape=())
+    single = grad if grad.dtype is None else b.cast(grad, ir.DataType.FLOAT)
+    total = b.op("ReduceSumSquare", single, keepdims=0, shape=())
     total = b.op("Mul", total, b.const(16.0), shape=())  # inf from a norm of 2^62 on
     return b.op("Mul", total, b.const(0.0), name=ZEROS, shape=())
 
@@ -234,11 +232,11 @@ def _zero_sum(b: Builder, value: ir.Value, name: str) -> ir.Value:
     dtype = value.dtype or ir.DataType.FLOAT
     zero = b.op("ReduceSum", b.op("Mul", value, b.const(0.0, dtype)), keepdims=0, shape=())
     if dtype != ir.DataType.FLOAT:
-        zero = b.op("Cast", zero, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+        zero = b.cast(zero, ir.DataType.FLOAT)
     zero.name = b.unique(name)  # ortboost.program.split finds it by its name
     return zero
 
 
 def _is_zero(b: Builder, sums: Sequence[ir.Value]) -> ir.Value:
     total = b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
-    return b.op("Equal", total, b.const(0.0), dtype=_BOOL, shape=())
+    return b.op("Equal", total, b.const(0.0), shape=())

@@ -116,13 +116,17 @@ def write_parameters(
         for value, tensor in all_tensors(loaded)
         if value.dtype in FLOAT_TYPES
     }
-    parameters = {name: (_array(tensor), bool(tensor.requires_grad)) for name, tensor in named}
+    parameters = {
+        name: (np.asarray(tensor.detach().cpu()), bool(tensor.requires_grad))
+        for name, tensor in named
+    }
     # A tensor that has the name of one parameter stands for no other.
     free = {name: array for name, array in stored.items() if name not in parameters}
     lines = ["# name requires_grad"]
     lost: list[str] = []
     for name, (array, trained) in parameters.items():
-        found = name if name in stored else _same(array, free)
+        same = (other for other, values in free.items() if _equal(array, values))
+        found = name if name in stored else next(same, None)
         if found is None:
             lost.append(name)
             lines.append(f"# {name} {str(trained).lower()}: not in the file")
@@ -139,15 +143,6 @@ def write_parameters(
     with atomic_path(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return tuple(lost)
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    return np.asarray(tensor.detach().cpu())
-
-
-def _same(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> str | None:
-    """The name of a tensor with the same values in the same order, or transposed."""
-    return next((name for name, other in stored.items() if _equal(array, other)), None)
 
 
 def _copies(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> list[str]:

@@ -505,21 +505,17 @@ def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, wher
     Raises:
         FileError: Tensors are missing or superfluous, or have another shape or dtype.
     """
-    expected = {entry.name: entry for entry in catalogue.state}
+    expected = {entry.name: (entry.shape, entry.dtype) for entry in catalogue.state}
     for name in [*expected, *state]:
         if name not in state or name not in expected:
             problem = "is missing" if name not in state else "does not belong to this program"
-            raise FileError(
-                f"The state does not fit the program: '{name}' {problem}.",
-                where=where,
-                fix="Use the state of this program.",
-            )
-        entry = expected[name]
-        shape, dtype = form_of(state, name)
-        if shape != entry.shape or dtype != entry.dtype:
-            raise FileError(
-                f"The state does not fit the program: '{name}' is {dtype}{list(shape)}, "
-                f"{entry.dtype}{list(entry.shape)} is expected.",
-                where=where,
-                fix="Use the state of this program.",
-            )
+        elif (found := form_of(state, name)) != expected[name]:
+            (shape, dtype), (wanted, kind) = found, expected[name]
+            problem = f"is {dtype}{list(shape)}, {kind}{list(wanted)} is expected"
+        else:
+            continue
+        raise FileError(
+            f"The state does not fit the program: '{name}' {problem}.",
+            where=where,
+            fix="Use the state of this program.",
+        )

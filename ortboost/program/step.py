@@ -38,8 +38,7 @@ from ortboost.program import names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig
 from ortboost.program.gradients import ScaledGradients
-from ortboost.program.parameter_update import ParameterUpdate
-from ortboost.program.step_state import StepState
+from ortboost.program.parameter_update import ParameterUpdate, StepState
 
 __all__ = ["StepParts", "append_flush", "append_update"]
 

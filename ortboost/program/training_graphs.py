@@ -215,14 +215,14 @@ def _metrics(
     if config.loss.shift_labels:
         labels = shifted_labels(b, labels, loss.ignored or 0)
     axis = loss.class_axis or 1
-    guess = b.op("ArgMax", values[loss.prediction], axis=axis, keepdims=0, dtype=int64)
-    right = b.op("Equal", guess, labels, dtype=ir.DataType.BOOL)
-    share = b.op("Cast", right, to=single, dtype=single)
+    guess = b.op("ArgMax", values[loss.prediction], axis=axis, keepdims=0)
+    right = b.op("Equal", guess, labels)
+    share = b.cast(right, single)
     if loss.ignored is None:
         accuracy = b.op("ReduceMean", share, keepdims=0, name="accuracy", shape=())
     else:  # the mean over labels that are not ignored; 0 if there are none
-        stray = b.op("Equal", labels, b.const(loss.ignored, int64), dtype=ir.DataType.BOOL)
-        counted = b.op("Cast", b.op("Not", stray, dtype=ir.DataType.BOOL), to=single, dtype=single)
+        stray = b.op("Equal", labels, b.const(loss.ignored, int64))
+        counted = b.cast(b.op("Not", stray), single)
         hits = b.op("ReduceSum", b.op("Mul", share, counted), keepdims=0)
         number = b.op("Max", b.op("ReduceSum", counted, keepdims=0), b.const(1.0))
         accuracy = b.op("Div", hits, number, name="accuracy", shape=())

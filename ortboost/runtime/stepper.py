@@ -19,7 +19,7 @@ from ortboost.graph.query import format_shape
 from ortboost.program import names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
-from ortboost.program.plan import step_plan
+from ortboost.program.config import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on

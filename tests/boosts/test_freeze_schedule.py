@@ -16,8 +16,7 @@ from ortboost.boosts.freeze_schedule import (
     generate_freeze_index_sequence,
 )
 from ortboost.core.errors import ConfigError
-from ortboost.program.config import ProgramConfig
-from ortboost.program.plan import step_plan
+from ortboost.program.config import ProgramConfig, step_plan
 from tests.support import GOLDEN, assert_three_lines
 
 

@@ -59,11 +59,20 @@ def test_the_element_type_follows_the_first_input():
         " y = Relu(x) }"
     )
     builder = Builder(model.graph, "p")
-    assert builder.op("Neg", model.graph.inputs[0]).dtype == ir.DataType.DOUBLE
-    assert (
-        builder.op("Cast", model.graph.inputs[0], dtype=ir.DataType.FLOAT, to=1).dtype
-        == ir.DataType.FLOAT
-    )
+    x = model.graph.inputs[0]
+    assert builder.op("Neg", x).dtype == ir.DataType.DOUBLE
+    assert builder.op("Neg", x, dtype=ir.DataType.FLOAT).dtype == ir.DataType.FLOAT
+
+
+def test_the_element_type_is_that_of_the_operator_or_of_the_branches():
+    graph = two_outputs().graph
+    builder, x = Builder(graph, "p"), graph.inputs[0]
+    condition = builder.op("Greater", x, x)
+    assert condition.dtype == ir.DataType.BOOL
+    assert builder.op("Shape", x).dtype == ir.DataType.INT64
+    assert builder.op("Cast", x, to=ir.DataType.FLOAT16).dtype == ir.DataType.FLOAT16
+    assert builder.op("Where", condition, x, x).dtype == ir.DataType.FLOAT
+    assert builder.op("Where", condition, ir.Value(name="unknown"), x).dtype == ir.DataType.FLOAT
 
 
 def test_equal_constants_are_one_initializer():

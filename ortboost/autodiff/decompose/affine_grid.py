@@ -44,7 +44,7 @@ def _coordinates(site: Site, place: int) -> ir.Value:
     """
     zero, one = site.const(0, _INT64), site.const(1, _INT64)
     length = site.op("Gather", site.input(1), site.const(place, _INT64), axis=0, dtype=_INT64)
-    pixels = site.cast(site.op("Range", zero, length, one, dtype=_INT64))
+    pixels = site.cast(site.op("Range", zero, length, one))
     steps = site.op("Mul", pixels, site.const(2.0))
     if site.integer("align_corners", 0):
         length = site.op("Max", site.op("Sub", length, one), one)  # a single pixel: not 0 / 0

@@ -82,7 +82,7 @@ def _diagonal(site: Site, term: _Term) -> _Term:
         dims = [size if axis in (first, last) else 1 for axis in range(len(term.letters))]
         mask = site.const(np.eye(size, dtype=bool).reshape(dims), ir.DataType.BOOL)
         zero = site.const(0.0, term.value.dtype or site.dtype)
-        kept = site.op("Where", mask, term.value, zero, dtype=term.value.dtype)
+        kept = site.op("Where", mask, term.value, zero)
         kept.shape = term.value.shape
         value = site.op("ReduceSum", kept, site.ints(last), keepdims=0)
         shape = list(known_shape(term.value) or ())

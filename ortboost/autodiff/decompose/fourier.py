@@ -114,12 +114,11 @@ def write_out_real_inverses(model: ir.Model) -> Report:
     Returns:
         A report of the transforms, and of those kept with the reason. Idempotent.
     """
-    rule = {"DFT": _dft}
-    return rewrite_nodes(model, "write_out_real_inverses", rule, only=_is_real_inverse)
 
+    def is_real_inverse(node: ir.Node) -> bool:
+        return all(node.attributes.get_int(name, 0) for name in ("inverse", "onesided"))
 
-def _is_real_inverse(node: ir.Node) -> bool:
-    return bool(node.attributes.get_int("inverse", 0) and node.attributes.get_int("onesided", 0))
+    return rewrite_nodes(model, "write_out_real_inverses", {"DFT": _dft}, only=is_real_inverse)
 
 
 def _transposed(site: Site, value: ir.Value, order: list[int]) -> ir.Value:
@@ -134,11 +133,11 @@ def _matrix_at_run_time(
     zero, one = site.const(0, int64), site.const(1, int64)
     values = length(site, site.input(0), axis)
     size = values if isinstance(values, ir.Value) else site.ints(values)
-    rows = site.op("Reshape", size, site.ints(), dtype=int64)  # a scalar, as Range needs it
+    rows = site.op("Reshape", size, site.ints())  # a scalar, as Range needs it
     count = rows
     if site.optional(1) is not None:
-        given = site.op("Cast", site.input(1), to=int(int64), dtype=int64)
-        count = site.op("Reshape", given, site.ints(), dtype=int64)
+        given = site.cast(site.input(1), int64)
+        count = site.op("Reshape", given, site.ints())
     kept = count
     if onesided:
         kept = site.op("Add", site.op("Div", count, site.const(2, int64)), one)
@@ -159,7 +158,7 @@ def _matrix_at_run_time(
         pairs.append(site.op("Unsqueeze", site.op("Concat", *columns, axis=-1), middle))
     matrix = site.op("Flatten", site.op("Concat", *pairs, axis=1), axis=2)
     # Values beyond the length of the transform are ignored.
-    used = site.cast(site.op("Less", n, count, dtype=ir.DataType.BOOL))
+    used = site.cast(site.op("Less", n, count))
     if inverse:
         used = site.op("Div", used, site.cast(count))
     each = site.op("Expand", used, site.ints(1, parts)) if parts > 1 else used

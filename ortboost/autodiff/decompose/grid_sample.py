@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
@@ -139,7 +140,7 @@ def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int
     width = site.ints(channels) if isinstance(channels, int) else site.shape_of(image, 1, 2)
     axes = site.rank() - 2
     table = site.op("Transpose", image, perm=[0, *range(2, axes + 2), 1])  # channels last
-    to_rows = site.op("Concat", site.ints(-1), width, axis=0, dtype=_INT64)
+    to_rows = site.op("Concat", site.ints(-1), width, axis=0)
     table = site.op("Reshape", table, to_rows)
     sizes = _lengths(site, frame, _INT64)  # [W, H] or [W, H, D]
     zero, one = (site.builder.const(number, _INT64) for number in (0, 1))
@@ -151,12 +152,12 @@ def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int
         flat = along if flat is None else site.op("Add", site.op("Mul", flat, size), along)
         pixels = size if pixels is None else site.op("Mul", pixels, size)
     # The index of the first pixel of each image, [N, 1, ...].
-    images = site.op("Squeeze", site.shape_of(image, 0, 1), site.ints(0), dtype=_INT64)
-    first = site.op("Range", zero, images, one, dtype=_INT64)
+    images = site.op("Squeeze", site.shape_of(image, 0, 1), site.ints(0))
+    first = site.op("Range", zero, images, one)
     first = site.op("Mul", first, pixels)
     first = site.op("Unsqueeze", first, site.ints(*range(1, rank - 1)))
-    flat = site.op("Add", flat, first, dtype=_INT64)
-    return site.op("Gather", table, flat, axis=0, dtype=image.dtype)
+    flat = site.op("Add", flat, first)
+    return site.op("Gather", table, flat, axis=0)
 
 
 def _grid_dtype(site: Site) -> ir.DataType:
@@ -175,18 +176,17 @@ def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Valu
     if len(known) == len(sizes):
         return site.builder.const(known, dtype)
     axes = site.ints(*reversed(range(2, site.rank())))
-    found = site.op("Gather", site.shape_of(site.input(0)), axes, axis=0, dtype=_INT64)
-    found = site.op("Add", found, site.ints(more), dtype=_INT64)
+    found = site.op("Gather", site.shape_of(site.input(0)), axes, axis=0)
+    found = site.op("Add", found, site.ints(more))
     return site.cast(found, dtype)
 
 
 def _in_pixels(site: Site) -> ir.Value:
     """``-1 .. 1`` to ``0 .. L - 1`` (align_corners) or to ``-1/2 .. L - 1/2``."""
-    half, one = _number(site, 0.5), _number(site, 1.0)
-    moved = site.op("Add", site.input(1), one)
+    moved = Term(site, site.input(1)) + 1.0
     if site.integer("align_corners", 0):
-        return site.op("Mul", site.op("Mul", moved, half), _lengths(site, -1))
-    return site.op("Mul", site.op("Sub", site.op("Mul", moved, _lengths(site, 0)), one), half)
+        return (moved * 0.5).call("Mul", _lengths(site, -1)).value
+    return ((moved.call("Mul", _lengths(site, 0)) - 1.0) * 0.5).value
 
 
 def _folded(site: Site, point: ir.Value) -> ir.Value:
@@ -195,28 +195,26 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
     ``d`` is ``|p - low|`` modulo twice the span.
     """
     corners = bool(site.integer("align_corners", 0))
-    span = _lengths(site, -1) if corners else _lengths(site, 0)
+    span = Term(site, _lengths(site, -1 if corners else 0))
     if corners:  # avoid a span of 0 for a single pixel
-        span = site.op("Max", span, _number(site, 1.0))
-    low = _number(site, 0.0 if corners else -0.5)
-    apart = site.op("Abs", site.op("Sub", point, low))
-    period = site.op("Add", span, span)
+        span = span.call("Max", 1.0)
+    low = 0.0 if corners else -0.5
+    apart = (Term(site, point) - low).call("Abs")
+    period = span + span
     # Through integers, which have no gradient: the number of whole periods is constant.
-    whole = site.cast(site.op("Div", apart, period), _INT64)
-    whole = site.cast(whole, _grid_dtype(site))
-    apart = site.op("Sub", apart, site.op("Mul", whole, period))
-    back = site.op("Abs", site.op("Sub", apart, span))
-    return site.op("Sub", site.op("Add", span, low), back)
+    whole = site.cast(site.cast((apart / period).value, _INT64), _grid_dtype(site))
+    apart = apart - Term(site, whole) * period
+    return (span + low - (apart - span).call("Abs")).value
 
 
 def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
     """Clip to ``0 .. last``, with a gradient of 0 at the limits, as in PyTorch; NaN becomes 0."""
-    dtype, zero = _grid_dtype(site), _number(site, 0.0)
+    _dtype, zero = _grid_dtype(site), _number(site, 0.0)
     # Comparisons with NaN are false: the first Where replaces it.
-    above = site.op("Greater", point, zero, dtype=ir.DataType.BOOL)
-    point = site.op("Where", above, point, zero, dtype=dtype)
-    below = site.op("Less", point, last, dtype=ir.DataType.BOOL)
-    return site.op("Where", below, point, last, dtype=dtype)
+    above = site.op("Greater", point, zero)
+    point = site.op("Where", above, point, zero)
+    below = site.op("Less", point, last)
+    return site.op("Where", below, point, last)
 
 
 def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
@@ -228,9 +226,7 @@ def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
     along = site.builder.const(highest, dtype)
     for power in reversed(lower):
         along = site.op("Add", site.op("Mul", fraction, along), site.builder.const(power, dtype))
-    product, *others = site.ops(
-        "Split", along, site.ints(*axes * [1]), count=axes, dtype=dtype, axis=-1
-    )
+    product, *others = site.ops("Split", along, site.ints(*axes * [1]), count=axes, axis=-1)
     for factor in others:
-        product = site.op("Mul", product, factor, dtype=dtype)
+        product = site.op("Mul", product, factor)
     return site.cast(product)

@@ -7,18 +7,23 @@ import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.portable.rules.losses import LOWERINGS
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
 
 
-def _standardized(site: Site, data: ir.Value, axes: ir.Value, epsilon: float) -> ir.Value:
-    """``(x - mean) / sqrt(var + epsilon)`` over the axes, with the biased variance."""
-    centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
-    variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
-    deviation = site.op("Sqrt", site.op("Add", variance, site.const(epsilon)))
-    return site.op("Div", centered, deviation)
+def _moments(site: Site, data: ir.Value, axes: ir.Value) -> tuple[Term, Term]:
+    """``x - mean``, and the biased variance over the axes."""
+    centered = Term(site, data) - site.op("ReduceMean", data, axes, keepdims=1)
+    return centered, (centered * centered).call("ReduceMean", axes, keepdims=1)
+
+
+def _standardized(site: Site, data: ir.Value, axes: ir.Value) -> ir.Value:
+    """``(x - mean) / sqrt(var + epsilon)`` over the axes."""
+    centered, variance = _moments(site, data, axes)
+    return (centered / (variance + site.number("epsilon", 1e-5)).call("Sqrt")).value
 
 
 def _affine(site: Site, data: ir.Value, trailing: int) -> ir.Value:
@@ -35,7 +40,7 @@ def _instance(site: Site) -> list[ir.Value | None]:
     """Standardize each channel of each image over its spatial axes."""
     rank = site.rank()
     axes = site.ints(*range(2, rank))
-    normal = _standardized(site, site.input(0), axes, site.number("epsilon", 1e-5))
+    normal = _standardized(site, site.input(0), axes)
     return [_affine(site, normal, rank - 2)]
 
 
@@ -47,7 +52,7 @@ def _group(site: Site) -> list[ir.Value | None]:
     """
     rank, groups, data = site.rank(), site.integer("num_groups", 1), site.input(0)
     folded = site.op("Reshape", data, site.ints(0, groups, -1))  # 0 keeps the batch
-    normal = _standardized(site, folded, site.ints(2), site.number("epsilon", 1e-5))
+    normal = _standardized(site, folded, site.ints(2))
     # One per channel is tolerated below opset 21, too, where the standard asks for one per group.
     (count,) = known_shape(site.input(1)) or (None,)
     channels = site.shape()[1]
@@ -62,11 +67,8 @@ def _group(site: Site) -> list[ir.Value | None]:
 def _mean_variance(site: Site) -> list[ir.Value | None]:
     """``(x - mean) / (sqrt(var) + 1e-9)``, the function body of the standard."""
     axes = site.ints(*(site.integers("axes") or (0, 2, 3)))
-    data = site.input(0)
-    centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
-    variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
-    deviation = site.op("Add", site.op("Sqrt", variance), site.const(1e-9))
-    return [site.op("Div", centered, deviation)]
+    centered, variance = _moments(site, site.input(0), axes)
+    return [(centered / (variance.call("Sqrt") + 1e-9)).value]
 
 
 @decomposes("LpNormalization")
@@ -78,9 +80,8 @@ def _lp(site: Site) -> list[ir.Value | None]:
         norm = site.op("ReduceSum", site.op("Abs", data), axes, keepdims=1)
     else:
         norm = site.op("ReduceL2", data, axes, keepdims=1)
-    positive = site.op("Greater", norm, site.const(0.0), dtype=ir.DataType.BOOL)
-    divisor = site.op("Where", positive, norm, site.const(1.0), dtype=site.dtype)
-    return [site.op("Div", data, divisor)]
+    divisor = (Term(site, norm) > 0.0).where(norm, 1.0)
+    return [site.op("Div", data, divisor.value)]
 
 
 @decomposes("LRN")
@@ -92,7 +93,6 @@ def _local_response(site: Site) -> list[ir.Value | None]:
     data, size = site.input(0), site.integer("size", 1)
     if site.rank() < 3 or size % 2 == 0:
         raise Refusal("it requires spatial axes and an odd size, as in onnxruntime")
-    int64 = ir.DataType.INT64
     shape = site.op(
         "Concat",
         site.shape_of(data, 0, 1),
@@ -100,7 +100,6 @@ def _local_response(site: Site) -> list[ir.Value | None]:
         site.shape_of(data, 1, 2),
         site.ints(-1),
         axis=0,
-        dtype=int64,
     )
     squares = site.op("Reshape", site.op("Mul", data, data), shape)
     before = (size - 1) // 2  # [N, 1, C, spatial]: the kernel spans only channels
@@ -112,10 +111,8 @@ def _local_response(site: Site) -> list[ir.Value | None]:
         pads=[before, 0, size - 1 - before, 0],
     )
     sums = site.op("Reshape", sums, site.shape_of(data), shape=data.shape)
-    weighted = site.op("Mul", sums, site.const(site.number("alpha", 1e-4) / size))
-    base = site.op("Add", weighted, site.const(site.number("bias", 1.0)))
-    divisor = site.op("Pow", base, site.const(site.number("beta", 0.75)))
-    return [site.op("Div", data, divisor)]
+    base = Term(site, sums) * (site.number("alpha", 1e-4) / size) + site.number("bias", 1.0)
+    return [site.op("Div", data, base.call("Pow", site.number("beta", 0.75)).value)]
 
 
 decomposes("NegativeLogLikelihoodLoss")(LOWERINGS["NegativeLogLikelihoodLoss"])

@@ -58,9 +58,9 @@ def extremum(
 ) -> ir.Value:
     """``sum(x where x is the extremum) / count``; no gradient flows through the comparison."""
     best = site.op(op_type, data, axes, keepdims=1)
-    chosen = site.op("Equal", data, best, dtype=ir.DataType.BOOL)
+    chosen = site.op("Equal", data, best)
     zeros = site.filled(0, site.shape_of(data), shape=data.shape)
-    kept = site.op("Where", chosen, data, zeros, dtype=site.dtype, shape=data.shape)
+    kept = site.op("Where", chosen, data, zeros, shape=data.shape)
     ones = site.cast(chosen)
     total = site.op("ReduceSum", kept, axes, keepdims=keep)
     return site.op("Div", total, site.op("ReduceSum", ones, axes, keepdims=keep))
@@ -116,7 +116,7 @@ def _cum_sum(site: Site) -> list[ir.Value | None]:
     order = [other for other in range(rank) if other != axis] + [axis]
     back = [order.index(place) for place in range(rank)]
     length = site.shape_of(data, axis, axis + 1)
-    square = site.op("Concat", length, length, axis=0, dtype=ir.DataType.INT64)
+    square = site.op("Concat", length, length, axis=0)
     ones = site.filled(1, square)
     shift = site.builder.const((-1 if reverse else 1) if exclusive else 0, ir.DataType.INT64)
     # y[j] = sum_i x[i] T[i, j], T = 1 for i <= j; i < j if exclusive; i >= j in reverse.

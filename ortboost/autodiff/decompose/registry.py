@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from ortboost.graph.rewriting import Rule
+import onnx_ir as ir
 
-__all__ = ["DECOMPOSITIONS", "decomposes"]
+from ortboost.graph.formulas import Term
+from ortboost.graph.rewriting import Rule, Site
+
+__all__ = ["DECOMPOSITIONS", "decomposes", "formula"]
 
 DECOMPOSITIONS: dict[str, Rule] = {}
 """Operator to rule; complete once :mod:`ortboost.autodiff.decompose` is imported."""
 
 
 R = TypeVar("R", bound=Rule)
+_Formula: TypeAlias = Callable[[Site, Term], Term]
 
 
 def decomposes(*op_types: str) -> Callable[[R], R]:
@@ -22,5 +26,22 @@ def decomposes(*op_types: str) -> Callable[[R], R]:
     def enter(rule: R) -> R:
         DECOMPOSITIONS.update(dict.fromkeys(op_types, rule))
         return rule
+
+    return enter
+
+
+def formula(op_type: str, words: str = "") -> Callable[[_Formula], _Formula]:
+    """Register the formula of an operator, of a node and its first input, as a decorator.
+
+    ``words`` state it, or else its docstring.
+    """
+
+    def enter(function: _Formula) -> _Formula:
+        def rule(site: Site) -> list[ir.Value | None]:
+            return [function(site, Term(site, site.input(0))).value]
+
+        rule.__doc__ = words or function.__doc__
+        decomposes(op_type)(rule)
+        return function
 
     return enter

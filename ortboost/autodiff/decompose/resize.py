@@ -9,23 +9,25 @@ graph.
 from __future__ import annotations
 
 import functools
+import operator
 
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.sizes import joined, length
 from ortboost.graph.dimensions import dimensions, elements
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, producer_of
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
 
-_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _TAPS = (-1, 0, 1, 2)
 
 
 class _Axis:
-    """One resized axis; operators compute in float32, and lengths are vectors of one element.
+    """One resized axis, whose terms are float32.
 
     Args:
         site: The node.
@@ -34,80 +36,71 @@ class _Axis:
     """
 
     def __init__(self, site: Site, axis: int, place: int) -> None:
-        self.site, self.axis = site, axis
+        self.site = site
         start = site.ints(place), site.ints(place + 1)
         self.length = joined(site, [length(site, site.input(0), axis)])
+        self.old = self._term(self.length)
         sizes = site.optional(3)
-        old = self.cast(self.length)
         # One is given, the other follows: the size is rounded down, the scale is not changed by it.
         if sizes is not None:
             self.size = site.op("Slice", sizes, *start, dtype=_INT64)
-            self.scale = self.op("Div", self.cast(self.size), old)
+            self.new = self._term(self.size)
+            self.scale = self.new / self.old
         else:
-            self.scale = site.op("Slice", site.input(2), *start, dtype=_FLOAT)
-            self.size = self.cast(self.op("Floor", self.op("Mul", old, self.scale)), _INT64)
+            self.scale = Term(site, site.op("Slice", site.input(2), *start, dtype=_FLOAT))
+            self.size = site.cast((self.old * self.scale).call("Floor").value, _INT64)
+            self.new = self._term(self.size)
 
-    def op(self, op_type: str, *inputs: ir.Value, dtype: ir.DataType = _FLOAT) -> ir.Value:
-        return self.site.op(op_type, *inputs, dtype=dtype)
+    def _term(self, value: ir.Value) -> Term:
+        return Term(self.site, self.site.cast(value, _FLOAT))
 
-    def number(self, value: float) -> ir.Value:
-        return self.site.builder.const(value, _FLOAT)
+    def count(self, length: ir.Value) -> Term:
+        """0, 1, ..."""
+        site = self.site
+        zero, one = (site.builder.const(k, _INT64) for k in (0, 1))
+        return self._term(site.op("Range", zero, site.op("Squeeze", length), one))
 
-    def cast(self, value: ir.Value, dtype: ir.DataType = _FLOAT) -> ir.Value:
-        return self.site.cast(value, dtype)
-
-    def count(self, length: ir.Value) -> ir.Value:
-        """0, 1, ... in float32."""
-        zero, one = (self.site.builder.const(k, _INT64) for k in (0, 1))
-        scalar = self.op("Squeeze", length, dtype=_INT64)
-        return self.cast(self.op("Range", zero, scalar, one, dtype=_INT64))
-
-    def positions(self) -> ir.Value:
+    def positions(self) -> Term:
         """Positions of the points of the resized axis on the original one."""
         mode = self.site.text("coordinate_transformation_mode", "half_pixel")
-        points, one, half = self.count(self.size), self.number(1), self.number(0.5)
-        old, new = self.cast(self.length), self.cast(self.size)
+        points = self.count(self.size)
         if mode == "asymmetric":
-            return self.op("Div", points, self.scale)
+            return points / self.scale
         if mode == "align_corners":
-            steps = self.op("Max", self.op("Sub", new, one), one)
-            return self.op("Div", self.op("Mul", points, self.op("Sub", old, one)), steps)
-        found = self.op("Div", self.op("Add", points, half), self.scale)
+            return points * (self.old - 1) / (self.new - 1).call("Max", 1)
+        found = (points + 0.5) / self.scale
         if mode == "tf_half_pixel_for_nn":  # an axis that keeps its length stays as it is
-            kept = self.op("Equal", self.scale, one, dtype=_BOOL)
-            return self.op("Where", kept, points, found)
-        found = self.op("Sub", found, half)
+            return self.scale.call("Equal", 1).where(points, found)
+        found = found - 0.5
         if mode == "half_pixel":
             return found
         if mode == "pytorch_half_pixel":
-            several = self.op("Greater", new, one, dtype=_BOOL)
-            return self.op("Where", several, found, self.number(0))
+            return (self.new > 1).where(found, 0)
         raise Refusal(f"coordinate_transformation_mode='{mode}' has no gradient here")
 
-    def clipped(self, places: ir.Value) -> ir.Value:
-        last = self.op("Sub", self.cast(self.length), self.number(1))
-        return self.op("Min", self.op("Max", places, self.number(0)), last)
+    def clipped(self, places: Term) -> Term:
+        """Positions limited to the original axis."""
+        return places.call("Max", 0).call("Min", self.old - 1)
 
     def nearest(self) -> ir.Value:
         """The nearest pixels, as in onnxruntime 1.19; 1.31 differs in ties of round_prefer_ceil."""
         mode = self.site.text("nearest_mode", "round_prefer_floor")
-        found, half = self.positions(), self.number(0.5)
+        found = self.positions()
         if mode == "floor":
-            found = self.op("Floor", found)
+            found = found.call("Floor")
         elif mode == "ceil":
-            found = self.op("Ceil", found)
+            found = found.call("Ceil")
         elif mode == "round_prefer_ceil":
-            found = self.op("Floor", self.op("Add", found, half))
+            found = (found + 0.5).call("Floor")
         else:
-            found = self.op("Ceil", self.op("Sub", found, half))
-        return self.cast(self.clipped(found), _INT64)
+            found = (found - 0.5).call("Ceil")
+        return self.site.cast(self.clipped(found).value, _INT64)
 
-    def linear(self) -> ir.Value:
+    def linear(self) -> Term:
         """Weights `[length, size]`: `max(0, 1 - |i - p|)`, constant beyond the ends."""
-        far = self.op("Abs", self.op("Sub", self.clipped(self.positions()), self.rows()))
-        return self.op("Max", self.op("Sub", self.number(1), far), self.number(0))
+        return (1 - (self.clipped(self.positions()) - self.rows()).call("Abs")).call("Max", 0)
 
-    def cubic(self) -> ir.Value:
+    def cubic(self) -> Term:
         r"""Weights `[length, size]` of the four neighbours, which are limited to the axis.
 
         With `d` the distance and `a = cubic_coeff_a`: `(a + 2) d^3 - (a + 3) d^2 + 1` up to 1, then
@@ -116,33 +109,25 @@ class _Axis:
         a = self.site.number("cubic_coeff_a", -0.75)
         exact = bool(self.site.integer("exclude_outside", 0))
         positions = self.positions()
-        low, rows, parts = self.op("Floor", positions), self.rows(), list[ir.Value]()
+        low, rows, parts = positions.call("Floor"), self.rows(), list[Term]()
         for tap in _TAPS:
-            place = self.op("Add", low, self.number(tap))
-            d = self.op("Abs", self.op("Sub", positions, place))
+            place = low + tap
+            d = (positions - place).call("Abs")
             if tap in (0, 1):  # the neighbours at most 1 away, then those up to 2 away
-                weight = self.polynomial(d, (a + 2, -(a + 3), 0, 1))
+                weight = (d * (a + 2) - (a + 3)) * d * d + 1
             else:
-                weight = self.polynomial(d, (a, -5 * a, 8 * a, -4 * a))
-            target = place if exact else self.clipped(place)
-            hit = self.cast(self.op("Equal", rows, target, dtype=_BOOL))
-            parts.append(self.op("Mul", hit, weight))
+                weight = ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
+            hit = rows.call("Equal", place if exact else self.clipped(place))
+            parts.append(self._term(hit.value) * weight)
         # Taps limited to the axis may coincide: their weights are added.
-        total = functools.reduce(lambda left, right: self.op("Add", left, right), parts)
+        total = functools.reduce(operator.add, parts)
         if exact:  # the weights that are left must sum to 1 again
-            columns = self.site.op("ReduceSum", total, self.site.ints(0), keepdims=1, dtype=_FLOAT)
-            total = self.op("Div", total, columns)
+            total = total / total.call("ReduceSum", self.site.ints(0), keepdims=1)
         return total
 
-    def polynomial(self, d: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
-        """Horner's rule, the highest power first."""
-        total = self.number(coefficients[0])
-        for coefficient in coefficients[1:]:
-            total = self.op("Add", self.op("Mul", total, d), self.number(coefficient))
-        return total
-
-    def rows(self) -> ir.Value:
-        return self.op("Unsqueeze", self.count(self.length), self.site.ints(1))
+    def rows(self) -> Term:
+        """0, 1, ... of the original axis, `[length, 1]`."""
+        return self.count(self.length).call("Unsqueeze", self.site.ints(1))
 
 
 @decomposes("Resize")
@@ -166,9 +151,7 @@ def _resize(site: Site) -> list[ir.Value | None]:
         if mode == "nearest":
             result = site.op("Gather", result, resized.nearest(), shape=dims, axis=axis)
             continue
-        matrix = resized.linear() if mode == "linear" else resized.cubic()
-        if site.dtype != _FLOAT:
-            matrix = resized.cast(matrix, site.dtype)
+        matrix = site.cast((resized.linear() if mode == "linear" else resized.cubic()).value)
         matrix.shape = ir.Shape([None, None])  # in case shape inference fails
         order = [other for other in range(rank) if other != axis] + [axis]
         inverse = [order.index(other) for other in range(rank)]

@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +54,6 @@ class Diagnosis:
     what: str
     where: str
     fix: str
-
-
-@dataclass(frozen=True)
-class _Bindings:
-    """The functions used from the C bindings, and the session options that they need."""
-
-    builder: Callable[..., Any]
-    optimize: Callable[..., bytes]
-    options: Callable[[], Any]
 
 
 def diagnose() -> Diagnosis | None:
@@ -118,16 +109,16 @@ def diagnose() -> Diagnosis | None:
     return None
 
 
-def _bindings() -> _Bindings:
+def _bindings() -> Any:
+    """The module of the C bindings, with a gradient builder."""
     # Imported late, so that `import ortboost` works without any runtime.
     from onnxruntime.capi import _pybind_state as state
 
     try:
-        return _Bindings(
-            state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions
-        )
+        _ = state.GradientGraphBuilder, state.get_optimized_model
     except AttributeError as error:  # a stock build, or two overlapping wheels
         raise ImportError(str(error)) from error
+    return state
 
 
 def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
@@ -144,12 +135,12 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
             fix="Keep large tensors as graph inputs, not as constants.",
         )
     bindings = _bindings()
-    options = bindings.options()
+    options = bindings.SessionOptions()
     options.log_severity_level = 3  # the builder's warnings refer to internal nodes
     names = set(wrt)
     try:
-        optimized = bindings.optimize(proto.SerializeToString(), names, options)
-        builder = bindings.builder(optimized, {loss}, names, loss, options)
+        optimized = bindings.get_optimized_model(proto.SerializeToString(), names, options)
+        builder = bindings.GradientGraphBuilder(optimized, {loss}, names, loss, options)
         builder.build()
         built: bytes = builder.get_model()
     except (RuntimeError, IndexError, ValueError) as error:

@@ -119,12 +119,12 @@ def scatter_pool_gradients(model: ir.Model) -> None:
             continue
         image, dtype, int64 = pool.inputs[0], gradient.dtype or ir.DataType.FLOAT, ir.DataType.INT64
         flat = builder.ints(-1)
-        size = builder.op("Reshape", builder.op("Size", image, dtype=int64), flat)
+        size = builder.op("Reshape", builder.op("Size", image), flat)
         zeros = builder.filled(0, size, dtype)
         bounded = builder.op("Max", indices, builder.const(0, int64))
         places, values = (builder.op("Reshape", v, flat) for v in (bounded, gradient))
         added = builder.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
-        back = builder.op("Shape", image, dtype=int64)
+        back = builder.op("Shape", image)
         result = builder.op("Reshape", added, back, shape=made.shape, allowzero=1)
         replace_node(node, [result], builder)
 

@@ -90,7 +90,7 @@ def part_shapes(model: ir.Model) -> None:
         if node.op_type != "Shape" or (start == 0 and end is None):
             continue
         if any(usage.node.op_type in ("Gather", "Slice") for usage in node.outputs[0].uses()):
-            whole = builder.op("Shape", node.inputs[0], dtype=ir.DataType.INT64)
+            whole = builder.op("Shape", node.inputs[0])
             last = sys.maxsize if end is None else end.as_int()
             bounds = builder.ints(start), builder.ints(last)
             part = builder.op("Slice", whole, *bounds, shape=node.outputs[0].shape)

@@ -67,10 +67,6 @@ def _average_pool(node: ir.Node) -> str | None:
     return _padding(node)
 
 
-def _max_pool(node: ir.Node) -> str | None:
-    return column_major(node) or _padding(node)
-
-
 def _pad(node: ir.Node) -> str | None:
     mode = node.attributes.get_string("mode", "constant")
     if mode != "constant":
@@ -96,7 +92,10 @@ CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
     "Gemm": (_gemm, "alpha and beta must not be 0"),
     "LayerNormalization": (unknown_rank, "requires a known rank"),
     "MatMul": (unknown_rank, "requires a known rank"),
-    "MaxPool": (_max_pool, "requires row-major indices; SAME with stride requires fixed sizes"),
+    "MaxPool": (
+        lambda node: column_major(node) or _padding(node),
+        "requires row-major indices; SAME with stride requires fixed sizes",
+    ),
     "Pad": (_pad, "other modes than constant are decomposed"),
     "ReduceL2": (_axes, "requires constant axes"),
     "ReduceLogSumExp": (_axes, "requires constant axes"),

@@ -103,7 +103,7 @@ class Backward(Site):
         dtype, shape = gradient.dtype or self.dtype, broadcast_shape([condition, gradient])
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             zero = self.const(0.0, dtype)
-            return self.op("Where", condition, gradient, zero, dtype=dtype, shape=shape)
+            return self.op("Where", condition, gradient, zero, shape=shape)
         factor = self.cast(condition, dtype)
         return self.op("Mul", gradient, factor, shape=shape)
 

@@ -296,7 +296,7 @@ def _loop(
     """A Loop has no slices: each step gathers its own, the last first."""
     body, builder = forward.copy, b.builder
     _, counters = given[-1]  # see `_kept_inputs`
-    steps = builder.op("Squeeze", b.shape_of(counters), shape=[], dtype=ir.DataType.INT64)
+    steps = builder.op("Squeeze", b.shape_of(counters), shape=[])
     last = builder.op("Sub", steps, b.const(1, ir.DataType.INT64), shape=[])
     outer = builder.take()
     number = ir.val(builder.unique("step"), ir.DataType.INT64, [])

@@ -3,7 +3,7 @@ r"""Reverse-mode differentiation of an ONNX graph with ortboost's own rules.
     ======================  ======================================================================
     ``prepare``             forms that rules and runtimes support: ``prepare.py``, ``rewrites/``
     ``reverse_pass``        from the loss back to the parameters, one rule per node: ``rules/``
-    ``lower_losses``        losses, which the rules see as one operator, written out: ``lower.py``
+    ``lower_losses``        losses, which the rules see as one operator, written out: ``losses.py``
     ``scatter_in_float32``  sums of 16-bit gradients
     ======================  ======================================================================
 
@@ -23,10 +23,10 @@ from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import check_opset, check_request, gradient_name, refuse_nodes
 from ortboost.autodiff.portable import prepare as preparation
-from ortboost.autodiff.portable.lower import lower_losses
 from ortboost.autodiff.portable.registry import own_operators
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
-from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
+from ortboost.autodiff.portable.rewrites.scatter import scatter_in_float32
+from ortboost.autodiff.portable.rules.losses import lower_losses
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder

@@ -125,15 +125,16 @@ def register(*op_types: str, domain: str = "") -> Callable[[GradientRule], Gradi
     return enter
 
 
-def refuses(*op_types: str, domain: str = "") -> Callable[[Condition], Condition]:
-    """Register a condition of the built-in rule: node to why it is not supported, or ``None``.
+def refuses(*op_types: str) -> Callable[[Condition], Condition]:
+    """Register a condition of the built-in rule of standard operators, as a decorator.
 
-    It is checked before anything is built; the rule itself may rely on it.
+    It tells why a node is not supported, or ``None``. It is checked before anything is built; the
+    rule itself may rely on it.
     """
 
     def enter(condition: Condition) -> Condition:
         for op_type in op_types:
-            _CONDITIONS[(_plain(domain), op_type)] = condition
+            _CONDITIONS["", op_type] = condition
         return condition
 
     return enter

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["frozen_batch_norm", "guarded_statistics"]
@@ -25,17 +26,15 @@ def frozen_batch_norm(site: Site) -> list[ir.Value | None] | None:
         return None
     data, scale, bias, mean, variance = (site.input(index) for index in range(5))
     dtype = variance.dtype or site.dtype  # float32 beside float16 data: few values, kept exact
-    epsilon = site.builder.const(site.number("epsilon", 1e-5), dtype)
-    deviation = site.op("Sqrt", site.op("Add", variance, epsilon))
+    deviation = (Term(site, variance) + site.number("epsilon", 1e-5)).call("Sqrt")
     scale, bias = (site.cast(value, dtype) for value in (scale, bias))
-    factor = site.op("Div", scale, deviation)
-    offset = site.op("Sub", bias, site.op("Mul", mean, factor))
+    factor = Term(site, scale) / deviation
+    offset = Term(site, bias) - Term(site, mean) * factor
     trailing = site.rank() - 2
     if trailing > 0:
         axes = site.ints(*range(1, 1 + trailing))
-        factor, offset = (site.op("Unsqueeze", value, axes) for value in (factor, offset))
-    factor, offset = (site.cast(value) for value in (factor, offset))
-    return [site.op("Add", site.op("Mul", data, factor), offset)]
+        factor, offset = (term.call("Unsqueeze", axes) for term in (factor, offset))
+    return [(Term(site, data) * factor.cast(site.dtype) + offset.cast(site.dtype)).value]
 
 
 @rewrites("BatchNormalization", what="works on a copy of its running statistics")

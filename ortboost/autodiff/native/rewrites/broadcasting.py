@@ -48,10 +48,9 @@ def _where(site: Site) -> list[ir.Value | None] | None:
     if all(_is_expanded(branch, site.node) for branch in branches) or _only_shape(site.node):
         return None
     # The shape is taken from a Where whose values are unused; no gradient flows through Shape.
-    dtype = branches[0].dtype
-    shape = site.shape_of(site.op("Where", condition, *branches, dtype=dtype))
+    shape = site.shape_of(site.op("Where", condition, *branches))
     expanded = [site.op("Expand", branch, shape, shape=full) for branch in branches]
-    return [site.op("Where", condition, *expanded, dtype=dtype, shape=full)]
+    return [site.op("Where", condition, *expanded, shape=full)]
 
 
 def _pow(site: Site) -> list[ir.Value | None] | None:
@@ -113,7 +112,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
             value = node.inputs[index]
             if value is None or value.name not in reached.active or _certain(own, others):
                 continue
-            shape = builder.op("Shape", value, dtype=ir.DataType.INT64)
+            shape = builder.op("Shape", value)
             node.replace_input_with(index, builder.op("Reshape", value, shape, allowzero=1))
             model.graph.insert_before(node, builder.take())
 

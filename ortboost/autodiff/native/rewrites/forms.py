@@ -14,6 +14,7 @@ from ortboost.autodiff.conditions import fixed_axes, reduced_axes
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.autodiff.sizes import INT64, joined, length
 from ortboost.core.report import Report
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
@@ -113,9 +114,9 @@ def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
     alpha = site.number("alpha", 0.01)
     if alpha >= 0:
         return None
-    data = site.input(0)
-    positive = site.op("Mul", site.op("Relu", data), site.const(1.0 - alpha))
-    return [site.op("Add", site.op("Mul", data, site.const(alpha)), positive)]
+    x = Term(site, site.input(0))
+    positive = x.call("Relu") * (1.0 - alpha)
+    return [(x * alpha + positive).value]
 
 
 def _gelu(site: Site) -> list[ir.Value | None] | None:
@@ -126,11 +127,9 @@ def _gelu(site: Site) -> list[ir.Value | None] | None:
     """
     if site.text("approximate", "none") != "tanh":
         return None
-    data = site.input(0)
-    cubic = site.op("Mul", site.op("Mul", data, data), site.const(0.044715))
-    inner = site.op("Mul", data, site.op("Add", cubic, site.const(1.0)))
-    gate = site.op("Sigmoid", site.op("Mul", inner, site.const(2.0 * np.sqrt(2.0 / np.pi))))
-    return [site.op("Mul", data, gate)]
+    x = Term(site, site.input(0))
+    inner = x * (x * x * 0.044715 + 1.0)
+    return [(x * (inner * (2.0 * np.sqrt(2.0 / np.pi))).call("Sigmoid")).value]
 
 
 def _conv(site: Site) -> list[ir.Value | None] | None:
@@ -170,11 +169,11 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
     zero, one, first = site.const(0, INT64), site.const(1, INT64), site.ints(0)
     for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
         count = joined(site, [length(site, site.input(0), axis)])
-        count = site.op("Squeeze", count, first, dtype=INT64)
-        places = site.op("Range", zero, count, one, dtype=INT64)
+        count = site.op("Squeeze", count, first)
+        places = site.op("Range", zero, count, one)
         bounds = (site.cast(site.input(index), INT64) for index in (1, 2))
         start, end = (site.op("Slice", v, site.ints(k), site.ints(k + 1)) for v in bounds)
-        index = site.op("Slice", places, start, end, first, site.ints(int(step)), dtype=INT64)
+        index = site.op("Slice", places, start, end, first, site.ints(int(step)))
         result = site.op("Gather", result, index, axis=axis)
     return [result]
 
@@ -195,7 +194,7 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
     if target == site.input(0).dtype:
         site.note = "CastLike: changes nothing: replaced by Identity"
         return [site.op("Identity", site.input(0))]
-    return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
+    return [site.cast(site.input(0), target)]
 
 
 def _cast(site: Site) -> list[ir.Value | None] | None:

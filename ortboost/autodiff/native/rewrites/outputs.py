@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import is_read, known_shape, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
@@ -56,17 +57,16 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
 
 def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value]:
     """``(x - mean) * inv_std * scale + bias``, the definition."""
-    data, scale, bias = site.input(0), site.input(1), site.optional(2)
+    data, scale, bias = Term(site, site.input(0)), site.input(1), site.optional(2)
     axes = site.ints(*range(axis, site.rank()))
-    mean = site.op("ReduceMean", data, axes, keepdims=1)
-    centered = site.op("Sub", data, mean)
-    variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
-    deviation = site.op("Sqrt", site.op("Add", variance, site.const(site.number("epsilon", 1e-5))))
-    inverse = site.op("Reciprocal", deviation)
-    result = site.op("Mul", site.op("Mul", centered, inverse), scale)
+    mean = data.call("ReduceMean", axes, keepdims=1)
+    centered = data - mean
+    variance = (centered * centered).call("ReduceMean", axes, keepdims=1)
+    inverse = (variance + site.number("epsilon", 1e-5)).call("Sqrt").call("Reciprocal")
+    result = centered * inverse * scale
     if bias is not None:
-        result = site.op("Add", result, bias)
-    return [result, mean, inverse][: len(site.node.outputs)]
+        result = result + bias
+    return [term.value for term in (result, mean, inverse)][: len(site.node.outputs)]
 
 
 def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
@@ -83,7 +83,7 @@ def _dropout(site: Site) -> Sequence[ir.Value | None] | None:
     if computed and not _is_gated(site):  # the gradient is divided by 1 - ratio in both modes
         given = site.optional(1) or site.const(0.5)
         zero = site.const(0.0, given.dtype)
-        inputs[1] = site.op("Where", site.input(2), given, zero, dtype=given.dtype, shape=())
+        inputs[1] = site.op("Where", site.input(2), given, zero, shape=())
     elif len(node.outputs) == 2 and (computed or node.outputs[1].name):
         return None
     outputs = site.ops("Dropout", *inputs, count=2, **node.attributes)

@@ -66,9 +66,7 @@ def _average_pool(site: Site) -> list[ir.Value] | None:
     summed = site.op("Conv", planes, ones, **window)
     # c[o]: the operator gives c[o] times the positions inside for an image of ones.
     if ceil or (any(window["pads"]) and not site.integer("count_include_pad", 0)):
-        unit = site.op(
-            "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
-        )
+        unit = site.op("Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0)
         shape = (1, 1, *(site.shape()[axis] for axis in spatial))
         image = site.filled(1, unit, shape=shape)
         pooled = site.op("AveragePool", image, **site.node.attributes)
@@ -81,7 +79,7 @@ def _average_pool(site: Site) -> list[ir.Value] | None:
 
 
 def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
-    target = site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64)
+    target = site.op("Concat", *parts, axis=0)
     return site.op("Reshape", value, target, allowzero=1)
 
 

@@ -8,7 +8,6 @@ from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.function_bodies import expand_by_definition
-from ortboost.graph.query import is_standard
 from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
@@ -25,14 +24,10 @@ def expand_functions(model: ir.Model) -> Report:
         "expand_functions",
         dict.fromkeys(EXPANDED, expand_by_definition),
         "expanded as defined by the standard",
-        only=_is_expanded,
+        only=lambda node: find_rule(node) is None,
     )
     if report.modified:
         infer_shapes(model)
         if fold_integers(model).modified:  # sizes and axes, on which other shapes depend
             infer_shapes(model)
     return report
-
-
-def _is_expanded(node: ir.Node) -> bool:
-    return node.op_type in EXPANDED and is_standard(node) and find_rule(node) is None

@@ -49,7 +49,7 @@ def _layer_norm(site: Site) -> list[ir.Value] | None:
         return None
     data = as_float(site, x)
     # A scale of another shape is multiplied after it; the operator needs one, so it gets ones.
-    inputs = [data, _ones(site, data, axis)]
+    inputs = [data, site.filled(1, site.shape_of(data, axis), FLOAT, own)]
     if plain:
         inputs = [as_float(site, v) for v in (data, scale, bias) if v is not None]
     result, *statistics = site.ops("LayerNormalization", *inputs, count=3, **site.node.attributes)
@@ -75,11 +75,6 @@ def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
     )
 
 
-def _ones(site: Site, data: ir.Value, axis: int) -> ir.Value:
-    shape = (known_shape(data) or ())[axis:]
-    return site.filled(1, site.shape_of(data, axis), FLOAT, shape)
-
-
 def _rms_norm(site: Site) -> list[ir.Value | None]:
     """`x / sqrt(mean(x^2) + epsilon) scale`, the mean over the last axes."""
     x, scale = site.input(0), site.input(1)
@@ -93,4 +88,4 @@ def _rms_norm(site: Site) -> list[ir.Value | None]:
     deviation = site.op("Sqrt", site.op("Add", mean, epsilon, shape=rows), shape=rows)
     inverse = site.op("Reciprocal", deviation, shape=rows)
     normal = as_given(site, site.op("Mul", data, inverse, shape=shape), x.dtype)
-    return [site.op("Mul", normal, scale, dtype=x.dtype, shape=shape)]
+    return [site.op("Mul", normal, scale, shape=shape)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
@@ -88,7 +89,7 @@ def _mask(site: Site, lengths: ir.Value) -> ir.Value:
     numbers = site.op("Range", site.const(0, int64), steps, site.const(1, int64))
     column = site.op("Unsqueeze", numbers, site.ints(1, 2))
     ends = site.op("Unsqueeze", site.cast(lengths, int64), site.ints(0, 2))
-    return site.op("Less", column, ends, dtype=ir.DataType.BOOL)
+    return site.op("Less", column, ends)
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ class _Layer:
         if inside is None:
             output = site.op("Identity", after[0])
         else:  # behind its end, a sequence keeps its states and its outputs are 0
-            output = site.op("Where", inside, after[0], site.const(0.0), dtype=site.dtype)
+            output = site.op("Where", inside, after[0], site.const(0.0))
             pairs = zip(after, before, strict=True)
-            after = [site.op("Where", inside, *pair, dtype=site.dtype) for pair in pairs]
+            after = [site.op("Where", inside, *pair) for pair in pairs]
         read = [(x, projected)]
         if mask is not None and inside is not None:
             read.append((inside, mask))
@@ -198,13 +199,16 @@ class _Layer:
         value = self._part(index)
         if value is not None:
             return value
-        site = self.site
-        size = site.shape(2)[2]
-        if not isinstance(size, int):
-            raise Refusal("the shape of its recurrence weight is unknown")
+        site, size = self.site, _hidden(self.site)
         batch = site.shape_of(site.input(0), 1, 2)
         shape = site.op("Concat", batch, site.ints(size), axis=0)
         return site.filled(0, shape, shape=[site.shape()[1], size])
+
+
+def _hidden(site: Site) -> int:
+    size = site.shape(2)[2]
+    assert isinstance(size, int)  # else `unsupported` refused it
+    return size
 
 
 def _lstm_step(
@@ -220,13 +224,12 @@ def _lstm_step(
         names: The activations.
     """
     state, cell = states
-    summed = site.op("Add", x, site.op("MatMul", state, recurrent))
-    *gates, last = site.ops("Split", summed, count=4, axis=-1, num_outputs=4)
-    input_gate, output_gate, forget_gate = (site.op(names[0], gate) for gate in gates)
-    candidate = site.op(names[1], last)
-    kept = site.op("Mul", forget_gate, cell)
-    cell = site.op("Add", kept, site.op("Mul", input_gate, candidate))
-    return [site.op("Mul", output_gate, site.op(names[2], cell)), cell]
+    summed = Term(site, x) + site.op("MatMul", state, recurrent)
+    parts = site.ops("Split", summed.value, count=4, axis=-1, num_outputs=4)
+    *gates, last = (Term(site, part) for part in parts)
+    input_gate, output_gate, forget_gate = (gate.call(names[0]) for gate in gates)
+    following = forget_gate * cell + input_gate * last.call(names[1])
+    return [(output_gate * following.call(names[2])).value, following.value]
 
 
 def _gru_step(
@@ -243,9 +246,7 @@ def _gru_step(
     h~ = act(x_h + r (h R_h + b_h))     with ``before_reset`` (linear_before_reset)
     h~ = act(x_h + (r h) R_h)           without it, b_h being part of x_h
     """
-    size = site.shape(2)[2]
-    if not isinstance(size, int):
-        raise Refusal("the shape of its recurrence weight is unknown")
+    size = _hidden(site)
     sizes = site.ints(2 * size, size)  # z and r together, then h
     x_gates, x_candidate = site.ops("Split", x, sizes, count=2, axis=-1)
     if before_reset:
@@ -256,11 +257,10 @@ def _gru_step(
         gate_weight, second = site.ops("Split", recurrent, sizes, count=2, axis=-1)
         h_gates = site.op("MatMul", state, gate_weight)
     gates = site.op(names[0], site.op("Add", x_gates, h_gates))
-    update, reset = site.ops("Split", gates, count=2, axis=-1, num_outputs=2)
-    if before_reset:
-        inner = site.op("Mul", reset, second)
-    else:
-        inner = site.op("MatMul", site.op("Mul", reset, state), second)
-    candidate = site.op(names[1], site.op("Add", x_candidate, inner))
+    update, reset = (
+        Term(site, gate) for gate in site.ops("Split", gates, count=2, axis=-1, num_outputs=2)
+    )
+    inner = reset * second if before_reset else (reset * state) @ second
+    candidate = (Term(site, x_candidate) + inner).call(names[1])
     # (1 - z) h~ + z h = h~ + z (h - h~)
-    return site.op("Add", candidate, site.op("Mul", update, site.op("Sub", state, candidate)))
+    return (candidate + update * (Term(site, state) - candidate)).value

@@ -16,8 +16,6 @@ from ortboost.graph.query import constant, known_shape
 
 __all__: list[str] = []
 
-_INT64 = ir.DataType.INT64
-
 
 @refuses("Col2Im")
 def _block_unknown(node: ir.Node) -> str | None:
@@ -40,7 +38,7 @@ def col2im(b: Backward) -> Gradients:
     if len(image) == spatial + 2 and all(isinstance(length, int) for length in image[2:]):
         plane = b.ints(-1, 1, *(int(length) for length in image[2:] if isinstance(length, int)))
     else:
-        plane = b.op("Concat", b.ints(-1, 1), b.shape_of(g, 2), axis=0, dtype=_INT64)
+        plane = b.op("Concat", b.ints(-1, 1), b.shape_of(g, 2), axis=0)
     unit = b.const(np.eye(places).reshape(places, 1, *lengths))
     blocks = b.op(
         "Conv",

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant
 
 __all__: list[str] = []
@@ -92,7 +93,7 @@ def extremum(b: Backward) -> Gradients:
     shape, g, y = b.output().shape, b.gradient(), b.output()
     if len(b.node.inputs) == 1:
         return [g]
-    hits = [b.op("Equal", x, y, dtype=ir.DataType.BOOL, shape=shape) for _, x in _inputs(b)]
+    hits = [b.op("Equal", x, y, shape=shape) for _, x in _inputs(b)]
     counts = [b.cast(hit) for hit in hits]
     part = b.op("Div", g, b.op("Sum", *counts, shape=shape), shape=shape)
     return [
@@ -107,59 +108,43 @@ def pow_(b: Backward) -> Gradients:
 
     Constant scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`, `0: 0`.
     """
-    g, y, shape = b.gradient(), b.output(), b.output().shape
-    base, exponent = b.input(0), b.input(1)
+    shape, exponent = b.output().shape, b.input(1)
+    g, y = (Term(b, value, shape) for value in (b.gradient(), b.output()))
+    base, power = Term(b, b.input(0), b.input(0).shape), Term(b, b.cast(exponent), exponent.shape)
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
-        grads[0] = b.sum_to_shape(_pow_base(b), base)
+        number = constant(exponent)
+        if number is not None and number.size == 1:
+            found = _constant_power(g, Term(b, base.value, shape), y, float(number.reshape(-1)[0]))
+        else:
+            slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
+            # 0^-1 is infinite, and its product with p = 0 is NaN.
+            found = Term(b, power.call("Equal", 0.0).value, shape).where(0.0, g * slope)
+        grads[0] = b.sum_to_shape(found.value, base.value)
     if b.needs_gradient(1):
-        power = b.cast(exponent)
-        zero = b.const(0.0)
         # 0^p does not change with p > 0, but log(0) is infinite.
-        flat = b.op(
-            "And",
-            b.op("Equal", base, zero, dtype=ir.DataType.BOOL, shape=base.shape),
-            b.op("GreaterOrEqual", power, zero, dtype=ir.DataType.BOOL, shape=exponent.shape),
-            shape=shape,
-        )
-        slope = b.op("Mul", y, b.op("Log", base, shape=base.shape), shape=shape)
-        full = b.op("Mul", g, slope, shape=shape)
-        found = b.sum_to_shape(
-            b.op("Where", flat, zero, full, dtype=b.dtype, shape=shape), exponent
-        )
-        grads[1] = b.cast(found, exponent.dtype)
+        growing = power.call("GreaterOrEqual", 0.0)
+        flat = Term(b, base.call("Equal", 0.0).value, shape).call("And", growing)
+        full = g * (y * base.call("Log"))
+        grads[1] = b.cast(b.sum_to_shape(flat.where(0.0, full).value, exponent), exponent.dtype)
     return grads
 
 
-def _pow_base(b: Backward) -> ir.Value:
-    g, y, shape = b.gradient(), b.output(), b.output().shape
-    base, exponent, number = b.input(0), b.input(1), constant(b.input(1))
-
-    def times(left: ir.Value, right: ir.Value) -> ir.Value:
-        return b.op("Mul", left, right, shape=shape)
-
-    value = float(number.reshape(-1)[0]) if number is not None and number.size == 1 else None
-    if value == 2.0:
-        return times(g, times(base, b.const(2.0)))
-    if value == 3.0:
-        return times(g, times(times(base, base), b.const(3.0)))
-    if value == 1.0:
+def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
+    if p == 2.0:
+        return g * (base * 2.0)
+    if p == 3.0:
+        return g * (base * base * 3.0)
+    if p == 1.0:
         return g
-    if value == 0.5:
-        return b.op("Div", times(g, b.const(0.5)), y, shape=shape)
-    if value == -1.0:
-        return b.op("Neg", times(g, times(y, y)), shape=shape)
-    if value == 0.0:  # 0 even where g is not finite
-        return b.op("Where", b.const(False, ir.DataType.BOOL), g, b.const(0.0), dtype=b.dtype)
-    if value is not None:
-        lower = b.const(value - 1.0)
-        return times(g, times(b.op("Pow", base, lower, shape=shape), b.const(value)))
-    power = b.cast(exponent)
-    lower = b.op("Sub", power, b.const(1.0), shape=exponent.shape)
-    slope = times(b.op("Pow", base, lower, shape=shape), power)
-    zero = b.const(0.0)  # 0^-1 is infinite, and its product with p = 0 is NaN
-    none = b.op("Equal", power, zero, dtype=ir.DataType.BOOL, shape=exponent.shape)
-    return b.op("Where", none, zero, times(g, slope), dtype=b.dtype, shape=shape)
+    if p == 0.5:
+        return g * 0.5 / y
+    if p == -1.0:
+        return -(g * (y * y))
+    if p == 0.0:  # 0 even where g is not finite
+        never = g.b.const(False, ir.DataType.BOOL)
+        return Term(g.b, never, g.shape).where(g, 0.0)
+    return g * (base.call("Pow", p - 1.0) * p)
 
 
 @register("Where")

@@ -35,9 +35,7 @@ _SMALL_TABLE = 64
 _SEQUENCE_AXES = {"batch_axis": 1, "time_axis": 0}
 
 
-@refuses("Gather", "GatherND")
-def _gather_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0, 1)
+refuses("Gather", "GatherND")(lambda node: unknown_rank(node, 0, 1))
 
 
 @register("Gather")
@@ -90,9 +88,9 @@ def _as_run(b: Backward, axis: int) -> ir.Value | None:
         if isinstance(behind, int):
             pads: list[Size] = [flat[0], behind - flat[0] - taken]
         else:
-            pads = [flat[0], b.op("Sub", behind, b.ints(flat[0] + taken), dtype=INT64)]
+            pads = [flat[0], b.op("Sub", behind, b.ints(flat[0] + taken))]
     else:  # counted from the end of an unknown length
-        front = b.op("Add", joined(b, [length(b, x, axis)]), b.ints(flat[0]), dtype=INT64)
+        front = b.op("Add", joined(b, [length(b, x, axis)]), b.ints(flat[0]))
         pads = [front, -flat[0] - taken]
     if pads == [0, 0]:
         return g
@@ -123,7 +121,7 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
     empty = b.filled(0, joined(b, base), kind)
     column = b.op("Unsqueeze", index, b.ints(1))  # [count, 1]
     full = b.op("Expand", column, b.shape_of(updates))
-    return b.op("ScatterElements", empty, full, updates, axis=axis, reduction="add", dtype=kind)
+    return b.op("ScatterElements", empty, full, updates, axis=axis, reduction="add")
 
 
 @register("GatherElements")
@@ -156,22 +154,22 @@ def as_rows(
     rows = product(b, sizes[: batch + depth])
     width = product(b, sizes[batch + depth :])
     index = b.cast(indices, INT64)  # [batch..., ..., depth]
-    negative = b.op("Less", index, b.ints(0), dtype=ir.DataType.BOOL)
+    negative = b.op("Less", index, b.ints(0))
     counted = b.op("Add", index, joined(b, picked))  # from the end
-    index = b.op("Where", negative, counted, index, dtype=INT64)
+    index = b.op("Where", negative, counted, index)
     # Row-major: the place along an axis counts the product of the lengths after it.
     strides = joined(b, [product(b, picked[place + 1 :]) for place in range(depth)])
-    flat = b.op("ReduceSum", b.op("Mul", index, strides), b.ints(-1), keepdims=0, dtype=INT64)
+    flat = b.op("ReduceSum", b.op("Mul", index, strides), b.ints(-1), keepdims=0)
     if batch:  # add the index of the first row of each entry of the batch
         number = product(b, sizes[:batch])
-        end = b.op("Squeeze", joined(b, [number]), b.ints(0), dtype=INT64)
+        end = b.op("Squeeze", joined(b, [number]), b.ints(0))
         zero, one = (b.builder.const(n, INT64) for n in (0, 1))
-        first = b.op("Range", zero, end, one, dtype=INT64)
-        first = b.op("Mul", first, joined(b, [product(b, picked)]), dtype=INT64)
+        first = b.op("Range", zero, end, one)
+        first = b.op("Mul", first, joined(b, [product(b, picked)]))
         apart = b.op("Unsqueeze", first, b.ints(1))
-        flat = b.op("Reshape", flat, joined(b, [number, -1]), dtype=INT64)
-        flat = b.op("Add", flat, apart, dtype=INT64)
-    flat = b.op("Reshape", flat, b.ints(-1), dtype=INT64)
+        flat = b.op("Reshape", flat, joined(b, [number, -1]))
+        flat = b.op("Add", flat, apart)
+    flat = b.op("Reshape", flat, b.ints(-1))
     count = product(b, [length(b, indices, axis) for axis in range(len(shape) - 1)])
     table = b.op("Reshape", updates, joined(b, [count, width]), allowzero=1)
     return [rows, width], flat, table
@@ -228,8 +226,8 @@ def _scatter_extremum(b: Backward, options: dict[str, int]) -> Gradients:
     """
     x, index, u, y = b.input(0), b.input(1), b.input(2), b.output()
     reached = b.op("GatherElements", y, index, shape=u.shape, **options)
-    from_x = b.op("Equal", x, y, dtype=ir.DataType.BOOL, shape=x.shape)
-    from_u = b.op("Equal", u, reached, dtype=ir.DataType.BOOL, shape=u.shape)
+    from_x = b.op("Equal", x, y, shape=x.shape)
+    from_u = b.op("Equal", u, reached, shape=u.shape)
     ones = {"reduction": "add", "shape": x.shape, **options}
     count = b.op("ScatterElements", b.cast(from_x), index, b.cast(from_u), **ones)
     share = b.op("Div", b.gradient(), count, shape=x.shape)

@@ -16,7 +16,7 @@ summed step by step: one product over all steps computes `sum_t a_t^T dz_t`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,12 +26,22 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.backward_loop import Carried, ForwardLoop, Slices, backward_loop
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.reverse_pass import reverse_pass
+from ortboost.autodiff.portable.rewrites.recurrent import unsupported
 from ortboost.autodiff.portable.rules.control_flow import body_reason
 from ortboost.graph.bodies import captured_values
 from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 from ortboost.graph.reach import reach
+from ortboost.graph.rewriting import Refusal
 
 __all__: list[str] = []
+
+refuses("GRU", "LSTM", "RNN")(unsupported)
+
+
+@register("GRU", "LSTM", "RNN")
+def recurrent(b: Backward) -> Gradients:
+    """Refuse: a recurrent node is left only if ``prepare`` could not make a Scan of it."""
+    raise Refusal(unsupported(b.node) or "it is not a Scan yet; run prepare() of the engine")
 
 
 @refuses("Loop", "Scan")
@@ -107,13 +117,11 @@ def loop(b: Backward) -> Gradients:
     gradients: list[ir.Value | None] = [None] * len(b.node.inputs)
     for i, gradient in zip(states, last, strict=False):
         gradients[first + i] = gradient
-    for name, gradient in zip(sums, last[len(states) :], strict=True):
-        b.contribute(captured[name], gradient)
     for slices, gradient in zip(read, stacked, strict=False):
         gradients[slices.index] = gradient
-    pairs = stacked[len(read) :]
-    for product, left, right in zip(products, pairs[::2], pairs[1::2], strict=True):
-        b.contribute(product.weight, _weight_gradient(b, product, left, right))
+    for name, gradient in zip(sums, last[len(states) :], strict=True):
+        b.contribute(captured[name], gradient)
+    _contribute_products(b, products, stacked[len(read) :])
     return gradients
 
 
@@ -173,6 +181,14 @@ def _take_products(forward: ForwardLoop, captured: Mapping[str, ir.Value]) -> li
         node.replace_input_with(1, stand_in)
         found.append(_Product(left, weight, stand_in, node.outputs[0]))
     return found
+
+
+def _contribute_products(
+    b: Backward, products: Sequence[_Product], stacked: Sequence[ir.Value]
+) -> None:
+    """Add the weight gradients, from the stacked operands and gradients of the products."""
+    for product, left, right in zip(products, stacked[::2], stacked[1::2], strict=True):
+        b.contribute(product.weight, _weight_gradient(b, product, left, right))
 
 
 def _weight_gradient(b: Backward, product: _Product, left: ir.Value, right: ir.Value) -> ir.Value:

@@ -6,22 +6,23 @@ The weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import wider
-from ortboost.graph.rewriting import Refusal, Site
+from ortboost.core.report import Report
+from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
-__all__ = ["LOWERINGS"]
+__all__ = ["LOWERINGS", "lower_losses"]
 
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+_INT64 = ir.DataType.INT64
 
 
-@refuses("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-def _scores_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")(lambda node: unknown_rank(node, 0))
 
 
 @register("SoftmaxCrossEntropyLoss")
@@ -67,8 +68,8 @@ def _only_scores(b: Backward) -> None:
 
 def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False) -> ir.Value:
     """``data [N, C, d...]`` with a number written or added at the labels."""
-    labels = b.op("Unsqueeze", _safe(b), b.ints(1), dtype=_INT64)
-    numbers = b.op("Expand", b.const(number), b.shape_of(labels), dtype=b.dtype)
+    labels = b.op("Unsqueeze", _safe(b), b.ints(1))
+    numbers = b.op("Expand", b.const(number), b.shape_of(labels))
     return b.op(
         "ScatterElements",
         data,
@@ -90,7 +91,7 @@ def _factor(b: Backward) -> ir.Value:
             return b.op("Unsqueeze", g, b.ints(1))
         if reduction == "sum":
             return g
-        dtype, labels = wider(b.dtype), b.op("Size", b.input(1), dtype=_INT64, shape=())
+        dtype, labels = wider(b.dtype), b.op("Size", b.input(1), shape=())
         return b.cast(b.op("Div", b.cast(g, dtype), b.cast(labels, dtype)))
     if reduction == "mean":
         g = b.op("Div", g, _total_weight(b, weights))
@@ -98,15 +99,15 @@ def _factor(b: Backward) -> ir.Value:
     scaled = b.op("Mul", g, weights)
     ignored = _ignored(b)
     if ignored is not None:
-        scaled = b.op("Where", ignored, b.const(0.0), scaled, dtype=b.dtype)
+        scaled = b.op("Where", ignored, b.const(0.0), scaled)
     return b.op("Unsqueeze", scaled, b.ints(1))
 
 
 def _total_weight(b: Site, weights: ir.Value) -> ir.Value:
     """Sum of the weights, or 1 if it is 0, so that the mean over no labels is 0."""
     total = b.op("ReduceSum", weights, keepdims=0, shape=())
-    none = b.op("Equal", total, b.const(0.0), dtype=_BOOL, shape=())
-    return b.op("Where", none, b.const(1.0), total, dtype=b.dtype, shape=())
+    none = b.op("Equal", total, b.const(0.0), shape=())
+    return b.op("Where", none, b.const(1.0), total, shape=())
 
 
 def _ignored(b: Site) -> ir.Value | None:
@@ -117,7 +118,7 @@ def _ignored(b: Site) -> ir.Value | None:
     mark = b.builder.const(b.integer("ignore_index", -1), b.input(1).dtype or _INT64)
     return b.builder.shared(
         ("ignored", id(b.node)),
-        lambda: b.op("Equal", b.input(1), mark, dtype=_BOOL, shape=b.input(1).shape),
+        lambda: b.op("Equal", b.input(1), mark, shape=b.input(1).shape),
     )
 
 
@@ -128,11 +129,11 @@ def _weights(b: Site) -> ir.Value | None:
         if ignored is None:
             return None
         zero, one = b.const(0.0), b.const(1.0)
-        return b.op("Where", ignored, zero, one, dtype=b.dtype, shape=t.shape)
+        return b.op("Where", ignored, zero, one, shape=t.shape)
     found = b.op("Gather", by_class, _safe(b), axis=0, dtype=b.dtype, shape=t.shape)
     if ignored is None:
         return found
-    return b.op("Where", ignored, b.const(0.0), found, dtype=b.dtype, shape=t.shape)
+    return b.op("Where", ignored, b.const(0.0), found, shape=t.shape)
 
 
 def _safe(b: Site) -> ir.Value:
@@ -141,7 +142,7 @@ def _safe(b: Site) -> ir.Value:
     if ignored is None:
         return t
     zero = b.builder.const(0, _INT64)
-    return b.op("Where", ignored, zero, t, dtype=_INT64, shape=t.shape)
+    return b.op("Where", ignored, zero, t, shape=t.shape)
 
 
 def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
@@ -157,7 +158,7 @@ def _lower_likelihood(site: Site) -> list[ir.Value | None]:
 
 
 def _picked(site: Site, log_p: ir.Value) -> ir.Value:
-    index = site.op("Unsqueeze", _safe(site), site.ints(1), dtype=_INT64)
+    index = site.op("Unsqueeze", _safe(site), site.ints(1))
     gathered = site.op("GatherElements", log_p, index, axis=1)
     losses = site.op("Neg", site.op("Squeeze", gathered, site.ints(1)))
     weights, reduction = _weights(site), site.text("reduction", "mean")
@@ -166,7 +167,7 @@ def _picked(site: Site, log_p: ir.Value) -> ir.Value:
         # The product is NaN where the score of class 0, read for an ignored label, is infinite.
         ignored = _ignored(site)
         if ignored is not None:
-            losses = site.op("Where", ignored, site.const(0.0), losses, dtype=site.dtype)
+            losses = site.op("Where", ignored, site.const(0.0), losses)
     if reduction == "none":
         return losses
     if reduction == "mean" and weights is None:
@@ -177,8 +178,24 @@ def _picked(site: Site, log_p: ir.Value) -> ir.Value:
     return site.op("Div", total, _total_weight(site, weights), shape=())
 
 
-LOWERINGS = {
+LOWERINGS: dict[str, Rule] = {
     "NegativeLogLikelihoodLoss": _lower_likelihood,
     "SoftmaxCrossEntropyLoss": _lower_cross_entropy,
 }
 """Loss to the rule that replaces it by operators of every runtime, after differentiation."""
+
+
+def lower_losses(model: ir.Model, only: Callable[[ir.Node], bool] = lambda _: True) -> Report:
+    """Replace losses by operators that every runtime has kernels for, in place.
+
+    It runs after differentiation: the rules see the loss as one operator, the runtime never does.
+
+    onnxruntime expands losses itself, but into twice the nodes, and to NaN if all labels are
+    ignored; here the loss is 0 in that case, as in onnxruntime-training.
+
+    Args:
+        model: The model.
+        only: Which losses; all by default.
+    """
+    what = "written out for stock runtimes"
+    return rewrite_nodes(model, "lower_losses", LOWERINGS, what, only=only)

@@ -39,9 +39,7 @@ def gemm(b: Backward) -> Gradients:
     return grads
 
 
-@refuses("MatMul")
-def _matmul_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0, 1)
+refuses("MatMul")(lambda node: unknown_rank(node, 0, 1))
 
 
 @register("MatMul")

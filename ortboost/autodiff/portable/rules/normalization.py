@@ -17,6 +17,7 @@ from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, known_shape, producer_of, static_shape
 from ortboost.graph.reach import ancestors
 from ortboost.graph.rewriting import Refusal
@@ -24,9 +25,7 @@ from ortboost.graph.rewriting import Refusal
 __all__ = ["absorbed"]
 
 
-@refuses("BatchNormalization")
-def _batch_norm_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("BatchNormalization")(lambda node: unknown_rank(node, 0))
 
 
 @register("BatchNormalization")
@@ -132,14 +131,14 @@ def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
         inner = known // math.prod(part or ())
 
         def number() -> ir.Value:
-            batch = b.op("Squeeze", b.shape_of(x, axis, axis + 1), dtype=int64, shape=[])
-            all_of_them = b.op("Mul", batch, b.const(inner, int64), dtype=int64, shape=[])
+            batch = b.op("Squeeze", b.shape_of(x, axis, axis + 1), shape=[])
+            all_of_them = b.op("Mul", batch, b.const(inner, int64), shape=[])
             return b.cast(all_of_them)
 
         return b.builder.shared(("count", dims[axis], inner, b.dtype), number)
-    size, numbers = (b.op("Size", value, dtype=int64, shape=[]) for value in (x, statistic))
+    size, numbers = (b.op("Size", value, shape=[]) for value in (x, statistic))
     one = b.builder.const(1, int64)
-    count = b.op("Div", size, b.op("Max", numbers, one, dtype=int64), dtype=int64, shape=[])
+    count = b.op("Div", size, b.op("Max", numbers, one), shape=[])
     return b.cast(count)
 
 
@@ -162,31 +161,28 @@ def layer_norm(b: Backward) -> Gradients:
 
         gx = r (scale g - [mean(scale g) - gm / (m r)] - x̂ [mean(scale g x̂) + gr r / m])
     """
-    x, scale, bias = b.input(0), b.input(1), b.optional(2)
-    axes = b.ints(*range(b.axis(), b.rank()))
-    shape, mean, inverse = x.shape, b.output(1), b.output(2)
-    rows = mean.shape
-    normal = b.op("Mul", b.op("Sub", x, mean, shape=shape), inverse, shape=shape)
+    scale, bias, axes = b.input(1), b.optional(2), b.ints(*range(b.axis(), b.rank()))
+    x, g = Term(b, b.input(0), b.input(0).shape), Term(b, b.gradient_or_zeros(0), b.input(0).shape)
+    mean, inverse = b.output(1), Term(b, b.output(2), b.output(1).shape)
+    normal = (x - mean) * inverse
     grads: list[ir.Value | None] = [None, None, None]
-    g = b.gradient_or_zeros(0)
     if b.needs_gradient(1):
-        grads[1] = b.sum_to_shape(b.op("Mul", g, normal, shape=shape), scale)
+        grads[1] = b.sum_to_shape((g * normal).value, scale)
     if bias is not None and b.needs_gradient(2):
-        grads[2] = b.sum_to_shape(g, bias)
+        grads[2] = b.sum_to_shape(g.value, bias)
     if not b.needs_gradient(0):
         return grads[: len(b.node.inputs)]
-    inner = b.op("Mul", g, scale, shape=shape)  # the gradient of the normalized input
-    pulled = b.op("ReduceMean", inner, axes, keepdims=1, shape=rows)
-    weighed = b.op("Mul", inner, normal, shape=shape)
-    moment = b.op("ReduceMean", weighed, axes, keepdims=1, shape=rows)
+
+    def row_mean(term: Term) -> Term:
+        kept = b.op("ReduceMean", term.value, axes, keepdims=1, shape=mean.shape)
+        return Term(b, kept, mean.shape)
+
+    inner = g * scale  # the gradient of the normalized input
+    pulled, moment = row_mean(inner), row_mean(inner * normal)
     by_mean, by_inverse = b.gradients[1], b.gradients[2]
     if by_mean is not None:
-        scaled = b.op("Mul", inverse, _count(b, x, mean), shape=rows)
-        pulled = b.op("Sub", pulled, b.op("Div", by_mean, scaled, shape=rows), shape=rows)
+        pulled = pulled - Term(b, by_mean, mean.shape) / (inverse * _count(b, x.value, mean))
     if by_inverse is not None:
-        scaled = b.op("Div", b.op("Mul", by_inverse, inverse), _count(b, x, mean), shape=rows)
-        moment = b.op("Add", moment, scaled, shape=rows)
-    gx = b.op("Sub", inner, pulled, shape=shape)
-    gx = b.op("Sub", gx, b.op("Mul", normal, moment, shape=shape), shape=shape)
-    grads[0] = b.op("Mul", gx, inverse, shape=shape)
+        moment = moment + inverse * by_inverse / _count(b, x.value, mean)
+    grads[0] = ((inner - pulled - normal * moment) * inverse).value
     return grads[: len(b.node.inputs)]

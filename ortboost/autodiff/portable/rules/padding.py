@@ -81,10 +81,10 @@ def _padded_indices(
         around = (max(before, 0), max(after, 0))
         return b.ints(*np.pad(kept, around, mode=mode).tolist())  # type: ignore[call-overload]
     zero, one = (b.builder.const(n, INT64) for n in (0, 1))
-    end = b.op("Squeeze", joined(b, [size]), b.ints(0), dtype=INT64)
-    numbers = b.op("Range", zero, end, one, dtype=INT64, shape=[None])
+    end = b.op("Squeeze", joined(b, [size]), b.ints(0))
+    numbers = b.op("Range", zero, end, one, shape=[None])
     if margins is None:
         both = b.op("Gather", b.input(1), b.ints(k, k + count), axis=0, dtype=INT64)
     else:
         both = b.ints(*margins)
-    return b.op("Pad", numbers, both, mode=mode, dtype=INT64, shape=[None])
+    return b.op("Pad", numbers, both, mode=mode, shape=[None])

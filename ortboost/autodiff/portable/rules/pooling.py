@@ -12,11 +12,12 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.autodiff.sizes import wider
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
 
-_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
+_INT64 = ir.DataType.INT64
 _WINDOW = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
 
 
@@ -39,7 +40,7 @@ def max_pool(b: Backward) -> Gradients:
     g, x = b.gradient(), b.input(0)
     flat = b.ints(-1)
     values = b.op("Reshape", g, flat)
-    size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
+    size = b.op("Reshape", b.op("Size", x), flat)
     zeros = b.filled(0, size)
     b.node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
     indices = b.extra_output(1, _INT64, b.output().shape)
@@ -73,7 +74,7 @@ def _image_of_ones(b: Backward, x: ir.Value) -> ir.Value:
     lengths = [d for d in shape[2:] if isinstance(d, int)]
     if len(lengths) == len(shape) - 2:
         return b.const(np.ones((1, 1, *lengths)))
-    plane = b.op("Concat", b.ints(1, 1), b.shape_of(x, 2), axis=0, dtype=_INT64)
+    plane = b.op("Concat", b.ints(1, 1), b.shape_of(x, 2), axis=0)
     return b.op("Expand", b.const(1.0), plane)
 
 
@@ -81,13 +82,9 @@ def _shares(b: Backward, x: ir.Value) -> ir.Value:
     """`c[o]`, ``[1, 1, O...]``."""
     ones = _image_of_ones(b, x)
     pooled = b.op("AveragePool", ones, **b.node.attributes)
-    return b.op("Div", pooled, _sums(b, ones))
-
-
-def _sums(b: Backward, planes: ir.Value) -> ir.Value:
-    """The sum over each window of ``[R, 1, L...]``: LpPool with p = 1 of positive values."""
+    # The sum over each window: LpPool with p = 1 of positive values.
     kept = {name: a for name, a in b.node.attributes.items() if name in _WINDOW}
-    return b.op("LpPool", planes, p=1, **kept)
+    return b.op("Div", pooled, b.op("LpPool", ones, p=1, **kept))
 
 
 def _transposed_conv_planes(b: Backward, g: ir.Value, window: Window) -> ir.Value:
@@ -109,8 +106,8 @@ def _planes(b: Backward, value: ir.Value) -> ir.Value:
     lengths = [d for d in shape[2:] if isinstance(d, int)] if shape else []
     if shape and len(lengths) == len(shape) - 2 and all(lengths):
         return b.op("Reshape", value, b.ints(-1, 1, *lengths), shape=(None, 1, *lengths))
-    first = b.op("Mul", b.shape_of(value, 0, 1), b.shape_of(value, 1, 2), dtype=_INT64)
-    dims = b.op("Concat", first, b.ints(1), b.shape_of(value, 2), axis=0, dtype=_INT64)
+    first = b.op("Mul", b.shape_of(value, 0, 1), b.shape_of(value, 1, 2))
+    dims = b.op("Concat", first, b.ints(1), b.shape_of(value, 2), axis=0)
     rest = [None] * (b.rank() - 2)
     return b.op("Reshape", value, dims, shape=(None, 1, *rest), allowzero=1)
 
@@ -129,31 +126,24 @@ def global_lp_pool(b: Backward) -> Gradients:
 
 def _over_norm(b: Backward) -> ir.Value:
     """`g y^(1-p)`, 0 where `y = 0`."""
-    g, y, p = b.gradient(), b.output(), b.integer("p", 2)
+    p, shape = b.integer("p", 2), b.output().shape
+    g, y = (Term(b, value, shape) for value in (b.gradient(), b.output()))
     if p == 1:
-        return g
-    power = y if p == 2 else b.op("Pow", y, b.const(float(p - 1)), shape=y.shape)
-    safe = b.op("Greater", y, b.const(0.0), dtype=_BOOL, shape=y.shape)
-    quotient = b.op("Div", g, power, shape=y.shape)
-    return b.op("Where", safe, quotient, b.const(0.0), dtype=b.dtype, shape=y.shape)
+        return g.value
+    power = y if p == 2 else y.call("Pow", float(p - 1))
+    return (y > 0.0).where(g / power, 0.0).value
 
 
 def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
     """`sign(x) |x|^(p-1)` times the value of each position."""
-    x, p = b.input(0), b.integer("p", 2)
-    if p == 2:
-        factor = x
-    else:
-        factor = b.op("Sign", x, shape=x.shape)
-        if p > 2:
-            size = b.op("Pow", b.op("Abs", x, shape=x.shape), b.const(float(p - 1)), shape=x.shape)
-            factor = b.op("Mul", factor, size, shape=x.shape)
-    return b.op("Mul", factor, each, shape=x.shape)
+    x, p = Term(b, b.input(0), b.input(0).shape), b.integer("p", 2)
+    factor = x if p == 2 else x.call("Sign")
+    if p > 2:
+        factor = factor * x.call("Abs").call("Pow", float(p - 1))
+    return (factor * each).value
 
 
-@refuses("GlobalAveragePool")
-def _global_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("GlobalAveragePool")(lambda node: unknown_rank(node, 0))
 
 
 @register("GlobalAveragePool")
@@ -165,7 +155,7 @@ def global_average_pool(b: Backward) -> Gradients:
     if len(lengths) == b.rank() - 2:
         share = b.op("Mul", g, b.const(1.0 / max(math.prod(lengths), 1), dtype), shape=shape)
     else:
-        count = b.op("ReduceProd", b.shape_of(x, 2), keepdims=0, dtype=_INT64)
+        count = b.op("ReduceProd", b.shape_of(x, 2), keepdims=0)
         share = b.op("Div", g, b.cast(count, dtype), shape=shape)
     return [b.op("Expand", b.cast(share), b.shape_of(x), shape=x.shape)]
 
@@ -176,11 +166,11 @@ def global_max_pool(b: Backward) -> Gradients:
     g, x = b.gradient(), b.input(0)
     # A comparison of positions, not of values: of equal maxima, only the first gets the gradient.
     flat = b.op("Flatten", x, axis=2)  # [N C, S]
-    first = b.op("ArgMax", flat, axis=1, keepdims=1, dtype=_INT64)  # [N C, 1]
-    length = b.op("Squeeze", b.shape_of(flat, 1, 2), dtype=_INT64)
+    first = b.op("ArgMax", flat, axis=1, keepdims=1)  # [N C, 1]
+    length = b.op("Squeeze", b.shape_of(flat, 1, 2))
     zero, one = b.const(0, _INT64), b.const(1, _INT64)
-    positions = b.op("Range", zero, length, one, dtype=_INT64)
-    chosen = b.op("Equal", first, positions, dtype=_BOOL)
+    positions = b.op("Range", zero, length, one)
+    chosen = b.op("Equal", first, positions)
     each = b.op("Flatten", g, axis=2)
-    scattered = b.op("Where", chosen, each, b.const(0.0), dtype=b.dtype)
+    scattered = b.op("Where", chosen, each, b.const(0.0))
     return [b.op("Reshape", scattered, b.shape_of(x), shape=x.shape, allowzero=1)]

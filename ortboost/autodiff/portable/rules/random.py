@@ -32,7 +32,7 @@ def dropout(b: Backward) -> Gradients:
         same = b.cast(ratio)
         scale = b.op("Reciprocal", b.op("Sub", b.const(1.0), same, shape=ratio.shape))
     if fixed_mode is None:
-        scale = b.op("Where", mode, scale, b.const(1.0), dtype=b.dtype)
+        scale = b.op("Where", mode, scale, b.const(1.0))
     return [b.masked(mask, b.op("Mul", g, scale, shape=shape))]
 
 

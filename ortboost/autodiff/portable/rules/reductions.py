@@ -1,4 +1,4 @@
-r"""Sums, means, norms, extrema and products over axes.
+r"""Sums, means, norms, extrema and products over axes; cumulative sums.
 
 Shapes: data `x`, output `y` with or without the reduced axes, `g` like `y`. `K(v)` is `v` with the
 reduced axes restored with length 1, so that it broadcasts against `x`.
@@ -15,25 +15,27 @@ from ortboost.autodiff.conditions import empty_axes, reduced_axes
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import dims, wider
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []
 
-_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
-Dims = tuple[int | str | None, ...]
+_INT64 = ir.DataType.INT64
 
 
-def _op(b: Backward, op_type: str, *inputs: ir.Value) -> ir.Value:
-    """Create a node whose output has the shape and dtype of `x`."""
-    return b.op(op_type, *inputs, dtype=b.dtype, shape=b.input(0).shape)
+def _like_x(b: Backward, value: ir.Value) -> Term:
+    """A term whose results have the shape of `x`."""
+    return Term(b, value, b.input(0).shape)
 
 
-def kept_dims(b: Backward) -> Dims | None:
-    """Shape of `K(y)`, if known."""
-    shape, axes = known_shape(b.input(0)), reduced_axes(b)
-    if shape is None or axes is None:
-        return None
-    return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
+def _like_y(b: Backward, value: ir.Value) -> Term:
+    """A term whose results have the shape of `y`."""
+    return Term(b, value, b.output().shape)
+
+
+def _kept(b: Backward, value: ir.Value) -> Term:
+    """`K(value)` as a term whose results have the shape of `x`."""
+    return _like_x(b, kept(b, value))
 
 
 def kept(b: Backward, value: ir.Value) -> ir.Value:
@@ -44,7 +46,9 @@ def kept(b: Backward, value: ir.Value) -> ir.Value:
     if _all_axes(b) or axes == ():  # a scalar, which broadcasts, or not reduced
         return value
     if axes is not None:
-        return b.op("Unsqueeze", value, b.ints(*axes), shape=kept_dims(b))
+        whole = known_shape(b.input(0))
+        shape = whole and [1 if axis in axes else dim for axis, dim in enumerate(whole)]
+        return b.op("Unsqueeze", value, b.ints(*axes), shape=shape)
     return b.op("Reshape", value, _kept_shape(b), allowzero=1)
 
 
@@ -63,13 +67,13 @@ def _kept_shape(b: Backward) -> ir.Value:
     """
     axes = b.cast(b.input(1), _INT64)
     full = b.shape_of(b.input(0))
-    count = b.op("Shape", axes, dtype=_INT64)
-    ones = b.op("Expand", b.ints(1), count, dtype=_INT64)
-    written = b.op("ScatterElements", full, axes, ones, dtype=_INT64, axis=0)
+    count = b.op("Shape", axes)
+    ones = b.op("Expand", b.ints(1), count)
+    written = b.op("ScatterElements", full, axes, ones, axis=0)
     if b.integer("noop_with_empty_axes", 0):
         return written
-    none = b.op("Equal", count, b.ints(0), dtype=_BOOL)
-    return b.op("Where", none, b.ints(1), written, dtype=_INT64)
+    none = b.op("Equal", count, b.ints(0))
+    return b.op("Where", none, b.ints(1), written)
 
 
 def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
@@ -90,7 +94,7 @@ def _share(b: Backward, dtype: ir.DataType) -> ir.Value:
             count = int(np.prod([n for n in lengths if isinstance(n, int)], dtype=np.int64))
             return b.const(1.0 / max(count, 1), dtype)
     # The axes are only known at run time: compare the sizes of y and x.
-    sizes = [b.cast(b.op("Size", v, dtype=_INT64), dtype) for v in (b.output(), b.input(0))]
+    sizes = [b.cast(b.op("Size", v), dtype) for v in (b.output(), b.input(0))]
     return b.op("Div", *sizes, shape=())
 
 
@@ -108,57 +112,49 @@ def _mean(b: Backward) -> ir.Value:
 
 def _l1(b: Backward) -> ir.Value:
     """`sum(|x|)`: `K(g) sign(x)`."""
-    return _op(b, "Mul", _op(b, "Sign", b.input(0)), kept(b, b.gradient()))
+    return (_like_x(b, b.input(0)).call("Sign") * _kept(b, b.gradient())).value
 
 
 def _l2(b: Backward) -> ir.Value:
     """`y = sqrt(sum(x^2))`: `K(g / y) x`, 0 where `y = 0`."""
-    y, shape, zero = b.output(), b.output().shape, b.const(0.0)
-    ratio = b.op("Div", b.gradient(), y, shape=shape)
-    is_zero = b.op("Equal", y, zero, dtype=_BOOL, shape=shape)
-    safe = b.op("Where", is_zero, zero, ratio, dtype=b.dtype, shape=shape)
-    return _op(b, "Mul", b.input(0), kept(b, safe))
+    g, y = _like_y(b, b.gradient()), _like_y(b, b.output())
+    ratio = g / y
+    safe = y.call("Equal", 0.0).where(0.0, ratio)
+    return (_like_x(b, b.input(0)) * _kept(b, safe.value)).value
 
 
 def _sum_square(b: Backward) -> ir.Value:
     """`sum(x^2)`: `K(2 g) x`."""
-    double = b.op("Mul", b.gradient(), b.const(2.0), shape=b.output().shape)
-    return _op(b, "Mul", b.input(0), kept(b, double))
+    double = _like_y(b, b.gradient()) * 2.0
+    return (_like_x(b, b.input(0)) * _kept(b, double.value)).value
 
 
 def _log_sum(b: Backward) -> ir.Value:
     """`y = log(sum(x))`: `K(g exp(-y))`."""
-    shape = b.output().shape
-    inverse = b.op("Exp", b.op("Neg", b.output(), shape=shape), shape=shape)
-    return _expand_to_input(b, kept(b, b.op("Mul", b.gradient(), inverse, shape=shape)))
+    part = _like_y(b, b.gradient()) * (-_like_y(b, b.output())).call("Exp")
+    return _expand_to_input(b, kept(b, part.value))
 
 
 def _log_sum_exp(b: Backward) -> ir.Value:
     """`y = log(sum(exp(x)))`: `K(g) exp(x - K(y))`."""
-    share = _op(b, "Exp", _op(b, "Sub", b.input(0), kept(b, b.output())))
-    return _op(b, "Mul", share, kept(b, b.gradient()))
+    share = (_like_x(b, b.input(0)) - _kept(b, b.output())).call("Exp")
+    return (share * _kept(b, b.gradient())).value
 
 
 def _extremum(b: Backward) -> ir.Value:
     """`max(x)`: `K(g / n)` where `x = K(y)`, with n the number of ties."""
-    hit = b.op("Equal", b.input(0), kept(b, b.output()), dtype=_BOOL, shape=b.input(0).shape)
-    ones = b.cast(hit)
-    options = _options(b)
-    count = b.op("ReduceSum", ones, b.optional(1), shape=b.output().shape, **options)
-    part = b.op("Div", b.gradient(), count, shape=b.output().shape)
-    return b.masked(hit, kept(b, part))
+    hit = _like_x(b, b.input(0)).call("Equal", kept(b, b.output())).value
+    part = _like_y(b, b.gradient()) / _reduced(b, "ReduceSum", b.cast(hit))
+    return b.masked(hit, kept(b, part.value))
 
 
-def _options(b: Backward) -> dict[str, int]:
-    """The attributes that determine the reduced axes and the shape."""
-    return {
-        "noop_with_empty_axes": b.integer("noop_with_empty_axes", 0),
-        "keepdims": b.integer("keepdims", 1),
-    }
-
-
-def _op_where(b: Backward, condition: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:
-    return b.op("Where", condition, yes, no, dtype=b.dtype, shape=b.input(0).shape)
+def _reduced(b: Backward, op_type: str, value: ir.Value) -> Term:
+    """Reduce a value of the shape of `x` over the same axes."""
+    options = {"noop_with_empty_axes": b.integer("noop_with_empty_axes", 0)}
+    keep = b.integer("keepdims", 1)
+    return _like_y(
+        b, b.op(op_type, value, b.optional(1), keepdims=keep, shape=b.output().shape, **options)
+    )
 
 
 def _prod(b: Backward) -> ir.Value:
@@ -168,27 +164,16 @@ def _prod(b: Backward) -> ir.Value:
 
         K(g q) / x where x is not 0 and z = 0,   K(g q) where x = 0 and z = 1,   else 0
     """
-    x, zero, one = b.input(0), b.const(0.0), b.const(1.0)
-    options = _options(b)
-    axes = b.optional(1)
+    x = _like_x(b, b.input(0))
+    is_zero = x.call("Equal", 0.0)
+    zeros = _reduced(b, "ReduceSum", b.cast(is_zero.value))
+    factors = is_zero.where(1.0, x)  # also divisors that are never 0
+    scaled = _like_y(b, b.gradient()) * _reduced(b, "ReduceProd", factors.value)
 
-    def equal(left: ir.Value, right: ir.Value) -> ir.Value:
-        return b.op("Equal", left, right, dtype=_BOOL, shape=left.shape)
+    def only(count: float) -> Term:
+        return _kept(b, zeros.call("Equal", count).where(scaled, 0.0).value)
 
-    is_zero = equal(x, zero)
-    ones = b.cast(is_zero)
-    zeros = b.op("ReduceSum", ones, axes, shape=b.output().shape, **options)
-    factors = _op_where(b, is_zero, one, x)  # also divisors that are never 0
-    product = b.op("ReduceProd", factors, axes, shape=b.output().shape, **options)
-    scaled = b.op("Mul", b.gradient(), product, shape=b.output().shape)
-
-    def only(count: ir.Value) -> ir.Value:
-        chosen = b.op(
-            "Where", equal(zeros, count), scaled, zero, dtype=b.dtype, shape=b.output().shape
-        )
-        return kept(b, chosen)
-
-    return _op_where(b, is_zero, only(one), _op(b, "Div", only(zero), factors))
+    return is_zero.where(only(1.0), only(0.0) / factors).value
 
 
 NORMS: dict[str, Callable[[Backward], ir.Value]] = {
@@ -216,3 +201,12 @@ def _reduction(b: Backward) -> Gradients:
 
 
 refuses(*(op for op in NORMS if op not in _NOOP_IS_IDENTITY))(empty_axes)
+
+
+@register("CumSum")
+def cum_sum(b: Backward) -> Gradients:
+    """Cumulative sums along an axis: `g` summed from the other end."""
+    reverse, exclusive = 1 - b.integer("reverse", 0), b.integer("exclusive", 0)
+    axis, shape = b.input(1), b.input(0).shape
+    found = b.op("CumSum", b.gradient(), axis, reverse=reverse, exclusive=exclusive, shape=shape)
+    return [found]

@@ -91,9 +91,7 @@ def expand(b: Backward) -> Gradients:
     return [b.sum_to_shape(b.gradient(), b.input(0))]
 
 
-@refuses("Tile")
-def _tile_refused(node: ir.Node) -> str | None:
-    return unknown_rank(node, 0)
+refuses("Tile")(lambda node: unknown_rank(node, 0))
 
 
 @register("Tile")

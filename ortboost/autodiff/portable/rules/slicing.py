@@ -67,7 +67,9 @@ def slice_(b: Backward) -> Gradients:
             )
         if abs(step) > 1:
             g = _insert_zeros(b, g, axis, abs(step))
-        begin = start if isinstance(start, int) else _clamped(b, start, size)
+        begin = start
+        if not isinstance(start, int):
+            begin = b.op("Max", b.op("Min", start, joined(b, [size])), b.ints(0))
         behind_it = computed(b, "Sub", computed(b, "Sub", size, begin), _size_of(b, g, axis))
         margins[axis] = (begin, behind_it)
     if all(isinstance(n, int) and n == 0 for pair in margins.values() for n in pair):
@@ -91,21 +93,17 @@ def _start(b: Backward, k: int, size: Size, step: int, starts: np.ndarray | None
             # Backwards, the largest start is the last element; forwards, one behind it.
             return min(max(start, 0), size if step > 0 else max(size - 1, 0))
         if start >= 0 and step > 0:
-            return b.op("Min", b.ints(start), size, dtype=INT64) if start else 0
+            return b.op("Min", b.ints(start), size) if start else 0
         value = b.ints(start)
     else:
         dtype = b.input(1).dtype or INT64  # int32 is allowed
         value = b.op("Gather", b.input(1), b.ints(k), axis=0, dtype=dtype, shape=[1])
         value = b.cast(value, INT64)
     whole = joined(b, [size])
-    negative = b.op("Less", value, b.ints(0), dtype=ir.DataType.BOOL)
-    counted = b.op("Where", negative, b.op("Add", value, whole), value, dtype=INT64)
+    negative = b.op("Less", value, b.ints(0))
+    counted = b.op("Where", negative, b.op("Add", value, whole), value)
     top = whole if step > 0 else b.op("Sub", whole, b.ints(1))
     return b.op("Max", b.op("Min", counted, top), b.ints(0), shape=[1])
-
-
-def _clamped(b: Backward, start: ir.Value, size: Size) -> ir.Value:
-    return b.op("Max", b.op("Min", start, joined(b, [size])), b.ints(0), dtype=INT64)
 
 
 def _insert_zeros(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:

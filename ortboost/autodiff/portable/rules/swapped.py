@@ -10,7 +10,7 @@ from ortboost.graph.query import known_shape
 
 __all__ = ["swapped"]
 
-_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
+_INT64 = ir.DataType.INT64
 
 
 def swapped(
@@ -37,8 +37,8 @@ def swapped(
     )  # [C/G, M, k... and more]
     if not isinstance((known_shape(x) or (None,))[0], int):
         # onnxruntime 1.31 leaves the output uninitialized if there are no channels to sum over
-        some = b.op("Greater", b.op("Size", x, dtype=_INT64), b.const(0, _INT64), dtype=_BOOL)
-        found = b.op("Where", some, found, b.const(0.0), dtype=b.dtype)
+        some = b.op("Greater", b.op("Size", x), b.const(0, _INT64))
+        found = b.op("Where", some, found, b.const(0.0))
     transposed = b.op("Transpose", found, perm=order)
     # Positions that no window covers make extra taps if they are as many as the dilation.
     lengths = (known_shape(x) or ())[2:]
@@ -54,10 +54,10 @@ def _grouped(b: Backward, x: ir.Value, groups: int) -> ir.Value:
     shape = known_shape(x) or ()
     space = b.shape_of(x, 2)
     batch = b.shape_of(x, 0, 1)
-    channels = b.op("Div", b.shape_of(x, 1, 2), b.ints(groups), dtype=_INT64)
-    split = b.op("Concat", batch, b.ints(groups), channels, space, axis=0, dtype=_INT64)
+    channels = b.op("Div", b.shape_of(x, 1, 2), b.ints(groups))
+    split = b.op("Concat", batch, b.ints(groups), channels, space, axis=0)
     apart = b.op("Reshape", x, split)  # [N, G, C/G, L...]
     transposed = b.op("Transpose", apart, perm=[2, 1, 0, *range(3, len(shape) + 1)])
-    images = b.op("Mul", batch, b.ints(groups), dtype=_INT64)
-    joined = b.op("Concat", channels, images, space, axis=0, dtype=_INT64)
+    images = b.op("Mul", batch, b.ints(groups))
+    joined = b.op("Concat", channels, images, space, axis=0)
     return b.op("Reshape", transposed, joined)

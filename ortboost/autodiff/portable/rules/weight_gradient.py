@@ -159,8 +159,8 @@ def _steps(b: Backward, g: ir.Value, window: Window) -> list[int] | ir.Value:
     numbers = [length for length in lengths if isinstance(length, int)]
     if len(numbers) == len(lengths):
         return [(o - 1) * s + 1 for o, s in zip(numbers, window.strides, strict=True)]
-    scaled = b.op("Mul", b.shape_of(g, 2), b.ints(*window.strides), dtype=_INT64)
-    return b.op("Sub", scaled, b.ints(*(s - 1 for s in window.strides)), dtype=_INT64)
+    scaled = b.op("Mul", b.shape_of(g, 2), b.ints(*window.strides))
+    return b.op("Sub", scaled, b.ints(*(s - 1 for s in window.strides)))
 
 
 def _seen(
@@ -176,7 +176,7 @@ def _seen(
     if isinstance(steps, list):
         ends = b.ints(*(start + step for start, step in zip(starts, steps, strict=False)))
     else:
-        ends = b.op("Add", steps, b.ints(*starts), dtype=_INT64)
+        ends = b.op("Add", steps, b.ints(*starts))
     return b.op(
         "Slice", image, b.ints(*starts), ends, b.ints(*axes), b.ints(*window.strides[: len(axes)])
     )
@@ -237,7 +237,7 @@ def _rows(
     axes = range(1, window.spatial)
     steps = _steps(b, g, window)
     if isinstance(steps, ir.Value):
-        steps = b.op("Slice", steps, b.ints(0), b.ints(window.spatial - 1), dtype=_INT64)
+        steps = b.op("Slice", steps, b.ints(0), b.ints(window.spatial - 1))
     found = []
     # The taps along the last axis are side by side now: a Slice takes only the other axes.
     for row in np.ndindex(*window.kernel[:-1]):

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
+from ortboost.autodiff.portable.rewrites.scatter import scatter_in_float32
 from tests.support import run, text_model
 
 
