@@ -48,23 +48,18 @@ def check(
     """List everything that prevents training a model, or running it on a target."""
     from ortboost import api
 
-    options = given(
-        **{key: value for group in (loss, trained) for key, value in vars(group).items()},
-        dim=inputs.dim,
-        input=inputs.fixed,
-        batch_axis=inputs.batch_axis,
-    )
+    options = given({**loss.named(), **trained.named(), **inputs.named()})
     if target.target != "train":
         # The first option of training that was given, if any.
         refuse(dict.fromkeys(options.split()[:1], True), "to training", f"--for {target.target}")
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
-    changes = {} if engine is None else {"engine": engine}
-    settled = merge_config(None, inputs, loss.changes(), {}, trained.changes(), changes)
+    chosen = {} if engine is None else {"engine": engine}
+    settled = merge_config(None, inputs, loss.given(), {}, {**trained.given(), **chosen})
     try:
         report = api.check(model, settled)
     except ModelError as error:
-        if loss.loss is not None:
+        if loss.name is not None:
             raise
         # Whether the default loss is all that does not fit.
         try:
@@ -93,11 +88,12 @@ def check(
         printer.line(f"{count_of(len(report.blockers), 'problem')} found for training.")
         raise typer.Exit(4)
     # The next command names the loss once, also if it was left to the default.
-    options = given(loss=settled.loss.name) + options.replace(given(loss=loss.loss), "", 1)
+    options = options.replace(given({"--loss": loss.name}), "", 1)
+    options = given({"--loss": settled.loss.name}) + options + given({"--engine": engine})
     printer.line(
         "This model can be trained."
         f"\nnext: ortboost convert {quote(str(model))} -o {'tuned' if model.is_dir() else 'run'}"
-        f"{options}{given(engine=engine)}"
+        f"{options}"
     )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from ortboost.cli.command import option
+from ortboost.cli.command import Options, option
 from ortboost.cli.console import Output
-from ortboost.cli.options import Map, changed, refuse
+from ortboost.cli.options import Map, refuse
 from ortboost.core.errors import UsageError
 from ortboost.core.printable import count_of
 
@@ -17,10 +17,11 @@ __all__ = ["TargetOptions", "run_check"]
 
 _MANY: Final = 4
 """Up to this many findings of one kind get a row each."""
+_OF_COMPARISON: Final = ("--verify", "--rtol", "--atol", "--map")
 
 
 @dataclass(frozen=True)
-class TargetOptions:
+class TargetOptions(Options):
     """The options of ``check`` that concern a target."""
 
     target: str = option(
@@ -40,16 +41,14 @@ class TargetOptions:
 
     def refuse_without_target(self) -> None:
         """Reject target options when checking for training."""
-        options = {**changed(self, "fix", "out", "shape"), **self._of_comparison()}
+        options = self.changed("--fix", "--out", "--shape", *_OF_COMPARISON)
         refuse(options, "to a target", "check", "Add --for tensorrt=11.")
 
     def refuse_without_fix(self) -> None:
         """Reject options of the comparison that ``--fix`` makes, if nothing is fixed."""
         if not self.fix:
-            refuse(self._of_comparison(), "with --fix", "check", "Add --fix -o fixed.onnx.")
-
-    def _of_comparison(self) -> dict[str, object]:
-        return {**changed(self, "verify", "rtol", "atol"), "--map": self.mapping}
+            options = self.changed(*_OF_COMPARISON)
+            refuse(options, "with --fix", "check", "Add --fix -o fixed.onnx.")
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:

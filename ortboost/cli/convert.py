@@ -84,11 +84,9 @@ def convert(
     settled = merge_config(
         base,
         inputs,
-        {**loss.changes(), **labels.changes()},
-        precision.changes(),
-        update.changes(),
-        trained.changes(),
-        network.changes(),
+        {**loss.given(), **labels.given()},
+        precision.given(),
+        {**update.given(), **trained.given(), **network.given()},
     )
     settled, boost = boosts.apply(settled, base)
     program = api.convert(

@@ -23,16 +23,18 @@ from ortboost.optimizers import OPTIMIZERS, Optimizer, optimizer_from_dict
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
 __all__ = [
+    "parse_axes",
     "parse_boost",
+    "parse_class_weights",
     "parse_clip",
-    "parse_group",
+    "parse_groups",
     "parse_inputs",
     "parse_int8",
     "parse_kind",
     "parse_loss_scale",
     "parse_mapping",
-    "parse_numbers",
     "parse_optimizer",
+    "parse_padding",
     "parse_pairs",
     "parse_precision",
     "parse_settings",
@@ -216,6 +218,16 @@ def parse_inputs(
     )
 
 
+def parse_axes(texts: Sequence[str]) -> Mapping[str, int | None]:
+    """Parse ``--batch-axis`` alone."""
+    return parse_inputs(None, None, texts).batch_axes
+
+
+def parse_padding(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse ``--padding-idx``, ``NAME=ROW`` arguments or ``none``."""
+    return {} if list(texts) == ["none"] else parse_pairs(texts, "--padding-idx")
+
+
 def parse_shapes(texts: Sequence[str] | None) -> list[str]:
     """Parse ``--shape INPUT:Nx3x224x224`` into arguments of ``--dim``; ``N`` leaves one open.
 
@@ -300,14 +312,14 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
     return general, single
 
 
-def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+def parse_class_weights(text: str) -> tuple[float, ...]:
     """Parse ``NUMBER,NUMBER,...``, or read the vector in a ``.npy`` file.
 
     Raises:
         UsageError: They are not numbers, or the file cannot be read.
 
     Example:
-        >>> parse_numbers("1,0.5", "--class-weights")
+        >>> parse_class_weights("1,0.5")
         (1.0, 0.5)
     """
     try:
@@ -316,8 +328,8 @@ def parse_numbers(text: str, option: str) -> tuple[float, ...]:
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"'{text}' is not a list of numbers: {error}.",
-            where=option,
-            fix=f"Write {option} 1,1,2.5, or name a .npy file with a vector.",
+            where="--class-weights",
+            fix="Write --class-weights 1,1,2.5, or name a .npy file with a vector.",
         ) from error
 
 
@@ -352,15 +364,19 @@ def parse_clip(text: str) -> ClipConfig:
     return read_config(ClipConfig, {"by": by, **pairs}, f"--clip {text}")
 
 
-def parse_group(text: str) -> ParameterGroup:
-    """Parse a parameter group: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
+def parse_groups(texts: Sequence[str]) -> tuple[ParameterGroup, ...]:
+    """Parse parameter groups: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
 
     The learning rate may be any schedule; ``;`` may replace its commas, as in earlier versions.
 
     Example:
-        >>> parse_group("head:fc*:lr=0.01,weight_decay=0").patterns
-        ('fc*',)
+        >>> [group.patterns for group in parse_groups(["head:fc*:lr=0.01,weight_decay=0"])]
+        [('fc*',)]
     """
+    return tuple(map(_group, texts))
+
+
+def _group(text: str) -> ParameterGroup:
     name, _, rest = text.partition(":")
     patterns, colon, settings = rest.partition(":")
     if not colon or not patterns:
@@ -436,7 +452,7 @@ def parse_loss_scale(text: str) -> ScaleConfig:
 
 def parse_int8(
     target: str,
-    calibration: str,
+    ranges: str,
     skip: Sequence[str],
     full_range: bool = False,
     samples: int = 512,
@@ -448,15 +464,13 @@ def parse_int8(
         99.9
     """
     example = "minmax, percentile, percentile:99.9 or entropy"
-    name, share = parse_kind(
-        calibration, "--calibration", example, first={"percentile": "percentile"}
-    )
+    name, share = parse_kind(ranges, "--calibration", example, first={"percentile": "percentile"})
     number = isinstance(share.get("percentile", 0.0), int | float)
     # Only percentile takes a number, and a colon without one is a slip.
     invalid = set(share) - {"percentile"} or (share and name != "percentile")
-    if invalid or not number or calibration.endswith(":"):
+    if invalid or not number or ranges.endswith(":"):
         raise UsageError(
-            f"Unknown calibration '{calibration}'.", where="--calibration", fix=f"Use {example}."
+            f"Unknown calibration '{ranges}'.", where="--calibration", fix=f"Use {example}."
         )
     return Int8Config.for_target(
         target,
