@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ortboost.api.data import Data
+from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.cores import available_cores
 from ortboost.core.errors import UsageError
@@ -23,7 +23,7 @@ from ortboost.runtime.session import runtime
 from ortboost.training.data import ArraySource, bind_arrays, load_arrays
 from ortboost.training.data.given import given_arrays
 
-__all__ = ["bench", "bench_to_dict", "machine"]
+__all__ = ["bench", "bench_to_dict"]
 
 
 @checked
@@ -97,17 +97,13 @@ def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str
         "seed": config.seed,
         "dims": dict(config.inputs.dims),
     }
-    return {"machine": machine(), "options": options, "results": results}
-
-
-def machine() -> dict[str, Any]:
-    """The environment of a measurement: runtime, Python, processor, usable cores."""
-    return {
+    machine = {
         "onnxruntime": runtime().__version__,
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
         "cores": available_cores(),
     }
+    return {"machine": machine, "options": options, "results": results}
 
 
 def _files(found: Sequence[Measurement]) -> int:

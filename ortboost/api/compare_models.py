@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import refuse_checkpoint
-from ortboost.api.stored_batches import Feeds, map_batches
+from ortboost.api.run_folder import refuse_for_model
+from ortboost.api.stored_batches import Data, Feeds, map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
@@ -173,7 +172,7 @@ def compare(
     """
     pixels = as_images(images)
     if not is_folder(one) and not is_folder(other):
-        refuse_checkpoint(checkpoint)
+        refuse_for_model(one, checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(one, checkpoint, device, inputs, images=pixels)

@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.api.accuracies import Accuracies
-from ortboost.api.data import Data
 from ortboost.api.export_subject import (
     Collected,
     Subject,
@@ -24,9 +23,9 @@ from ortboost.api.export_subject import (
     trained_subject,
 )
 from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import check_output, refuse_checkpoint
-from ortboost.api.running_statistics import refuse_update_bn, updated_bn
-from ortboost.api.stored_batches import Feeds
+from ortboost.api.run_folder import check_output, refuse_for_model
+from ortboost.api.running_statistics import updated_bn
+from ortboost.api.stored_batches import Data, Feeds
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -207,8 +206,7 @@ def export(
         verify, split = calibration, "train"
     trained, refresh, pixels = is_folder(run), None, as_images(images)
     if not trained:
-        refuse_checkpoint(checkpoint)
-        refuse_update_bn(update_bn, run)
+        refuse_for_model(run, checkpoint, update_bn)
     elif update_bn is not None:
         refresh = partial(
             updated_bn, data=update_bn, batch_size=batch_size, mapping=mapping, device=device

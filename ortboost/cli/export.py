@@ -91,12 +91,13 @@ class PrecisionOptions(Options):
         from ortboost.cli.parse import parse_int8
 
         found = self.given()
-        int8 = {name: found.pop(name, ()) for name in ("ranges", "skip", "full_range", "samples")}
+        own = ("ranges", "skip", "full_range", "samples")
+        int8 = {name: found.pop(name) for name in own if name in found}
         if self.precision == "int8":
             return {**found, "int8": parse_int8(target, **int8)}
-        own = ("--calibration", "--skip", "--full-range", "--max-drop", "--calib-samples")
+        options = ("--calibration", "--skip", "--full-range", "--max-drop", "--calib-samples")
         where = f"export --precision {self.precision}"
-        refuse(self.changed(*own), "to int8", where, "Add --precision int8.")
+        refuse(self.changed(*options), "to int8", where, "Add --precision int8.")
         return found
 
 

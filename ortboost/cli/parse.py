@@ -1,7 +1,8 @@
 """Parse command-line options with one grammar, ``KIND:VALUE,KEY=VALUE,...``.
 
 A value is a number, true, false, none, a JSON list, or a string. ``;`` separates the items of a
-list, and ``|`` the patterns of one item. The configuration classes check the values.
+list, and ``|`` the patterns of one item. A malformed argument raises a ``UsageError``; the
+configuration classes check the values, and raise a ``ConfigError``.
 """
 
 from __future__ import annotations
@@ -78,9 +79,6 @@ def parse_pairs(
 ) -> dict[str, Any]:
     """Parse ``KEY=VALUE`` arguments; see :func:`parse_value` for the values.
 
-    Raises:
-        UsageError: An argument is malformed.
-
     Example:
         >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer")
         {'momentum': 0.9, 'eps_hat': True}
@@ -92,16 +90,13 @@ def parse_pairs(
 def parse_kind(
     text: str, option: str, example: str, *, first: Mapping[str, str] | str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """Parse ``KIND:VALUE,KEY=VALUE``.
+    """Parse ``KIND:VALUE,KEY=VALUE`` into the kind and the values.
 
     Args:
         text: The argument.
         option: The option that it was given for.
         example: A valid example, for the error message.
         first: The key of a first value without a key, or a mapping from kind to that key.
-
-    Raises:
-        UsageError: The argument is malformed.
 
     Example:
         >>> parse_kind("dynamic:4096,window=10", "--loss-scale", "fixed:8", first="init")
@@ -117,10 +112,6 @@ def parse_kind(
 
 def parse_boost(text: str) -> Boost:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; ``|`` separates the items of a list.
-
-    Raises:
-        UsageError: The argument is malformed.
-        ConfigError: An unknown boost or setting, or an invalid value.
 
     Example:
         >>> parse_boost("grad-freeze:p=0.4,by=cost").by
@@ -142,10 +133,6 @@ def parse_optimizer(
     text: str, further: Mapping[str, Any] | None = None
 ) -> tuple[Optimizer, tuple[Boost, ...]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
-
-    Raises:
-        UsageError: The argument is malformed.
-        ConfigError: An unknown optimizer or hyper-parameter, or an invalid value.
 
     Example:
         >>> rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8")
@@ -176,13 +163,8 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
         >>> parse_settings(["grad_freeze.freeze_p=0.5", "common.gradient_split_groups=[2, 4]"])
         [('grad_freeze.freeze_p', 0.5), ('common.gradient_split_groups', [2, 4])]
     """
-    return [
-        pair
-        for text in texts
-        for pair in parse_pairs(
-            [text], "--set", "SECTION.KEY=VALUE", "--set grad_freeze.freeze_p=0.7"
-        ).items()
-    ]
+    form = "--set", "SECTION.KEY=VALUE", "--set grad_freeze.freeze_p=0.7"
+    return [pair for text in texts for pair in parse_pairs([text], *form).items()]
 
 
 def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
@@ -199,10 +181,6 @@ def parse_inputs(
     dims: Sequence[str] | None, values: Sequence[str] | None, axes: Sequence[str] | None
 ) -> InputConfig:
     """Parse ``--dim``, ``--input`` and ``--batch-axis``.
-
-    Raises:
-        UsageError: An argument is malformed.
-        FileError: A .npy file cannot be read.
 
     Example:
         >>> parse_inputs(["x:2=640"], ["sr=16000"], ["state=1", "sr=none"]).batch_axes
@@ -230,9 +208,6 @@ def parse_padding(texts: Sequence[str]) -> dict[str, Any]:
 
 def parse_shapes(texts: Sequence[str] | None) -> list[str]:
     """Parse ``--shape INPUT:Nx3x224x224`` into arguments of ``--dim``; ``N`` leaves one open.
-
-    Raises:
-        UsageError: An argument is malformed.
 
     Example:
         >>> parse_shapes(["ids:Nx128"])
@@ -314,9 +289,6 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
 
 def parse_class_weights(text: str) -> tuple[float, ...]:
     """Parse ``NUMBER,NUMBER,...``, or read the vector in a ``.npy`` file.
-
-    Raises:
-        UsageError: They are not numbers, or the file cannot be read.
 
     Example:
         >>> parse_class_weights("1,0.5")
@@ -411,9 +383,6 @@ def parse_loss_scale(text: str) -> ScaleConfig:
     Groups are a number of layer ranges, or patterns of parameter names: ``;`` separates groups and
     ``|`` the patterns of one group. ``init`` may then have one value per group, separated by ``;``.
 
-    Raises:
-        UsageError, ConfigError: The argument is malformed or a value is invalid.
-
     Example:
         >>> parse_loss_scale("dynamic:init=4096,window=1000").scale_window
         1000
@@ -450,17 +419,11 @@ def parse_loss_scale(text: str) -> ScaleConfig:
     return scale_from_dict({"kind": kind, **found})
 
 
-def parse_int8(
-    target: str,
-    ranges: str,
-    skip: Sequence[str],
-    full_range: bool = False,
-    samples: int = 512,
-) -> Int8Config:
+def parse_int8(target: str, ranges: str, **settings: Any) -> Int8Config:
     """Parse an int8 calibration: ``minmax``, ``entropy``, ``percentile`` or ``percentile:99.9``.
 
     Example:
-        >>> parse_int8("tensorrt=11", "percentile:99.9", ["head*"]).percentile
+        >>> parse_int8("tensorrt=11", "percentile:99.9", skip=("head*",)).percentile
         99.9
     """
     example = "minmax, percentile, percentile:99.9 or entropy"
@@ -472,11 +435,4 @@ def parse_int8(
         raise UsageError(
             f"Unknown calibration '{ranges}'.", where="--calibration", fix=f"Use {example}."
         )
-    return Int8Config.for_target(
-        target,
-        calibration=name,
-        skip=tuple(skip),
-        full_range=full_range,
-        samples=samples,
-        **share,
-    )
+    return Int8Config.for_target(target, calibration=name, **settings, **share)
