@@ -31,7 +31,7 @@ class LiveState:
     """Named tensors whose latest values have one holder at a time.
 
     Args:
-        values: Name to value; the arrays are neither copied nor modified.
+        values: Name to value; neither copied nor modified.
 
     Example:
         >>> state = LiveState({"w": np.zeros(2, np.float32)})

@@ -135,20 +135,16 @@ class Network(Shown, Cell):
             ArgumentValueError: A shape does not fit.
         """
         check_count("network call", self, inputs)
-        feeds = {
-            spec.name: as_input(value, spec)
-            for spec, value in zip(self.inputs, inputs, strict=True)
-        }
+        given = zip(self.inputs, inputs, strict=True)
+        feeds = {spec.name: as_input(value, spec) for spec, value in given}
         outputs = tuple(Tensor(array) for array in self._run(feeds))
         return outputs if len(outputs) != 1 else outputs[0]
 
     def traced(self, *inputs: Any) -> Traced:
         """The traced output."""
         if len(self.outputs) != 1:
-            raise not_one_network_and_loss(
-                inputs[0].owner,
-                f"the network has {len(self.outputs)} outputs, but a loss needs one",
-            )
+            found = f"the network has {len(self.outputs)} outputs, but a loss needs one"
+            raise not_one_network_and_loss(inputs[0].owner, found)
         return Traced(inputs[0].owner, self, inputs)
 
     def _run(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -219,11 +215,7 @@ def load(
 
 
 def check_count(where: str, network: Network, inputs: Sequence[Any], *more: str) -> None:
-    """Check the number of arguments: one for each input of a network, and ``more`` after them.
-
-    Raises:
-        ArgumentTypeError: It is another one.
-    """
+    """Check the number of arguments: one for each input of a network, and ``more`` after them."""
     wanted = [*(spec.name for spec in network.inputs), *more]
     if len(inputs) != len(wanted):
         raise ArgumentTypeError(
@@ -234,12 +226,7 @@ def check_count(where: str, network: Network, inputs: Sequence[Any], *more: str)
 
 
 def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """Convert an array to the dtype of a graph input, after checking that it fits.
-
-    Raises:
-        ArgumentTypeError: It is not an array, or has floats where integers are needed.
-        ArgumentValueError: The shape does not fit, or a value is outside the range of the dtype.
-    """
+    """Convert an array to the dtype of a graph input, after checking that it fits."""
     array = given_array("network call", spec.name, value)
     if array.dtype.kind == "f" and spec.dtype.kind != "f":
         raise ArgumentTypeError(

@@ -113,7 +113,19 @@ class Metric:
         self._mean.add_sum(float(np.sum(values, dtype=np.float64)), values.size)
 
 
-class Accuracy(Metric):
+class _TopK(Metric):
+    """Share of samples whose label is among the `k` highest scores."""
+
+    k = 1
+
+    @rearrange_inputs
+    def update(self, *inputs: Any) -> None:
+        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
+        scores, labels = _pair(self, inputs)
+        self._add(hits(scores, _classes(self, scores, labels), self.k))
+
+
+class Accuracy(_TopK):
     """Share of samples whose label has the highest score.
 
     Args:
@@ -143,26 +155,14 @@ class Accuracy(Metric):
             )
         self.eval_type = eval_type
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
-        scores, labels = _pair(self, inputs)
-        self._add(hits(scores, _classes(self, scores, labels)))
 
-
-class TopKCategoricalAccuracy(Metric):
+class TopKCategoricalAccuracy(_TopK):
     """Share of samples whose label is among the `k` highest scores."""
 
     @checked
     def __init__(self, k: Count) -> None:
         super().__init__()
         self.k = k
-
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
-        scores, labels = _pair(self, inputs)
-        self._add(hits(scores, _classes(self, scores, labels), self.k))
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
@@ -243,12 +243,7 @@ def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
 
 
 def get_metrics(metrics: Any) -> dict[str, Metric]:
-    """Make the metrics of a model from a set of names, or a dict from name to metric.
-
-    Raises:
-        ArgumentTypeError: It is neither.
-        ArgumentKeyError: A name is unknown.
-    """
+    """Make the metrics of a model from a set of names, or a dict from name to metric."""
     if metrics is None:
         return {}
     if isinstance(metrics, set | frozenset):
