@@ -84,8 +84,9 @@ def bench(
 def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str, Any]:
     """Convert measurements to JSON data, including the machine and the options."""
     results = []
-    for index, measurement in enumerate(found):
-        first = found[index - index % _files(found)]
+    for measurement in found:
+        if measurement.ratio is None:  # the first file of a batch size and number of threads
+            first = measurement
         ratios = None if measurement is first else measurement.over(first)
         results.append({**measurement.to_dict(), "over_first": ratios})
     options = {
@@ -104,8 +105,3 @@ def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str
         "cores": available_cores(),
     }
     return {"machine": machine, "options": options, "results": results}
-
-
-def _files(found: Sequence[Measurement]) -> int:
-    """The number of files per group; only the first file of a group has no ratio."""
-    return next((i for i, m in enumerate(found) if i and m.ratio is None), len(found))

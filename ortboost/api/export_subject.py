@@ -184,7 +184,7 @@ def trained_subject(
     config: InputConfig | None = None,
     *,
     refresh: Callable[..., dict[str, NDArray[Any]]] | None = None,
-    images: ImageConfig | None = None,
+    images: ImageConfig | str | None = None,
 ) -> Subject:
     """Open a trained program.
 
@@ -198,13 +198,13 @@ def trained_subject(
     """
     config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
-    images = images_of(found, images)
+    pixels = images_of(found, images)
     if refresh is not None:
-        state = refresh(program, state, images=images, trained=trained_data(found))
+        state = refresh(program, state, images=pixels, trained=trained_data(found))
     opened = open_evaluator(program, state, device=device)
     evaluator = WithConstants(opened, config, program.labels)
     step = None if found is None else int(found.step)
-    provenance = {"step": "initial" if step is None else str(step), **images_note(images)}
+    provenance = {"step": "initial" if step is None else str(step), **images_note(pixels)}
     loss = program.config.loss
 
     def export(**settings: Any) -> Exported:
@@ -220,7 +220,7 @@ def trained_subject(
         loss.name == "softmax-cross-entropy" and loss.sparse,
         step,
         program.config.seed,
-        images,
+        pixels,
         scored=loss.has_classes,
         trained=trained_data(found),
     )
@@ -233,7 +233,7 @@ def plain_subject(
     config: InputConfig | None = None,
     *,
     as_it_is: bool = False,
-    images: ImageConfig | None = None,
+    images: ImageConfig | str | None = None,
 ) -> Subject:
     """Open a plain ONNX model.
 
@@ -250,10 +250,10 @@ def plain_subject(
     reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
-    images = images_of(loaded, images)
+    pixels = images_of(loaded, images)
 
     def export(**settings: Any) -> Exported:
-        note = images_note(images)
+        note = images_note(pixels)
         return export_network(loaded, inputs=config, provenance=note, **settings)
 
     prediction = None
@@ -271,7 +271,7 @@ def plain_subject(
         LABELS,
         prediction,
         classes=False,
-        images=images,
+        images=pixels,
     )
 
 

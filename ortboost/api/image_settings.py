@@ -16,11 +16,7 @@ from ortboost.core.errors import FileError, OrtBoostError
 from ortboost.core.field_types import read_config, write_config
 from ortboost.core.files import read_json
 from ortboost.training import Checkpoint, CheckpointStore
-from ortboost.training.data.images import (
-    AugmentConfig,
-    ImageConfig,
-    parse_images,
-)
+from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_images
 
 __all__ = ["as_images", "former_images", "images_note", "images_of", "trained_data"]
 

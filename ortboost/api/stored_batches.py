@@ -8,13 +8,7 @@ from typing import Any, Final, TypeAlias, overload
 
 from numpy.typing import NDArray
 
-from ortboost.training.data import (
-    ArraySource,
-    Source,
-    batch_axes,
-    batch_length,
-    pad_batch,
-)
+from ortboost.training.data import ArraySource, Source, batch_axes, batch_length, pad_batch
 from ortboost.training.protocols import InputLike
 
 __all__ = ["Data", "Feeds", "StoredBatches", "map_batches", "padded_batches", "read_batches"]

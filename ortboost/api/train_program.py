@@ -14,14 +14,7 @@ from typing import Annotated, Any, Final
 from ortboost.api.image_settings import as_images, former_images
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, continues, launch, own_threads, processes
-from ortboost.api.run_folder import (
-    CHECKPOINTS,
-    LOG,
-    PLOT,
-    alone_in,
-    checkpoints_of,
-    require_same,
-)
+from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, checkpoints_of, require_same
 from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, UsageError, require_known

@@ -151,8 +151,8 @@ def verb(
     receives the path of a ``--config`` file that is not TOML.
 
     Args:
-        name: The name on the command line.
-        short: Its line in the list of commands; default: the docstring, which may be cut off there.
+        name: See :class:`Verb`.
+        short: See :class:`Verb`; default: the docstring, which may be cut off there.
         examples: Examples, at the end of its help.
         also: Other formats that ``--config`` accepts, for its help.
         file: Whether the command has ``--config``.

@@ -10,14 +10,7 @@ import typer
 
 from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
-from ortboost.cli.options import (
-    Checkpoint,
-    DataOptions,
-    Device,
-    InputOptions,
-    Split,
-    Tolerances,
-)
+from ortboost.cli.options import Checkpoint, DataOptions, Device, InputOptions, Split, Tolerances
 from ortboost.core.printable import count_of
 
 if TYPE_CHECKING:

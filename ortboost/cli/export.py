@@ -108,20 +108,18 @@ class EngineOptions(Options):
     build_engine: bool = option(
         "Also build a TensorRT engine from the file.", "--build-engine", default=False
     )
-    shape: list[str] | None = option(
+    shapes: list[str] | None = option(
         "Minimum, optimal and maximum batch size, then the other axes: x:1,8,32x3x224x224.",
+        "--shape",
         metavar="INPUT:DIMS",
     )
-    workspace: int | None = option("MiB of scratch memory for the engine.", min=1)
+    workspace: int | None = option(
+        "MiB of scratch memory for the engine.", min=1, read=lambda mebibytes: mebibytes << 20
+    )
     timing_cache: Path | None = option("TensorRT timing cache, read and updated.")
 
     def require(self, target: str) -> None:
-        """Reject invalid combinations of options before anything is exported.
-
-        Raises:
-            UsageError: The target is not TensorRT, engine options are given without
-                ``--build-engine``, or a shape is malformed.
-        """
+        """Reject invalid combinations of options before anything is exported."""
         from ortboost.api.check_target import read_shapes
 
         if self.build_engine and not target.startswith(("tensorrt", "trt")):
@@ -130,14 +128,14 @@ class EngineOptions(Options):
                 where=f"--build-engine --target {target}",
                 fix="Add --target tensorrt.",
             )
-        if not self.build_engine and (self.shape or self.workspace or self.timing_cache):
+        if not self.build_engine and (self.shapes or self.workspace or self.timing_cache):
             raise UsageError(
                 "--shape, --workspace and --timing-cache are options of an engine.",
                 where="export",
                 fix="Add --build-engine.",
             )
         if self.build_engine:
-            read_shapes(self.shape or ())
+            read_shapes(self.shapes or ())
 
 
 @verb(
@@ -210,19 +208,18 @@ def _build(
     """Build the engine of an exported file; ``None`` if not requested."""
     from ortboost.api.check_target import build_engine
 
-    if not engine.build_engine:
+    settings = engine.given()
+    if not settings.pop("build_engine"):
         return None
     return build_engine(
         result.path,
         result.path.with_suffix(".engine"),
-        shapes=engine.shape or (),
         target=result.exported.target.name,
         precision=result.exported.precision,
         verify=options.verify,
         split=options.split,
         mapping=reading.given().get("mapping"),
-        workspace=None if engine.workspace is None else engine.workspace << 20,
-        timing_cache=engine.timing_cache,
+        **settings,
     )
 
 

@@ -152,16 +152,10 @@ class Tolerances(Options):
 
 
 def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> None:
-    """Reject options that do not apply.
+    """Raise a ``UsageError`` if an option was given: its value is true.
 
-    Args:
-        options: Option to its value; an option with a false value was not given.
-        what: What the options apply to, with its preposition.
-        where: Where they were given.
-        fix: How to fix the error; default: leave the option out.
-
-    Raises:
-        UsageError: An option was given.
+    ``what`` says what the options apply to, with a preposition; by default the fix is to leave the
+    option out.
     """
     for name in (name for name, value in options.items() if value):
         raise UsageError(

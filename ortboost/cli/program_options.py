@@ -208,12 +208,8 @@ class BoostOptions:
     ) -> tuple[ProgramConfig, BoostConfig | None]:
         """Apply these options to a configuration; also returns the requested level, if any.
 
-        Args:
-            config: The configuration with all other options applied.
-            base: The configuration before them.
-
-        Raises:
-            UsageError: A requested boost conflicts with another option.
+        All other options are applied in ``config``, and none in ``base``. A boost must not conflict
+        with them.
         """
         from ortboost.cli.parse import parse_settings
         from ortboost.program.boost_config import resolve_boost
@@ -262,12 +258,7 @@ def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:
 
 
 def read_program_config(path: Path | None) -> ProgramConfig | None:
-    """Read a configuration from a JSON file; a whole ``program.json`` is accepted too.
-
-    Raises:
-        FileError: The file cannot be read.
-        ConfigError: It is not a configuration, or its version is unknown.
-    """
+    """Read a configuration from a JSON file; a whole ``program.json`` is accepted too."""
     from ortboost.core.config_file import without_version
     from ortboost.core.files import read_json
     from ortboost.program.config import ProgramConfig
@@ -287,14 +278,9 @@ def merge_config(
     precision: Mapping[str, Any],
     fields: Mapping[str, Any],
 ) -> ProgramConfig:
-    """Merge the configuration: defaults, then the file, then the given options.
+    """Merge the configuration: defaults, then the file, ``base``, then the given fields.
 
-    Args:
-        base: The configuration of the file, if there is one.
-        inputs: Settings of inputs, added to those of the file.
-        loss: Given fields of the loss.
-        precision: Given fields of the precision.
-        fields: Further given fields.
+    Settings of inputs are added to those of the file.
     """
     from ortboost.program.config import ProgramConfig
 

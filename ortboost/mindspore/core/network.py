@@ -17,7 +17,7 @@ from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import format_shape, known_shape
+from ortboost.graph.query import all_tensors, format_shape, known_shape
 from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
@@ -94,9 +94,8 @@ class Network(Shown, Cell):
         self._device_version = -1  # version of the state that they were copied from
         found = find_parameters(self._forward_model)
         kept = {n: p for n, p in found.items() if p.trainable or p.role.startswith("running_")}
-        self.state = LiveState(
-            {n: np.array(_initial(self._forward_model, n), copy=True) for n in kept}
-        )
+        tensors = {value.name: tensor for value, tensor in all_tensors(self._forward_model)}
+        self.state = LiveState({name: np.array(tensors[name].numpy()) for name in kept})
         self._parameters = {
             n: Parameter.of_state(self.state, n, requires_grad=p.trainable, role=p.role)
             for n, p in kept.items()
@@ -241,13 +240,6 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
             fix=f"Give an array of the shape [{', '.join(str(d) for d in spec.shape)}].",
         )
     return np.asarray(as_dtype(array, spec.dtype, f"input '{spec.name}'"), order="C")
-
-
-def _initial(model: ir.Model, name: str) -> NDArray[Any]:
-    tensor = model.graph.initializers[name].const_value
-    if tensor is None:
-        raise UsageError(f"The tensor '{name}' has no value.", where=name, fix="Export again.")
-    return tensor.numpy()
 
 
 def _with_weight_inputs(model: ir.Model, parameters: Mapping[str, Parameter]) -> ir.Model:

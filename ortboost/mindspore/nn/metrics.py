@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,24 +179,36 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
         super().__init__(5)
 
 
-class MSE(Metric):
+class _Errors(Metric):
+    """Errors summed in each sample (row; a single number is one), averaged over the samples."""
+
+    _power: ClassVar[int]
+
+    @rearrange_inputs
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and labels of one shape ``[N, ...]``."""
+        predicted, wanted = _pair(self, inputs)
+        if predicted.shape != wanted.shape:
+            raise ArgumentValueError(
+                f"Predictions {list(predicted.shape)} and labels {list(wanted.shape)} differ in "
+                "shape.",
+                where=type(self).__name__,
+                fix="Reshape the labels.",
+            )
+        errors = np.abs(predicted.astype(np.float64) - wanted) ** self._power
+        self._add(np.asarray(errors.sum(axis=tuple(range(1, errors.ndim)))))
+
+
+class MSE(_Errors):
     """Squared errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add predictions and labels of one shape ``[N, ...]``."""
-        predicted, wanted = _same_shape(self, inputs)
-        self._add(_sum_of_samples((predicted - wanted) ** 2))
+    _power = 2
 
 
-class MAE(Metric):
+class MAE(_Errors):
     """Absolute errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add predictions and labels of one shape ``[N, ...]``."""
-        predicted, wanted = _same_shape(self, inputs)
-        self._add(_sum_of_samples(np.abs(predicted - wanted)))
+    _power = 1
 
 
 class Loss(Metric):
@@ -267,22 +279,6 @@ def _pair(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[
             fix="Give two, or set eval_indexes.",
         )
     return as_array(inputs[0], "predictions"), as_array(inputs[1], "labels")
-
-
-def _same_shape(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    predicted, wanted = _pair(metric, inputs)
-    if predicted.shape != wanted.shape:
-        raise ArgumentValueError(
-            f"Predictions {list(predicted.shape)} and labels {list(wanted.shape)} differ in shape.",
-            where=type(metric).__name__,
-            fix="Reshape the labels.",
-        )
-    return predicted.astype(np.float64), wanted.astype(np.float64)
-
-
-def _sum_of_samples(errors: NDArray[Any]) -> NDArray[Any]:
-    """The sum in each row; a single number is one sample."""
-    return np.asarray(errors.sum(axis=tuple(range(1, errors.ndim))))
 
 
 def _classes(metric: Metric, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
