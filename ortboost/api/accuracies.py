@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from ortboost.training.metrics import strict
 __all__ = ["Accuracies"]
 
 
+@dataclass
 class Accuracies:
     """Accuracy before and after, accumulated over the batches.
 
@@ -32,43 +34,39 @@ class Accuracies:
         axis: Batch axis of the labels.
     """
 
-    def __init__(
-        self,
-        output: str | None,
-        labels: str | None,
-        feeds: Sequence[Feeds],
-        expected: Sequence[Feeds],
-        lengths: Sequence[int | None] | None = None,
-        rule: LabelRule | None = None,
-        axis: int | None = 0,
-    ) -> None:
-        self._output, self._labels, self._rule = output, labels, rule or LabelRule()
-        self._axis = axis
-        self._feeds, self._expected, self._lengths = feeds, expected, lengths
-        self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
-        self.judged: tuple[str, ...] = ()
-        """The output that the accuracy is measured on, if any."""
+    output: str | None
+    labels: str | None
+    feeds: Sequence[Feeds]
+    expected: Sequence[Feeds]
+    lengths: Sequence[int | None]
+    rule: LabelRule
+    axis: int | None
+    judged: tuple[str, ...] = ()
+    """The output that the accuracy is measured on, if any."""
+
+    def __post_init__(self) -> None:
         self.notes: list[str] = []
         """Why no accuracy could be measured, if so."""
-        self._wanted = bool(feeds) and labels is not None and labels in feeds[0]
+        self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
+        self._wanted = bool(self.feeds) and self.labels in self.feeds[0]
 
     def add(self, number: int, answers: Feeds) -> None:
         """Add the outputs of one batch of the exported file."""
         if not self._wanted:
             return
         accuracy = strict(get_metric("accuracy")).function
-        output = self._output or next(iter(answers))
+        output = self.output or next(iter(answers))
         assert accuracy is not None
-        assert self._labels is not None
-        real = slice(None if self._lengths is None else self._lengths[number])
+        assert self.labels is not None
+        real = slice(self.lengths[number])
         try:
-            labels = rows_of(np.asarray(self._feeds[number][self._labels]), real, self._axis)
-            for side, found in (("before", self._expected[number]), ("after", answers)):
+            labels = rows_of(np.asarray(self.feeds[number][self.labels]), real, self.axis)
+            for side, found in (("before", self.expected[number]), ("after", answers)):
                 # The predicted class of a classifier, or a map from class to score.
                 if np.asarray(found[output]).dtype.kind in "iubO":
                     raise UsageError(f"The output '{output}' does not contain scores.")
                 scores = np.asarray(found[output], np.float32)
-                rows = by_sample(scores, labels, self._rule, self._axis, real)
+                rows = by_sample(scores, labels, self.rule, self.axis, real)
                 self._right[side].append(accuracy(*rows))
             self.judged = (output,)
         except (OrtBoostError, ValueError, IndexError, KeyError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ortboost.api.data import Data
+from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.cores import available_cores
 from ortboost.core.errors import UsageError
@@ -23,7 +23,7 @@ from ortboost.runtime.session import runtime
 from ortboost.training.data import ArraySource, bind_arrays, load_arrays
 from ortboost.training.data.given import given_arrays
 
-__all__ = ["bench", "bench_to_dict", "machine"]
+__all__ = ["bench", "bench_to_dict"]
 
 
 @checked
@@ -84,8 +84,9 @@ def bench(
 def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str, Any]:
     """Convert measurements to JSON data, including the machine and the options."""
     results = []
-    for index, measurement in enumerate(found):
-        first = found[index - index % _files(found)]
+    for measurement in found:
+        if measurement.ratio is None:  # the first file of a batch size and number of threads
+            first = measurement
         ratios = None if measurement is first else measurement.over(first)
         results.append({**measurement.to_dict(), "over_first": ratios})
     options = {
@@ -97,19 +98,10 @@ def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str
         "seed": config.seed,
         "dims": dict(config.inputs.dims),
     }
-    return {"machine": machine(), "options": options, "results": results}
-
-
-def machine() -> dict[str, Any]:
-    """The environment of a measurement: runtime, Python, processor, usable cores."""
-    return {
+    machine = {
         "onnxruntime": runtime().__version__,
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
         "cores": available_cores(),
     }
-
-
-def _files(found: Sequence[Measurement]) -> int:
-    """The number of files per group; only the first file of a group has no ratio."""
-    return next((i for i, m in enumerate(found) if i and m.ratio is None), len(found))
+    return {"machine": machine, "options": options, "results": results}

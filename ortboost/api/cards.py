@@ -34,30 +34,14 @@ class Card:
     """One card.
 
     Args:
-        name: Name of the boost on the command line.
-        title: Name of its class.
-        functional: The function that implements it.
-        tldr: One-line summary.
-        source: Source of the method.
+        head: The metadata: ``name`` of the boost on the command line, its ``class``, the function
+            that implements it (``functional``), a one-line summary (``tldr``), and the method's
+            ``source``.
         text: The Markdown text without the metadata.
     """
 
-    name: str
-    title: str
-    functional: str
-    tldr: str
-    source: str
+    head: Mapping[str, str]
     text: str
-
-    def to_dict(self) -> dict[str, str]:
-        """The metadata as JSON data."""
-        return {
-            "name": self.name,
-            "class": self.title,
-            "functional": self.functional,
-            "tldr": self.tldr,
-            "source": self.source,
-        }
 
 
 def cards() -> dict[str, Card]:
@@ -77,19 +61,11 @@ def cards() -> dict[str, Card]:
             where=f"{_FOLDERS[0]}",
             fix="Install ortboost again.",
         )
-    return {card.name: card for card in map(_read, sorted(folder.glob("*.md")))}
+    return {card.head["name"]: card for card in map(_read, sorted(folder.glob("*.md")))}
 
 
 def find_card(name: str, also: Collection[str] = ()) -> Card:
-    """Look up the card of a boost.
-
-    Args:
-        name: Name of the card.
-        also: Further names that the user could have given, for the message.
-
-    Raises:
-        UsageError: The name is unknown; the message suggests the nearest.
-    """
+    """Look up the card of a boost; an error lists ``also``, further names that exist."""
     known = cards()
     wanted = name.replace("_", "-").lower()
     require_known(wanted, sorted({*known, *also}), f"Unknown boost '{name}'.", "ortboost list")
@@ -109,5 +85,4 @@ def _read(path: Path) -> Card:
                 where=str(path),
                 fix=f"Begin it with the keys {', '.join(_KEYS)} between two lines ---.",
             )
-    text = parts[2].lstrip()
-    return Card(head["name"], head["class"], head["functional"], head["tldr"], head["source"], text)
+    return Card({key: head[key] for key in _KEYS}, parts[2].lstrip())

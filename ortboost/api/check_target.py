@@ -35,7 +35,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 
-__all__ = ["build_engine", "fix_for", "load_batches", "read_shapes"]
+__all__ = ["build_engine", "fix_for", "read_shapes"]
 
 
 def fix_for(
@@ -78,7 +78,7 @@ def fix_for(
     if verify is not None:
         loaded = load_model(model)
         specs = ModelEvaluator(loaded, device="cpu").inputs
-        feeds = load_batches(specs, verify, mapping=mapping, images=images_of(loaded))
+        feeds = _batches(specs, verify, mapping=mapping, images=images_of(loaded))
     return fix_for_tensorrt(
         model,
         out,
@@ -131,7 +131,7 @@ def build_engine(
         specs = ModelEvaluator(model, device="cpu").inputs
         best = profiles[0].optimum[0] if profiles else 64
         images = images_of(load_model(model))
-        batches = load_batches(specs, verify, split, best, mapping, images)
+        batches = _batches(specs, verify, split, best, mapping, images)
         # The last batch may be shorter than the optimum.
         whole = [batch for batch in batches if len(next(iter(batch.values()))) == best]
         feeds = whole or batches
@@ -147,7 +147,7 @@ def build_engine(
     )
 
 
-def load_batches(
+def _batches(
     inputs: Sequence[Any],
     data: Any,
     split: str = "test",
@@ -155,25 +155,12 @@ def load_batches(
     mapping: Mapping[str, str] | None = None,
     images: ImageConfig | None = None,
 ) -> Sequence[Feeds]:
-    """Read data as batches for these inputs, padded if the model fixes the batch size.
-
-    Args:
-        inputs: Names, types and shapes of the inputs.
-        data: A file, folder, arrays by name or a source.
-        split: The split of a data file that has several.
-        batch_size: Samples per batch, if the inputs leave it open.
-        mapping: Input name to the key of its array.
-        images: How images become inputs.
-    """
+    """Read data as batches for these inputs, padded if the model fixes the batch size."""
     fixed = static_batch(inputs)
     source = open_source(data, inputs, split, fixed or batch_size, mapping, images=images)
     return padded_batches(read_batches(source), inputs, fixed)[0]
 
 
 def read_shapes(shapes: Sequence[str]) -> list[Profile]:
-    """Parse ``--shape`` arguments.
-
-    Raises:
-        UsageError: One is malformed.
-    """
+    """Parse ``--shape`` arguments."""
     return [parse_profile(text) for text in shapes]

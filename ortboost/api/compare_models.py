@@ -10,11 +10,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
-from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import refuse_checkpoint
-from ortboost.api.stored_batches import Feeds, map_batches
+from ortboost.api.run_folder import refuse_for_model
+from ortboost.api.stored_batches import Data, Feeds, map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
@@ -171,18 +169,17 @@ def compare(
         >>> ob.compare("models/mlp.onnx", "models/mlp.onnx").parity.ok
         True
     """
-    pixels = as_images(images)
     if not is_folder(one) and not is_folder(other):
-        refuse_checkpoint(checkpoint)
+        refuse_for_model(one, checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(one, checkpoint, device, inputs, images=pixels)
+            trained_subject(one, checkpoint, device, inputs, images=images)
             if is_folder(one)
-            else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=pixels)
+            else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=images)
         )
         second = name_of(other)
         if is_folder(other):
-            run = trained_subject(other, checkpoint, device, images=pixels)
+            run = trained_subject(other, checkpoint, device, images=images)
             other = run.export(optimize=False).model
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortboost.api.former_run import trained_network
 from ortboost.api.learning_rates import ANY_STEPS, schedules
-from ortboost.api.run_folder import CHECKPOINTS, LOCK, LOG, PLOT, alone_in, refuse_checkpoint
+from ortboost.api.run_folder import CHECKPOINTS, LOCK, LOG, PLOT, alone_in, refuse_for_model
 from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
 from ortboost.core.errors import UsageError
@@ -136,7 +136,7 @@ def _built(
         model = former[0]
         reports.append(former[1])
     else:
-        refuse_checkpoint(checkpoint)
+        refuse_for_model(model, checkpoint)
     if boost is not None or boost_config is not None:
         if not isinstance(boost, BoostConfig):
             boost = resolve_boost("O0" if boost is None else boost, boost_config)

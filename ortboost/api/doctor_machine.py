@@ -77,7 +77,7 @@ def doctor() -> Diagnosis:
     """
     checks = [HealthCheck("ortboost", "ok", __version__), _python()]
     checks += [_package(name, "fail", f"pip install {name}") for name in _PACKAGES]
-    checks += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
+    checks += [_runtime(), *_engines(), *_devices(), _gpu()]
     return Diagnosis([*checks, *(_package(name, "note", use) for name, use in _OPTIONAL.items())])
 
 
@@ -126,23 +126,24 @@ def _engines() -> list[HealthCheck]:
     ]
 
 
-def _extra(device: str) -> str:
-    """The extra that provides a device; the training build supports Python up to 3.11."""
-    return "cuda" if device == "cuda" and sys.version_info < (3, 12) else "gpu"
-
-
 def _devices() -> list[HealthCheck]:
+    """The devices, and whether those that can train support the 16-bit formats."""
     try:
         devices = available_devices()
     except OrtBoostError:
         return []
-    return [_device(name, reason) for name, reason in devices.items()]
+    checks = [_device(name, reason) for name, reason in devices.items()]
+    ready = [name for name, reason in devices.items() if reason is None]
+    training = [name for name in ready if name in TRAINING_DEVICES]
+    return checks + [_format(name, device) for device in training for name in FORMATS]
 
 
 def _device(name: str, reason: str | None) -> HealthCheck:
     """Whether a small session really runs on a device that the runtime offers."""
     if reason is not None:
-        fix = f"pip install 'ortboost[{_extra(name)}]' in its own environment."
+        # The training build supports Python up to 3.11.
+        extra = "cuda" if name == "cuda" and sys.version_info < (3, 12) else "gpu"
+        fix = f"pip install 'ortboost[{extra}]' in its own environment."
         return HealthCheck(f"device {name}", "note", reason, fix)
     try:
         try_device(name)
@@ -151,29 +152,14 @@ def _device(name: str, reason: str | None) -> HealthCheck:
     return HealthCheck(f"device {name}", "ok", "works")
 
 
-def _formats() -> list[HealthCheck]:
-    """Whether the available devices support the 16-bit formats."""
-    try:
-        devices = [name for name, reason in available_devices().items() if reason is None]
-    except OrtBoostError:
-        return []
-    checks = []
-    for device in (name for name in devices if name in TRAINING_DEVICES):
-        for name in FORMATS:
-            support = probe_format(name, device)
-            checks.append(
-                HealthCheck(f"{name} on {device}", "ok", support.text)
-                if support.rounds
-                else HealthCheck(
-                    f"{name} on {device}",
-                    "note",
-                    support.text,
-                    "Training emulates the rounding there (slower than fp32)."
-                    if device == "cpu"
-                    else "Train in another format, or convert with --emulate.",
-                )
-            )
-    return checks
+def _format(name: str, device: str) -> HealthCheck:
+    support, what = probe_format(name, device), f"{name} on {device}"
+    if support.rounds:
+        return HealthCheck(what, "ok", support.text)
+    fix = "Train in another format, or convert with --emulate."
+    if device == "cpu":
+        fix = "Training emulates the rounding there (slower than fp32)."
+    return HealthCheck(what, "note", support.text, fix)
 
 
 def _gpu() -> HealthCheck:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import onnx_ir as ir
 
-from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched
 from ortboost.api.file_labels import file_labels, score_output
 from ortboost.api.image_settings import images_of, trained_data
-from ortboost.api.run_folder import load_run, refuse_checkpoint
-from ortboost.api.running_statistics import refuse_update_bn, updated_bn
+from ortboost.api.run_folder import load_run, refuse_for_model
+from ortboost.api.running_statistics import updated_bn
+from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -122,8 +122,7 @@ def evaluate(
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
-        refuse_checkpoint(checkpoint)
-        refuse_update_bn(update_bn, target)
+        refuse_for_model(target, checkpoint, update_bn)
         # Of a file, the scores and their class axis have to be found.
         model, config = load_model(target), inputs or InputConfig()
         _check_file(model, target, metrics or ())

@@ -15,18 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.api.accuracies import Accuracies
-from ortboost.api.data import Data
-from ortboost.api.export_subject import (
-    Collected,
-    Subject,
-    collect,
-    plain_subject,
-    trained_subject,
-)
-from ortboost.api.image_settings import as_images
-from ortboost.api.run_folder import check_output, refuse_checkpoint
-from ortboost.api.running_statistics import refuse_update_bn, updated_bn
-from ortboost.api.stored_batches import Feeds
+from ortboost.api.export_subject import Collected, Subject, collect, plain_subject, trained_subject
+from ortboost.api.run_folder import check_output, refuse_for_model
+from ortboost.api.running_statistics import updated_bn
+from ortboost.api.stored_batches import Data, Feeds
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -205,10 +197,9 @@ def export(
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
-    trained, refresh, pixels = is_folder(run), None, as_images(images)
+    trained, refresh = is_folder(run), None
     if not trained:
-        refuse_checkpoint(checkpoint)
-        refuse_update_bn(update_bn, run)
+        refuse_for_model(run, checkpoint, update_bn)
     elif update_bn is not None:
         refresh = partial(
             updated_bn, data=update_bn, batch_size=batch_size, mapping=mapping, device=device
@@ -216,9 +207,9 @@ def export(
     # Compute the reference, lower the precision, export, compare, and write if all is well.
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(run, checkpoint, device, inputs, refresh=refresh, images=pixels)
+            trained_subject(run, checkpoint, device, inputs, refresh=refresh, images=images)
             if is_folder(run)
-            else plain_subject(run, Path(folder), device, inputs, images=pixels)
+            else plain_subject(run, Path(folder), device, inputs, images=images)
         )
         collected = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in collected.feeds]

@@ -145,9 +145,6 @@ class WithConstants:
         evaluator: The evaluator.
         config: The values, and lengths of open dimensions.
         labels: The input with the labels, on which only the loss depends.
-
-    Raises:
-        UsageError: An input or dimension is unknown, or a value does not fit.
     """
 
     def __init__(self, evaluator: Any, config: InputConfig, labels: str | None = None) -> None:
@@ -187,7 +184,7 @@ def trained_subject(
     config: InputConfig | None = None,
     *,
     refresh: Callable[..., dict[str, NDArray[Any]]] | None = None,
-    images: ImageConfig | None = None,
+    images: ImageConfig | str | None = None,
 ) -> Subject:
     """Open a trained program.
 
@@ -198,20 +195,16 @@ def trained_subject(
         config: Dimensions and inputs to fix in the export.
         refresh: Maps program and state to the state to use.
         images: How images become inputs; what the training did if not given.
-
-    Raises:
-        FileError: It is not a program folder, or the checkpoint cannot be used.
-        UsageError: A dimension or input to fix does not fit.
     """
     config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
-    images = images_of(found, images)
+    pixels = images_of(found, images)
     if refresh is not None:
-        state = refresh(program, state, images=images, trained=trained_data(found))
+        state = refresh(program, state, images=pixels, trained=trained_data(found))
     opened = open_evaluator(program, state, device=device)
     evaluator = WithConstants(opened, config, program.labels)
     step = None if found is None else int(found.step)
-    provenance = {"step": "initial" if step is None else str(step), **images_note(images)}
+    provenance = {"step": "initial" if step is None else str(step), **images_note(pixels)}
     loss = program.config.loss
 
     def export(**settings: Any) -> Exported:
@@ -227,7 +220,7 @@ def trained_subject(
         loss.name == "softmax-cross-entropy" and loss.sparse,
         step,
         program.config.seed,
-        images,
+        pixels,
         scored=loss.has_classes,
         trained=trained_data(found),
     )
@@ -240,7 +233,7 @@ def plain_subject(
     config: InputConfig | None = None,
     *,
     as_it_is: bool = False,
-    images: ImageConfig | None = None,
+    images: ImageConfig | str | None = None,
 ) -> Subject:
     """Open a plain ONNX model.
 
@@ -251,19 +244,16 @@ def plain_subject(
         config: Dimensions and inputs to fix in the export, and batch axes.
         as_it_is: Run the file unchanged even if parts of it are in training mode.
         images: How images become inputs; what the training did if not given.
-
-    Raises:
-        FileError: It is not a model.
     """
     loaded = load_model(source)  # once: everything derived from it shares its tensors
     plain = export_network(loaded, optimize=False)
     reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
-    images = images_of(loaded, images)
+    pixels = images_of(loaded, images)
 
     def export(**settings: Any) -> Exported:
-        note = images_note(images)
+        note = images_note(pixels)
         return export_network(loaded, inputs=config, provenance=note, **settings)
 
     prediction = None
@@ -281,7 +271,7 @@ def plain_subject(
         LABELS,
         prediction,
         classes=False,
-        images=images,
+        images=pixels,
     )
 
 
@@ -291,11 +281,7 @@ def batched(
     config: InputConfig,
     prediction: str | None = None,
 ) -> tuple[TensorSpec, ...]:
-    """Add batch axes to the input specifications of a plain model.
-
-    Raises:
-        UsageError: A batch axis was given for an unknown input, or the input does not have it.
-    """
+    """Add batch axes to the input specifications of a plain model."""
     shapes = {spec.name: spec.shape for spec in inputs}
     axes = model_batch_axes(model, config.batch_axes, inputs=shapes, prediction=prediction)
     return tuple(dataclasses.replace(spec, batch_axis=axes[spec.name]) for spec in inputs)
@@ -323,14 +309,9 @@ class Collected(NamedTuple):
 def collect(
     subject: Subject, data: Any, split: str, batch_size: int, mapping: Mapping[str, str] | None
 ) -> Collected:
-    """Collect the batches to compare on.
+    """Collect the batches to compare on; one of synthetic inputs if there are no data.
 
-    Args:
-        subject: The subject; if its batch size is fixed, batches are padded to it.
-        data: Data in any supported form, or ``None`` for one batch of synthetic inputs.
-        split: The split of a data file that has several.
-        batch_size: Samples per batch, if the model leaves it open.
-        mapping: Input name to the key of its array.
+    If the subject fixes the batch size, batches are padded to it.
     """
     if data is None:
         return Collected([subject.synthetic()], [None])

@@ -23,10 +23,8 @@ LABELS = "labels"
 def score_output(model: ir.Model, output: str | None = None) -> str:
     """Find the output of a plain model with the scores.
 
-    Args:
-        model: The model as loaded.
-        output: Its name; the first float output if not given, because classifiers of scikit-learn
-            have the class labels as the first output.
+    If none is named, it is the first float output: the first output of scikit-learn's classifiers
+    has the class labels.
 
     Raises:
         UsageError: The output is unknown, or not float.
@@ -60,12 +58,7 @@ def file_labels(
 ) -> TensorSpec:
     """Specify the class labels that the scores of a plain model are compared with.
 
-    Args:
-        model: The model as loaded.
-        output: The output with the scores; see :func:`score_output`.
-        class_axis: See :func:`ortboost.transforms.class_axis.find_class_axis`.
-        ignored: A label to ignore.
-        shifted: Whether each position is compared with the next label.
+    The arguments are those of :func:`ortboost.evaluate`.
 
     Raises:
         UsageError: The output or axis does not exist.

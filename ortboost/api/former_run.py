@@ -29,16 +29,12 @@ def trained_network(
     Args:
         source: A program folder, or a checkpoint file in one; anything else is not a run.
         checkpoint: The checkpoint of a folder; see :func:`ortboost.api.run_folder.load_run`.
-        out: Folder of the new program, if one is written.
+        out: Folder of the new program, if one is written; it must be another one.
         new_head: Whether the head will be replaced; a full-normalization head is then first
             converted to a plain layer.
 
     Returns:
         The network and a report that names the checkpoint; ``None`` if ``source`` is not a run.
-
-    Raises:
-        FileError: The run was not trained, or the checkpoint cannot be used.
-        UsageError: The new program would replace the run.
     """
     if not isinstance(source, str | os.PathLike):
         return None

@@ -16,14 +16,9 @@ from ortboost.core.errors import FileError, OrtBoostError
 from ortboost.core.field_types import read_config, write_config
 from ortboost.core.files import read_json
 from ortboost.training import Checkpoint, CheckpointStore
-from ortboost.training.data.images import (
-    AugmentConfig,
-    ImageConfig,
-    parse_augment,
-    parse_images,
-)
+from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_images
 
-__all__ = ["as_augment", "as_images", "former_images", "images_note", "images_of", "trained_data"]
+__all__ = ["as_images", "former_images", "images_note", "images_of", "trained_data"]
 
 _KEY: Final = "images"
 
@@ -31,11 +26,6 @@ _KEY: Final = "images"
 def as_images(images: ImageConfig | str | None) -> ImageConfig | None:
     """Parse preprocessing settings; see :func:`~ortboost.training.data.images.parse_images`."""
     return parse_images(images) if isinstance(images, str) else images
-
-
-def as_augment(augment: AugmentConfig | str | None) -> AugmentConfig | None:
-    """Parse augmentation settings; see :func:`~ortboost.training.data.images.parse_augment`."""
-    return parse_augment(augment) if isinstance(augment, str) else augment
 
 
 def images_of(
@@ -90,13 +80,7 @@ def images_note(images: ImageConfig | None) -> dict[str, str]:
 def former_images(
     folder: Path, images: ImageConfig | None, augment: AugmentConfig | None
 ) -> tuple[ImageConfig | None, AugmentConfig | None]:
-    """The settings for resuming a run: the given ones, else those of its newest checkpoint.
-
-    Args:
-        folder: The program folder.
-        images: Preprocessing settings given for this session.
-        augment: Augmentation settings given for this session.
-    """
+    """The settings for resuming a run: the given ones, else those of its newest checkpoint."""
     store = CheckpointStore(folder / CHECKPOINTS, writes=False)
     for step in reversed(store.steps()):
         # A damaged checkpoint is reported when it is loaded, not here.

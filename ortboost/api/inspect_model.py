@@ -260,16 +260,10 @@ class ProgramDescription(Shown):
         """Plain JSON data."""
         return {
             "kind": self.kind,
-            "path": self.path,
-            "source": self.source,
-            "engine": self.engine,
-            "fingerprint": self.fingerprint,
+            **write_config(self),
             "config": self.config.to_dict(),
-            "nodes": dict(self.nodes),
-            "state": {kind: write_config(size) for kind, size in self.state.items()},
             "catalogue": self.catalogue.to_dict(),
             "reports": [report.to_dict() for report in self.reports],
-            "precision": [write_config(found) for found in self.precision],
         }
 
 

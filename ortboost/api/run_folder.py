@@ -18,6 +18,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.core.files import process_exists, read_json, writable_path, write_json
 from ortboost.core.tensor_file import Selection
+from ortboost.graph.io import ModelSource, name_of
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore, Constants
 
@@ -31,7 +32,7 @@ __all__ = [
     "checkpoints_of",
     "in_training",
     "load_run",
-    "refuse_checkpoint",
+    "refuse_for_model",
     "require_same",
 ]
 
@@ -96,10 +97,6 @@ def require_same(folder: Path, program: Program) -> None:
 def check_output(path: str | os.PathLike[str], suffix: str) -> None:
     """Check the path of a file to write before any work, so that a slip replaces nothing.
 
-    Args:
-        path: The file.
-        suffix: The suffix of files of its kind, such as ``.onnx``.
-
     Raises:
         UsageError: It has another suffix, or is a part of a program.
         FileError: It cannot be written there; see :func:`ortboost.core.files.writable_path`.
@@ -149,11 +146,11 @@ def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
     )
 
 
-def refuse_checkpoint(checkpoint: str) -> None:
-    """Refuse to choose a checkpoint of a plain model.
+def refuse_for_model(model: ModelSource, checkpoint: str, update_bn: object = None) -> None:
+    """Refuse arguments that a plain model does not have, if they were given.
 
     Raises:
-        UsageError: A checkpoint was chosen.
+        UsageError: A checkpoint was chosen, or data for running statistics were given.
     """
     if checkpoint != "best":
         raise UsageError(
@@ -161,23 +158,20 @@ def refuse_checkpoint(checkpoint: str) -> None:
             where=f"checkpoint {checkpoint!r}",
             fix="Leave it out, or give the folder of a trained program.",
         )
+    if update_bn is not None:
+        raise UsageError(
+            "Only a program can re-estimate its running statistics.",
+            where=f"{name_of(model)}: update_bn",
+            fix="Give the program folder, or leave --update-bn out.",
+        )
 
 
 def checkpoints_of(
     program: Program, folder: Path, keep: int = 3, *, writes: bool = True
 ) -> CheckpointStore:
-    """The checkpoints of a program in a folder.
+    """The checkpoints of a program in a folder; see :class:`CheckpointStore`.
 
     They do not repeat frozen weights, which the program folder holds, if these are large.
-
-    Args:
-        program: The program.
-        folder: The folder.
-        keep: See :class:`CheckpointStore`.
-        writes: See :class:`CheckpointStore`.
-
-    Raises:
-        FileError: The folder cannot be created.
     """
     frozen = [e for e in program.catalogue.state if e.next is None and not e.sharded]
     constants = None

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError
-from ortboost.graph.io import ModelSource, name_of
 from ortboost.program.program import Program
 from ortboost.runtime.update_bn import BatchStatistics
 from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 
-__all__ = ["refuse_update_bn", "updated_bn"]
+__all__ = ["updated_bn"]
 
 
 def updated_bn(
@@ -31,18 +29,11 @@ def updated_bn(
     images: ImageConfig | None = None,
     trained: Mapping[str, Any] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Replace the running statistics in a state; see :mod:`ortboost.runtime.update_bn`.
+    """Replace the running statistics in a copy of a state; see :mod:`ortboost.runtime.update_bn`.
 
-    Args:
-        program: The program.
-        state: State name to value; not modified.
-        data: Training data; labels are not needed.
-        batch_size: Samples per batch, preferably as in training.
-        mapping: Input name to the key of its array.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
-        images: How images become inputs.
-        trained: The fingerprint of the data of the training, see :func:`check_scale`.
+    The data, in batches preferably as large as in training, need no labels; ``trained`` is the
+    fingerprint of the data of the training, see :func:`check_scale`. All else is as for
+    :func:`ortboost.evaluate`.
 
     Raises:
         UsageError: The program keeps no running statistics, or the data have no batches, or another
@@ -67,17 +58,3 @@ def updated_bn(
     check_scale(trained or {}, source)
     found: dict[str, NDArray[np.generic]] = statistics.over(source.epoch(0), state)
     return {**state, **found}
-
-
-def refuse_update_bn(data: Any, target: ModelSource) -> None:
-    """Refuse to re-estimate the running statistics of a plain ONNX file.
-
-    Raises:
-        UsageError: Data were given.
-    """
-    if data is not None:
-        raise UsageError(
-            "Only a program can re-estimate its running statistics.",
-            where=f"{name_of(target)}: update_bn",
-            fix="Give the program folder, or leave --update-bn out.",
-        )

@@ -1,35 +1,27 @@
-"""Batches of data that need not fit into memory, for verbs that read them more than once."""
+"""Data of the verbs, and batches of them that need not fit into memory and are read repeatedly."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, overload
+from typing import Any, Final, TypeAlias, overload
 
 from numpy.typing import NDArray
 
-from ortboost.training.data import (
-    ArraySource,
-    Source,
-    batch_axes,
-    batch_length,
-    pad_batch,
-)
+from ortboost.training.data import ArraySource, Source, batch_axes, batch_length, pad_batch
 from ortboost.training.protocols import InputLike
 
-__all__ = ["Feeds", "StoredBatches", "map_batches", "padded_batches", "read_batches"]
+__all__ = ["Data", "Feeds", "StoredBatches", "map_batches", "padded_batches", "read_batches"]
 
-Feeds = Mapping[str, NDArray[Any]]
+Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
+"""A data file or folder, arrays by name or in order, a table, a source or any iterable."""
+Feeds: TypeAlias = Mapping[str, NDArray[Any]]
 
 _HELD: Final = 512 << 20  # bytes of data that are held in memory, and so are read only once
 
 
 class StoredBatches(Sequence[Feeds]):
-    """The batches of a source, read on access; the last one is kept.
-
-    Args:
-        source: The data.
-        change: Applied to each batch.
-    """
+    """The batches of a source, read and changed on access; the last one is kept."""
 
     def __init__(self, source: ArraySource, change: Callable[[Feeds], Feeds] | None = None) -> None:
         self.source, self.change = source, change
@@ -58,7 +50,8 @@ class StoredBatches(Sequence[Feeds]):
 
 def read_batches(source: Source) -> Sequence[Feeds]:
     """All batches of a source; those of large files and arrays are read on access."""
-    if isinstance(source, ArraySource) and _bytes(source) > _HELD:
+    arrays = source.arrays if isinstance(source, ArraySource) else {}
+    if isinstance(source, ArraySource) and sum(a.nbytes for a in arrays.values()) > _HELD:
         return StoredBatches(source)
     return list(source.epoch(0))
 
@@ -76,17 +69,9 @@ def map_batches(change: Callable[[Feeds], Feeds], batches: Sequence[Feeds]) -> S
 def padded_batches(
     batches: Sequence[Feeds], inputs: Sequence[InputLike], size: int | None
 ) -> tuple[Sequence[Feeds], list[int | None]]:
-    """Pad batches to a size, if there is one.
-
-    Returns:
-        The batches, and the number of real samples of each; ``None`` where there is no padding.
-    """
+    """Pad batches to a size, if there is one; also returns how many samples of each are real."""
     if size is None:
         return batches, [None for _ in batches]
     axes = batch_axes(inputs)
     lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in batches]
     return map_batches(lambda batch: pad_batch(batch, size, axes=axes)[0], batches), lengths
-
-
-def _bytes(source: ArraySource) -> int:
-    return sum(array.nbytes for array in source.arrays.values())

@@ -11,18 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from ortboost.api.data import Data
-from ortboost.api.image_settings import as_augment, as_images, former_images
+from ortboost.api.image_settings import as_images, former_images
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, continues, launch, own_threads, processes
-from ortboost.api.run_folder import (
-    CHECKPOINTS,
-    LOG,
-    PLOT,
-    alone_in,
-    checkpoints_of,
-    require_same,
-)
+from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, checkpoints_of, require_same
+from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, UsageError, require_known
 from ortboost.core.field_types import Range
@@ -47,7 +40,7 @@ from ortboost.training import (
     as_callbacks,
 )
 from ortboost.training.data import ArraySource, open_source, static_batch
-from ortboost.training.data.images import AugmentConfig, ImageConfig
+from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_augment
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
@@ -158,7 +151,8 @@ def train(
     _check_validation(validation, val_split, early_stop)
     base = _settings(config, settings, resume)
     resume = resume or continues(folder / LOG)
-    pixels, varied = as_images(images), as_augment(augment)
+    pixels = as_images(images)
+    varied = parse_augment(augment) if isinstance(augment, str) else augment
     if resume:
         pixels, varied = former_images(folder, pixels, varied)
     with processes(timeout) as group:
@@ -212,7 +206,9 @@ def train(
             if group is not None:
                 begins = store.steps()[-1:] if resume else "from scratch"
                 _agree(group, source, held_out, settled.describe(stepper.groups), begins)
-            elif shown is not None and "adasum" in _names(program):
+            elif shown is not None and any(
+                boost.name == "adasum" for boost in program.config.enabled_boosts
+            ):
                 shown.message("adasum has no effect: it combines the updates of several processes")
             trainer = Trainer(
                 stepper,
@@ -276,15 +272,7 @@ def _settled(
     learning_rate: str | float | None,
     settings: Mapping[str, Any],
 ) -> TrainConfig:
-    """The configuration with what the program determines.
-
-    Args:
-        base: The configuration.
-        program: The program.
-        steps: Steps per epoch, if known.
-        learning_rate: As for :func:`train`.
-        settings: The fields that the user gave.
-    """
+    """The configuration with what the program determines; ``steps`` per epoch, if known."""
     loss, asked = program.config.loss, tuple(settings.get("metrics") or ())
     if asked and not loss.has_classes:
         raise UsageError(
@@ -397,10 +385,6 @@ _ARGUMENTS: Final = [
     *(name for name in inspect.signature(train).parameters if name != "settings"),
     *(field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_PROGRAM),
 ]
-
-
-def _names(program: Program) -> set[str]:
-    return {boost.name for boost in program.config.enabled_boosts}
 
 
 def _check_shared(

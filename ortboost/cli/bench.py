@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal as decimal_size
 
-from ortboost.cli.command import option, verb
+from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Device, InputOptions, Map, Shape, Split
 
@@ -17,6 +18,25 @@ __all__ = ["bench"]
 
 _REST = ("load", "size", "memory", "the model's part")
 _REST_KEYS = ("load_seconds", "bytes", "peak_memory", "model_memory")
+
+
+@dataclass(frozen=True)
+class BenchOptions(Options):
+    """Fields of a :class:`~ortboost.deploy.bench_results.BenchConfig`."""
+
+    batch_sizes: list[int] | None = option("Samples per run (repeatable).", "--batch-size", min=1)
+    threads: list[int] | None = option(
+        "Intra-op threads (repeatable); default: the runtime's choice.", min=1
+    )
+    warmup: int = option("Warm-up runs, which are not measured.", default=10, min=0)
+    iters: int | None = option("Measured runs of each file; overrides --seconds.", min=1)
+    seconds: float = option("Approximate measuring time for each file.", default=2.0)
+    rounds: int = option("Number of turns of each file.", default=10, min=1)
+    loads: int = option(
+        "Number of processes that load each file, for the load time.", default=3, min=1
+    )
+    seed: int = option("Seed of synthetic inputs.", default=0, min=0)
+    device: Device = "auto"
 
 
 @verb(
@@ -36,24 +56,12 @@ def bench(
         list[Path], typer.Argument(help="ONNX files; ratios are relative to the first.")
     ],
     data: Path | None = option("Data to run on; synthetic inputs if not given."),
-    batch_size: list[int] | None = option("Samples per run (repeatable).", min=1),
-    threads: list[int] | None = option(
-        "Intra-op threads (repeatable); default: the runtime's choice.", min=1
-    ),
-    warmup: int = option("Warm-up runs, which are not measured.", default=10, min=0),
-    iters: int | None = option("Measured runs of each file; overrides --seconds.", min=1),
-    seconds: float = option("Approximate measuring time for each file.", default=2.0),
-    rounds: int = option("Number of turns of each file.", default=10, min=1),
-    loads: int = option(
-        "Number of processes that load each file, for the load time.", default=3, min=1
-    ),
-    seed: int = option("Seed of synthetic inputs.", default=0, min=0),
     *,
+    options: BenchOptions,
     mapping: Map = None,
     inputs: InputOptions,
     shape: Shape = None,
     split: Split = "test",
-    device: Device = "auto",
     printer: Output,
 ) -> None:
     """Measure latency, throughput, load time, size and memory of models, side by side."""
@@ -62,20 +70,8 @@ def bench(
     from ortboost.cli.parse import parse_mapping, parse_shapes
     from ortboost.deploy.bench_results import BenchConfig
 
-    config = BenchConfig(
-        batch_sizes=tuple(batch_size or ()),
-        threads=tuple(threads or (None,)),
-        warmup=warmup,
-        iters=iters,
-        seconds=seconds,
-        rounds=rounds,
-        loads=loads,
-        device=device,
-        seed=seed,
-        inputs=dataclasses.replace(
-            inputs, dim=[*(inputs.dim or ()), *parse_shapes(shape)]
-        ).config(),
-    )
+    shapes = [*(inputs.dim or ()), *parse_shapes(shape)]
+    config = BenchConfig(**options.given(), inputs=dataclasses.replace(inputs, dim=shapes).config())
     found = measure(
         files,
         config,

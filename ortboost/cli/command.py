@@ -1,8 +1,8 @@
 """Commands built from functions whose parameters are option groups, with configuration files.
 
-An option group is a dataclass whose fields are command-line options. A function with parameters of
-such types becomes a command that has every option of its groups. Unless it is marked
-``file=False``, it also has::
+An option group is a dataclass whose fields are command-line options, named like the arguments or
+the fields of a configuration that they set. A function with parameters of such types becomes a
+command that has every option of its groups. Unless it is marked ``file=False``, it also has::
 
     --config FILE     read options from a TOML file, keyed by option name; options on the command
                       line take precedence; `version` is the version of the file format
@@ -15,6 +15,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -22,35 +23,106 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from typer.models import OptionInfo
 
 from ortboost.core.config_file import CONFIG_VERSION, without_version
 from ortboost.core.errors import ConfigError, FileError, require_known
 from ortboost.core.files import read_text
 
-__all__ = ["Verb", "option", "verb"]
+__all__ = ["Options", "Read", "Verb", "option", "verb"]
 
 _CONFIG, _PRINT = "config", "print_config"
 _HELP: Final = "TOML file of options, keyed by name; command-line options take precedence."
 
 
-def option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
+class Read(typing.NamedTuple):
+    """Marks an option whose value is an argument only after a function has read it.
+
+    Args:
+        function: The function, or its name below ``ortboost``: then it is imported when the option
+            is used, so that ``--help`` stays fast.
+    """
+
+    function: Callable[[Any], Any] | str
+
+
+def option(
+    help: str,
+    *names: str,
+    default: Any = None,
+    read: Callable[[Any], Any] | str = lambda value: value,
+    **settings: Any,
+) -> Any:
     """Declare an option: a field of an option group, or the default of a command's parameter.
 
     Args:
         help: The help text.
         names: Option strings; derived from the field name if not given.
         default: The default value.
+        read: See :class:`Read`.
         settings: Further arguments of :func:`typer.Option`.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
-        ... class Reading:
+        ... class Reading(Options):
         ...     batch_size: int = option("Samples in a batch.", default=64, min=1)
         >>> Reading().batch_size
         64
     """
     declared = typer.Option(*names, help=help, **settings)
-    return dataclasses.field(default=default, metadata={"option": declared})
+    return dataclasses.field(default=default, metadata={"option": declared, "read": Read(read)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of the option groups."""
+
+    def given(self) -> dict[str, Any]:
+        """The arguments that the options set; those left at ``None`` are left out.
+
+        Example:
+            >>> @dataclasses.dataclass(frozen=True)
+            ... class Reading(Options):
+            ...     mapping: list[str] | None = option("", read="cli.parse.parse_mapping")
+            ...     images: str | None = option("")
+            >>> Reading(["x=pixels"]).given()
+            {'mapping': {'x': 'pixels'}}
+        """
+        found = {}
+        for name, marks in self._marks().items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            for function in (mark.function for mark in marks if isinstance(mark, Read)):
+                if isinstance(function, str):
+                    function = pkgutil.resolve_name(f"ortboost.{function}")
+                value = function(value)
+            found[name] = tuple(value) if isinstance(value, list) else value
+        return found
+
+    def named(self) -> dict[str, Any]:
+        """The values by the name of the option on the command line."""
+        found = {}
+        for name, marks in self._marks().items():
+            declared = next((mark for mark in marks if isinstance(mark, OptionInfo)), None)
+            # In an annotation the first string of an option takes the place of its default.
+            text = getattr(declared, "default", None)
+            option = text if isinstance(text, str) else f"--{name.replace('_', '-')}"
+            found[option] = getattr(self, name)
+        return found
+
+    def changed(self, *options: str) -> dict[str, bool]:
+        """For some options, whether their value is not the default."""
+        usual, now = type(self)().named(), self.named()
+        return {name: now[name] != usual[name] for name in options}
+
+    def _marks(self) -> dict[str, tuple[Any, ...]]:
+        """What is declared about each field, in its metadata and its annotation."""
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        return {
+            item.name: (*item.metadata.values(), *getattr(hints[item.name], "__metadata__", ()))
+            for item in dataclasses.fields(self)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +151,8 @@ def verb(
     receives the path of a ``--config`` file that is not TOML.
 
     Args:
-        name: The name on the command line.
-        short: Its line in the list of commands; default: the docstring, which may be cut off there.
+        name: See :class:`Verb`.
+        short: See :class:`Verb`; default: the docstring, which may be cut off there.
         examples: Examples, at the end of its help.
         also: Other formats that ``--config`` accepts, for its help.
         file: Whether the command has ``--config``.
@@ -106,8 +178,9 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
         or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
     for parameter in flat:
-        for declared in getattr(parameter.annotation, "__metadata__", ()):  # typer's Option
-            declared.readable = False  # an unreadable file is a file error, not a usage error
+        for mark in getattr(parameter.annotation, "__metadata__", ()):
+            if not isinstance(mark, Read):  # typer's Option
+                mark.readable = False  # an unreadable file is a file error, not a usage error
 
     def command(ctx: typer.Context, **given: Any) -> Any:
         base = given.pop(_CONFIG, None)

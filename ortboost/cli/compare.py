@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortboost.cli.command import option, verb
+from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
-from ortboost.cli.options import (
-    Checkpoint,
-    DataOptions,
-    Device,
-    InputOptions,
-    Split,
-    Tolerances,
-)
+from ortboost.cli.options import Checkpoint, DataOptions, Device, InputOptions, Split, Tolerances
 from ortboost.core.printable import count_of
 
 if TYPE_CHECKING:
     from ortboost.api import Comparison
 
 __all__ = ["compare"]
+
+
+@dataclass(frozen=True)
+class CompareOptions(Options):
+    """Arguments of :func:`ortboost.compare`."""
+
+    data: Path | None = option("Data to compare on; synthetic inputs if not given.")
+    bisect: bool = option(
+        "Find the first intermediate tensor of equal name that differs.", "--bisect", default=False
+    )
+    checkpoint: Checkpoint = "best"
+    split: Split = "test"
+    device: Device = "auto"
 
 
 @verb(
@@ -40,17 +47,10 @@ Exit status 5 if an output exceeds the tolerance.""",
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
     other: Annotated[Path, typer.Argument(help="What to compare with it.")],
-    data: Path | None = option("Data to compare on; synthetic inputs if not given."),
-    bisect: bool = option(
-        "Find the first intermediate tensor of equal name that differs.", "--bisect", default=False
-    ),
-    checkpoint: Checkpoint = "best",
-    split: Split = "test",
-    *,
+    options: CompareOptions,
     tolerances: Tolerances,
     inputs: InputOptions,
     reading: DataOptions,
-    device: Device = "auto",
     printer: Output,
 ) -> None:
     """Compare the outputs of two models on the same inputs.
@@ -63,14 +63,10 @@ def compare(
     found = api.compare(
         one,
         other,
-        data=data,
-        bisect=bisect,
-        checkpoint=checkpoint,
-        split=split,
         inputs=inputs.config(),
-        device=device,
-        **tolerances.arguments(),
-        **reading.arguments(),
+        **options.given(),
+        **tolerances.given(),
+        **reading.given(),
     )
     printer.result(found.to_dict())
     _show(printer, found)

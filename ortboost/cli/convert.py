@@ -28,6 +28,7 @@ from ortboost.cli.program_options import (
 )
 
 if TYPE_CHECKING:
+    from ortboost.core.report import Report
     from ortboost.program.program import Program
 
 __all__ = ["convert"]
@@ -84,11 +85,9 @@ def convert(
     settled = merge_config(
         base,
         inputs,
-        {**loss.changes(), **labels.changes()},
-        precision.changes(),
-        update.changes(),
-        trained.changes(),
-        network.changes(),
+        {**loss.given(), **labels.given()},
+        precision.given(),
+        {**update.given(), **trained.given(), **network.given()},
     )
     settled, boost = boosts.apply(settled, base)
     program = api.convert(
@@ -113,22 +112,23 @@ def convert(
 
 
 def _show(printer: Output, program: Program, path: str) -> None:
+    config, loss = program.config, _report(program, "attach_loss")
+    attached = () if loss is None else loss.changed.items()
+    low, precision = _report(program, "place_precision"), ""
+    if low is not None:
+        how = config.precision.compute + (", emulated" if config.precision.emulate else "")
+        precision = f"{how}: {len(low.changed)} nodes, {len(low.kept)} in float32"
+    inputs = (f"{spec.name} {shape_text(spec.shape)}" for spec in program.catalogue.batch)
     printer.pairs(
         [
             ("program", path),
-            ("boosts", ", ".join(boost.name for boost in program.config.enabled_boosts)),
+            ("boosts", ", ".join(boost.name for boost in config.enabled_boosts)),
             ("engine", program.engine),
             ("trained", _counted(program).removeprefix("trains ")),
-            ("loss", _loss(program)),
-            (
-                "optimizer",
-                f"{program.config.optimizer.name}, learning rate {program.config.learning_rate}",
-            ),
-            ("precision", _precision(program)),
-            (
-                "inputs",
-                ", ".join(f"{s.name} {shape_text(s.shape)}" for s in program.catalogue.batch),
-            ),
+            ("loss", "; ".join(f"{what}, output '{name}'" for name, what in attached)),
+            ("optimizer", f"{config.optimizer.name}, learning rate {config.learning_rate}"),
+            ("precision", precision),
+            ("inputs", ", ".join(inputs)),
             ("rewrites", ", ".join(dict.fromkeys(r.rewrite for r in program.reports if r.changed))),
         ]
     )
@@ -138,7 +138,13 @@ def _counted(program: Program) -> str:
     """The note on how many parameters are trained."""
     from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 
-    return next(r.notes[0] for r in program.reports if r.rewrite == CHOOSE_TRAINABLE)
+    report = _report(program, CHOOSE_TRAINABLE)
+    assert report is not None
+    return report.notes[0]
+
+
+def _report(program: Program, rewrite: str) -> Report | None:
+    return next((report for report in program.reports if report.rewrite == rewrite), None)
 
 
 def _notes(program: Program) -> Iterator[str]:
@@ -147,22 +153,3 @@ def _notes(program: Program) -> Iterator[str]:
         if report.rewrite == "auto_boost":
             yield from (f"{name}: {why}" for name, why in report.kept.items())
         yield from (note for note in report.notes if note != _counted(program))
-
-
-def _loss(program: Program) -> str | None:
-    """Which loss was attached to which output."""
-    for report in program.reports:
-        if report.rewrite == "attach_loss":
-            return "; ".join(f"{what}, output '{name}'" for name, what in report.changed.items())
-    return None
-
-
-def _precision(program: Program) -> str | None:
-    """How many nodes compute in reduced precision; ``None`` if all compute in float32."""
-    config = program.config.precision
-    for report in program.reports:
-        if report.rewrite == "place_precision":
-            how = ", emulated" if config.emulate else ""
-            low, kept = len(report.changed), len(report.kept)
-            return f"{config.compute}{how}: {low} nodes, {kept} in float32"
-    return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ortboost.cli.command import option, verb
+from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output, number_text
 from ortboost.cli.options import (
     BatchAxis,
@@ -25,6 +26,26 @@ from ortboost.cli.options import (
 __all__ = ["evaluate"]
 
 
+@dataclass(frozen=True)
+class EvaluateOptions(Options):
+    """Arguments of :func:`ortboost.evaluate`."""
+
+    metrics: Metric = None
+    split: Split = "test"
+    update_bn: UpdateBn = None
+    output: str | None = option("Output with the scores.")
+    class_axis: int | None = option("For an ONNX file: class axis, -1 for the last.")
+    ignore_index: int | None = option("For an ONNX file: label to ignore.")
+    shift_labels: bool = option(
+        "For an ONNX file: compare each position with the next label.",
+        "--shift-labels",
+        default=False,
+    )
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+    threads: Threads = None
+
+
 @verb(
     "eval",
     "Evaluate a program or an ONNX file on data.",
@@ -36,22 +57,9 @@ Examples:
 def evaluate(
     target: Annotated[Path, typer.Argument(help="Program folder or ONNX file.")],
     data: DataFile,
-    metric: Metric = None,
-    split: Split = "test",
-    update_bn: UpdateBn = None,
-    output: str | None = option("Output with the scores."),
-    class_axis: int | None = option("For an ONNX file: class axis, -1 for the last."),
-    ignore_index: int | None = option("For an ONNX file: label to ignore."),
-    shift_labels: bool = option(
-        "For an ONNX file: compare each position with the next label.",
-        "--shift-labels",
-        default=False,
-    ),
+    options: EvaluateOptions,
     fixed: Input = None,
     batch_axis: BatchAxis = None,
-    checkpoint: Checkpoint = "best",
-    device: Device = "auto",
-    threads: Threads = None,
     *,
     reading: DataOptions,
     printer: Output,
@@ -63,18 +71,9 @@ def evaluate(
     found = api.evaluate(
         target,
         data,
-        metrics=tuple(metric) if metric else None,
-        checkpoint=checkpoint,
-        output=output,
-        class_axis=class_axis,
-        ignore_index=ignore_index,
-        shift_labels=shift_labels,
         inputs=parse_inputs(None, fixed, batch_axis) if fixed or batch_axis else None,
-        split=split,
-        update_bn=update_bn,
-        device=device,
-        threads=threads,
-        **reading.arguments(),
+        **options.given(),
+        **reading.given(),
     )
     printer.result(found)
     printer.pairs((name, number_text(value)) for name, value in found.items())

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal as decimal_size
 
-from ortboost.cli.build_engine import EngineOptions, build
-from ortboost.cli.command import option, verb
+from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import (
     Checkpoint,
@@ -21,31 +20,53 @@ from ortboost.cli.options import (
     Split,
     Tolerances,
     UpdateBn,
-    changed,
     given,
     refuse,
 )
+from ortboost.core.errors import UsageError
 from ortboost.core.printable import count_of
 
 if TYPE_CHECKING:
     from ortboost.api import ExportResult
+    from ortboost.deploy.tensorrt.build_engine import EngineFile
 
 __all__ = ["export"]
 
 
 @dataclass(frozen=True)
-class PrecisionOptions:
-    """The number format of the exported file."""
+class ExportOptions(Options):
+    """Arguments of :func:`ortboost.export`."""
+
+    verify: Path | None = option("Data to compare on; synthetic inputs if not given.")
+    checkpoint: Checkpoint = "best"
+    split: Split = "test"
+    update_bn: UpdateBn = None
+    target: str = option(
+        "onnxruntime, onnxruntime-gpu, tensorrt (11), tensorrt=10 or generic.",
+        default="onnxruntime",
+    )
+    optimize: bool = option("Run the optimizing rewrites.", default=True)
+    slim: bool = option("Also run onnxslim.", "--slim", default=False)
+    opset: int | None = option("Opset of the file.")
+    device: Device = "auto"
+
+
+@dataclass(frozen=True)
+class PrecisionOptions(Options):
+    """Arguments of :func:`ortboost.export` and of an :class:`~ortboost.Int8Config`."""
 
     precision: str = option("fp32, fp16, bf16 or int8.", default="fp32")
     keep_io_types: bool = option(
         "In reduced precision, leave inputs and outputs in float32.", default=True
     )
-    calib: Path | None = option(
-        "Calibration data: ranges for int8; nodes that overflow in fp16 stay in float32."
+    calibration: Path | None = option(
+        "Calibration data: ranges for int8; nodes that overflow in fp16 stay in float32.",
+        "--calib",
     )
-    calibration: str = option(
-        "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.", default="minmax"
+    ranges: str = option(
+        "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.",
+        "--calibration",
+        default="minmax",
     )
     skip: list[str] | None = option(
         "Nodes or weights not to quantize (repeatable).", metavar="PATTERN"
@@ -61,29 +82,60 @@ class PrecisionOptions:
     min_sqnr: float | None = option(
         "Minimum signal-to-noise ratio for int8 without labels, in dB [15]."
     )
-    calib_samples: int = option("Samples of --calib used to calibrate int8.", default=512, min=1)
+    samples: int = option(
+        "Samples of --calib used to calibrate int8.", "--calib-samples", default=512, min=1
+    )
 
     def arguments(self, target: str) -> dict[str, Any]:
         """The arguments for ``api.export``."""
         from ortboost.cli.parse import parse_int8
 
-        quantized = self.precision == "int8"
-        if not quantized:
-            refuse(
-                changed(self, "calibration", "skip", "full_range", "max_drop", "calib_samples"),
-                "to int8",
-                f"export --precision {self.precision}",
-                "Add --precision int8.",
+        found = self.given()
+        own = ("ranges", "skip", "full_range", "samples")
+        int8 = {name: found.pop(name) for name in own if name in found}
+        if self.precision == "int8":
+            return {**found, "int8": parse_int8(target, **int8)}
+        options = ("--calibration", "--skip", "--full-range", "--max-drop", "--calib-samples")
+        where = f"export --precision {self.precision}"
+        refuse(self.changed(*options), "to int8", where, "Add --precision int8.")
+        return found
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """The options of ``export`` that concern a TensorRT engine."""
+
+    build_engine: bool = option(
+        "Also build a TensorRT engine from the file.", "--build-engine", default=False
+    )
+    shapes: list[str] | None = option(
+        "Minimum, optimal and maximum batch size, then the other axes: x:1,8,32x3x224x224.",
+        "--shape",
+        metavar="INPUT:DIMS",
+    )
+    workspace: int | None = option(
+        "MiB of scratch memory for the engine.", min=1, read=lambda mebibytes: mebibytes << 20
+    )
+    timing_cache: Path | None = option("TensorRT timing cache, read and updated.")
+
+    def require(self, target: str) -> None:
+        """Reject invalid combinations of options before anything is exported."""
+        from ortboost.api.check_target import read_shapes
+
+        if self.build_engine and not target.startswith(("tensorrt", "trt")):
+            raise UsageError(
+                "Only TensorRT has engines.",
+                where=f"--build-engine --target {target}",
+                fix="Add --target tensorrt.",
             )
-        how = (self.calibration, self.skip or [], self.full_range, self.calib_samples)
-        return {
-            "precision": self.precision,
-            "keep_io_types": self.keep_io_types,
-            "calibration": self.calib,
-            "int8": parse_int8(target, *how) if quantized else None,
-            "max_drop": self.max_drop,
-            "min_sqnr": self.min_sqnr,
-        }
+        if not self.build_engine and (self.shapes or self.workspace or self.timing_cache):
+            raise UsageError(
+                "--shape, --workspace and --timing-cache are options of an engine.",
+                where="export",
+                fix="Add --build-engine.",
+            )
+        if self.build_engine:
+            read_shapes(self.shapes or ())
 
 
 @verb(
@@ -107,24 +159,13 @@ def export(
         Path, typer.Argument(help="Program folder made by 'ortboost convert', or an ONNX file.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
-    verify: Path | None = option("Data to compare on; synthetic inputs if not given."),
-    checkpoint: Checkpoint = "best",
-    split: Split = "test",
-    update_bn: UpdateBn = None,
-    target: str = option(
-        "onnxruntime, onnxruntime-gpu, tensorrt (11), tensorrt=10 or generic.",
-        default="onnxruntime",
-    ),
+    options: ExportOptions,
     *,
     precision: PrecisionOptions,
     engine: EngineOptions,
-    optimize: bool = option("Run the optimizing rewrites.", default=True),
-    slim: bool = option("Also run onnxslim.", "--slim", default=False),
-    opset: int | None = option("Opset of the file."),
     tolerances: Tolerances,
     inputs: InputOptions,
     reading: DataOptions,
-    device: Device = "auto",
     explain: bool = option(
         "Report what each rewrite did, and what it left alone and why.", "--explain", default=False
     ),
@@ -133,42 +174,52 @@ def export(
     """Write an optimized inference graph, verified against the trained program or the model."""
     from ortboost import api
 
-    tolerance = tolerances.arguments()
-    # Before an export that may take minutes.
-    engine.require(target)
-    arguments = reading.arguments()
+    engine.require(options.target)  # before an export that may take minutes
     result = api.export(
         source,
         out,
-        verify=verify,
-        checkpoint=checkpoint,
-        split=split,
-        update_bn=update_bn,
-        optimize=optimize,
-        opset=opset,
-        target=target,
-        slim=slim,
         inputs=inputs.config(),
-        device=device,
-        **precision.arguments(target),
-        **tolerance,
-        **arguments,
+        **options.given(),
+        **precision.arguments(options.target),
+        **tolerances.given(),
+        **reading.given(),
     )
-    built = build(result, engine, verify, split, arguments["mapping"])
+    built = _build(result, engine, options, reading)
     printer.result({**result.to_dict(), **({} if built is None else {"engine": built.to_dict()})})
     file = "" if built is None else f"{built.path} ({decimal_size(built.bytes)})"
     _show(printer, result, trained=source.is_dir(), engine=file)
     for report in result.exported.reports if explain else ():
         printer.line(f"\n{report}")
     # Without labels, or where the CPU has no kernels, there is nothing to evaluate.
-    runs = device not in ("auto", "cpu") or not _needs_gpu(result)
+    runs = options.device not in ("auto", "cpu") or not _needs_gpu(result)
     scored = result.classes and runs and (result.synthetic or bool(result.metrics))
     printer.line(
-        f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
+        f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(options.verify or 'DATA'))}"
         + _labels(result)
-        + given(map=reading.mapping)
+        + given({"--map": reading.mapping})
         if scored
         else f"\nnext: ortboost inspect {quote(str(out))}"
+    )
+
+
+def _build(
+    result: ExportResult, engine: EngineOptions, options: ExportOptions, reading: DataOptions
+) -> EngineFile | None:
+    """Build the engine of an exported file; ``None`` if not requested."""
+    from ortboost.api.check_target import build_engine
+
+    settings = engine.given()
+    if not settings.pop("build_engine"):
+        return None
+    return build_engine(
+        result.path,
+        result.path.with_suffix(".engine"),
+        target=result.exported.target.name,
+        precision=result.exported.precision,
+        verify=options.verify,
+        split=options.split,
+        mapping=reading.given().get("mapping"),
+        **settings,
     )
 
 
@@ -210,7 +261,9 @@ def _labels(result: ExportResult) -> str:
     """The options of ``eval`` that treat labels as the program does."""
     rule = result.rule
     axis = rule.class_axis if rule.class_axis != 1 and not rule.shifted else None
-    return given(class_axis=axis, ignore_index=rule.ignored, shift_labels=rule.shifted)
+    return given(
+        {"--class-axis": axis, "--ignore-index": rule.ignored, "--shift-labels": rule.shifted}
+    )
 
 
 def _noise(result: ExportResult) -> str:

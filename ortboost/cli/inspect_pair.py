@@ -16,14 +16,10 @@ __all__ = ["show_pair"]
 def show_pair(
     printer: Output, before: Path, after: Path, dims: Mapping[str, int], *, names: bool
 ) -> None:
-    """Compare two models and print tables.
+    """Compare two models or programs and print tables.
 
-    Args:
-        printer: The output.
-        before: Model file or program folder.
-        after: Model file or program folder.
-        dims: Lengths of open dimensions to count the work for.
-        names: Also list the weights that only one of the models has.
+    The work is counted for the lengths ``dims`` of open dimensions. ``names`` also lists the
+    weights that only one of the two has.
     """
     from ortboost.api.inspect_pair import inspect_pair
 
@@ -82,12 +78,9 @@ def show_pair(
     for line in data["interface"]:
         printer.line(f"note: {line}")
     for side in (one, two):
-        if side["uncounted"]:
-            printer.line(
-                f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be "
-                f"counted ({next(iter(side['uncounted']))}: "
-                f"{next(iter(side['uncounted'].values()))})"
-            )
+        for node, why in list(side["uncounted"].items())[:1]:
+            count = count_of(len(side["uncounted"]), "node")
+            printer.line(f"note: {count} of {side['path']} could not be counted ({node}: {why})")
     shown_for = ", ".join(f"{n} {shape_text(s)}" for n, s in one["counted_for"].items())
     printer.line(
         "Work: multiply-accumulates of Conv, Gemm, MatMul and related operators for "

@@ -39,11 +39,11 @@ def list_boosts(
             printer.result({"name": boost.name, "class": boost.__qualname__, "card": text})
             printer.line(text)
             return
-        card = find_card(name if boost is None or boost.card is None else boost.card, boosts)
-        printer.result({**card.to_dict(), "card": card.text})
+        card = find_card((boost and boost.card) or name, boosts)
+        printer.result({**card.head, "card": card.text})
         printer.line(card.text)
         return
-    rows = {name: {**card.to_dict(), "acts_on": ""} for name, card in cards().items()}
+    rows = {name: {**card.head, "acts_on": ""} for name, card in cards().items()}
     for boost in boosts.values():  # including boosts without a card
         tldr = (boost.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         own = {"name": boost.name, "class": boost.__qualname__, "tldr": tldr}

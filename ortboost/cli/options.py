@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ortboost.cli.command import option
+from ortboost.cli.command import Options, Read, option
 from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ __all__ = [
     "Threads",
     "Tolerances",
     "UpdateBn",
-    "changed",
     "given",
     "refuse",
 ]
@@ -63,7 +62,8 @@ UpdateBn = Annotated[
     ),
 ]
 Metric = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="accuracy, top5, ... (repeatable).")
+    list[str] | None,
+    typer.Option("--metric", metavar="NAME", help="accuracy, top5, ... (repeatable)."),
 ]
 Checkpoint = Annotated[str, typer.Option(help="best, last, initial, a step, or a checkpoint file.")]
 Map = Annotated[
@@ -71,11 +71,12 @@ Map = Annotated[
     typer.Option(
         "--map", metavar="INPUT=KEY", help="Array of the data that feeds an input (repeatable)."
     ),
+    Read("cli.parse.parse_mapping"),
 ]
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Options):
     """How to read data."""
 
     batch_size: int = option("Samples in a batch.", default=64, min=1)
@@ -84,16 +85,6 @@ class DataOptions:
         "Image preprocessing: resize=256,crop=224,normalize=imagenet; saved with the run.",
         metavar="SETTINGS",
     )
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of a verb's function."""
-        from ortboost.cli.parse import parse_mapping
-
-        return {
-            "batch_size": self.batch_size,
-            "mapping": parse_mapping(self.mapping or []),
-            "images": self.images,
-        }
 
 
 Dim = Annotated[
@@ -123,11 +114,12 @@ BatchAxis = Annotated[
         metavar="INPUT=AXIS",
         help="Batch axis of an input; none if all samples share the input (repeatable).",
     ),
+    Read("cli.parse.parse_axes"),
 ]
 
 
 @dataclass(frozen=True)
-class InputOptions:
+class InputOptions(Options):
     """Settings of a model's inputs."""
 
     dim: Dim = None
@@ -142,7 +134,7 @@ class InputOptions:
 
 
 @dataclass(frozen=True)
-class Tolerances:
+class Tolerances(Options):
     """How much outputs may differ."""
 
     rtol: list[str] | None = option(
@@ -150,8 +142,8 @@ class Tolerances:
     )
     atol: list[str] | None = option("Absolute tolerance, in the same form.", metavar="TOL")
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of a verb's function."""
+    def given(self) -> dict[str, Any]:
+        """The arguments: the general tolerances, and those of single outputs."""
         from ortboost.cli.parse import parse_tolerances
 
         relative, relatives = parse_tolerances(self.rtol or [], "--rtol")
@@ -159,31 +151,11 @@ class Tolerances:
         return {"rtol": relative, "atol": absolute, "rtols": relatives, "atols": absolutes}
 
 
-def changed(group: Any, *names: str) -> dict[str, bool]:
-    """For fields of an option group: the option to whether its value is not the default.
-
-    Example:
-        >>> changed(DataOptions(batch_size=8), "batch_size", "images")
-        {'--batch-size': True, '--images': False}
-    """
-    usual = type(group)()
-    return {
-        f"--{name.replace('_', '-')}": getattr(group, name) != getattr(usual, name)
-        for name in names
-    }
-
-
 def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> None:
-    """Reject options that do not apply.
+    """Raise a ``UsageError`` if an option was given: its value is true.
 
-    Args:
-        options: Option to its value; an option with a false value was not given.
-        what: What the options apply to, with its preposition.
-        where: Where they were given.
-        fix: How to fix the error; default: leave the option out.
-
-    Raises:
-        UsageError: An option was given.
+    ``what`` says what the options apply to, with a preposition; by default the fix is to leave the
+    option out.
     """
     for name in (name for name, value in options.items() if value):
         raise UsageError(
@@ -191,19 +163,18 @@ def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> 
         )
 
 
-def given(**options: Any) -> str:
+def given(options: Mapping[str, Any]) -> str:
     """Format options for a command line; options that were not given are left out.
 
     Example:
-        >>> given(loss="mse", freeze=["a*"], class_axis=None, shift_labels=True)
+        >>> given({"--loss": "mse", "--freeze": ["a*"], "--opset": None, "--shift-labels": True})
         " --loss mse --freeze 'a*' --shift-labels"
     """
     words = ""
     for name, value in options.items():
-        option = f" --{name.replace('_', '-')}"
         if value is True:
-            words += option
+            words += f" {name}"
         elif value is not None and value is not False:
             values = value if isinstance(value, list | tuple) else [value]
-            words += "".join(f"{option} {quote(str(one))}" for one in values)
+            words += "".join(f" {name} {quote(str(one))}" for one in values)
     return words

@@ -1,7 +1,8 @@
 """Parse command-line options with one grammar, ``KIND:VALUE,KEY=VALUE,...``.
 
 A value is a number, true, false, none, a JSON list, or a string. ``;`` separates the items of a
-list, and ``|`` the patterns of one item. The configuration classes check the values.
+list, and ``|`` the patterns of one item. A malformed argument raises a ``UsageError``; the
+configuration classes check the values, and raise a ``ConfigError``.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from ortboost.optimizers import OPTIMIZERS, Optimizer, optimizer_from_dict
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
 __all__ = [
+    "parse_axes",
     "parse_boost",
+    "parse_class_weights",
     "parse_clip",
-    "parse_group",
+    "parse_groups",
     "parse_inputs",
     "parse_int8",
     "parse_kind",
     "parse_loss_scale",
     "parse_mapping",
-    "parse_numbers",
     "parse_optimizer",
+    "parse_padding",
     "parse_pairs",
     "parse_precision",
     "parse_settings",
@@ -76,9 +79,6 @@ def parse_pairs(
 ) -> dict[str, Any]:
     """Parse ``KEY=VALUE`` arguments; see :func:`parse_value` for the values.
 
-    Raises:
-        UsageError: An argument is malformed.
-
     Example:
         >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer")
         {'momentum': 0.9, 'eps_hat': True}
@@ -90,16 +90,13 @@ def parse_pairs(
 def parse_kind(
     text: str, option: str, example: str, *, first: Mapping[str, str] | str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """Parse ``KIND:VALUE,KEY=VALUE``.
+    """Parse ``KIND:VALUE,KEY=VALUE`` into the kind and the values.
 
     Args:
         text: The argument.
         option: The option that it was given for.
         example: A valid example, for the error message.
         first: The key of a first value without a key, or a mapping from kind to that key.
-
-    Raises:
-        UsageError: The argument is malformed.
 
     Example:
         >>> parse_kind("dynamic:4096,window=10", "--loss-scale", "fixed:8", first="init")
@@ -115,10 +112,6 @@ def parse_kind(
 
 def parse_boost(text: str) -> Boost:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; ``|`` separates the items of a list.
-
-    Raises:
-        UsageError: The argument is malformed.
-        ConfigError: An unknown boost or setting, or an invalid value.
 
     Example:
         >>> parse_boost("grad-freeze:p=0.4,by=cost").by
@@ -140,10 +133,6 @@ def parse_optimizer(
     text: str, further: Mapping[str, Any] | None = None
 ) -> tuple[Optimizer, tuple[Boost, ...]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
-
-    Raises:
-        UsageError: The argument is malformed.
-        ConfigError: An unknown optimizer or hyper-parameter, or an invalid value.
 
     Example:
         >>> rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8")
@@ -174,13 +163,8 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
         >>> parse_settings(["grad_freeze.freeze_p=0.5", "common.gradient_split_groups=[2, 4]"])
         [('grad_freeze.freeze_p', 0.5), ('common.gradient_split_groups', [2, 4])]
     """
-    return [
-        pair
-        for text in texts
-        for pair in parse_pairs(
-            [text], "--set", "SECTION.KEY=VALUE", "--set grad_freeze.freeze_p=0.7"
-        ).items()
-    ]
+    form = "--set", "SECTION.KEY=VALUE", "--set grad_freeze.freeze_p=0.7"
+    return [pair for text in texts for pair in parse_pairs([text], *form).items()]
 
 
 def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
@@ -198,10 +182,6 @@ def parse_inputs(
 ) -> InputConfig:
     """Parse ``--dim``, ``--input`` and ``--batch-axis``.
 
-    Raises:
-        UsageError: An argument is malformed.
-        FileError: A .npy file cannot be read.
-
     Example:
         >>> parse_inputs(["x:2=640"], ["sr=16000"], ["state=1", "sr=none"]).batch_axes
         {'state': 1, 'sr': None}
@@ -216,11 +196,18 @@ def parse_inputs(
     )
 
 
+def parse_axes(texts: Sequence[str]) -> Mapping[str, int | None]:
+    """Parse ``--batch-axis`` alone."""
+    return parse_inputs(None, None, texts).batch_axes
+
+
+def parse_padding(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse ``--padding-idx``, ``NAME=ROW`` arguments or ``none``."""
+    return {} if list(texts) == ["none"] else parse_pairs(texts, "--padding-idx")
+
+
 def parse_shapes(texts: Sequence[str] | None) -> list[str]:
     """Parse ``--shape INPUT:Nx3x224x224`` into arguments of ``--dim``; ``N`` leaves one open.
-
-    Raises:
-        UsageError: An argument is malformed.
 
     Example:
         >>> parse_shapes(["ids:Nx128"])
@@ -300,14 +287,11 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
     return general, single
 
 
-def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+def parse_class_weights(text: str) -> tuple[float, ...]:
     """Parse ``NUMBER,NUMBER,...``, or read the vector in a ``.npy`` file.
 
-    Raises:
-        UsageError: They are not numbers, or the file cannot be read.
-
     Example:
-        >>> parse_numbers("1,0.5", "--class-weights")
+        >>> parse_class_weights("1,0.5")
         (1.0, 0.5)
     """
     try:
@@ -316,8 +300,8 @@ def parse_numbers(text: str, option: str) -> tuple[float, ...]:
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"'{text}' is not a list of numbers: {error}.",
-            where=option,
-            fix=f"Write {option} 1,1,2.5, or name a .npy file with a vector.",
+            where="--class-weights",
+            fix="Write --class-weights 1,1,2.5, or name a .npy file with a vector.",
         ) from error
 
 
@@ -352,15 +336,19 @@ def parse_clip(text: str) -> ClipConfig:
     return read_config(ClipConfig, {"by": by, **pairs}, f"--clip {text}")
 
 
-def parse_group(text: str) -> ParameterGroup:
-    """Parse a parameter group: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
+def parse_groups(texts: Sequence[str]) -> tuple[ParameterGroup, ...]:
+    """Parse parameter groups: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
 
     The learning rate may be any schedule; ``;`` may replace its commas, as in earlier versions.
 
     Example:
-        >>> parse_group("head:fc*:lr=0.01,weight_decay=0").patterns
-        ('fc*',)
+        >>> [group.patterns for group in parse_groups(["head:fc*:lr=0.01,weight_decay=0"])]
+        [('fc*',)]
     """
+    return tuple(map(_group, texts))
+
+
+def _group(text: str) -> ParameterGroup:
     name, _, rest = text.partition(":")
     patterns, colon, settings = rest.partition(":")
     if not colon or not patterns:
@@ -394,9 +382,6 @@ def parse_loss_scale(text: str) -> ScaleConfig:
 
     Groups are a number of layer ranges, or patterns of parameter names: ``;`` separates groups and
     ``|`` the patterns of one group. ``init`` may then have one value per group, separated by ``;``.
-
-    Raises:
-        UsageError, ConfigError: The argument is malformed or a value is invalid.
 
     Example:
         >>> parse_loss_scale("dynamic:init=4096,window=1000").scale_window
@@ -434,35 +419,20 @@ def parse_loss_scale(text: str) -> ScaleConfig:
     return scale_from_dict({"kind": kind, **found})
 
 
-def parse_int8(
-    target: str,
-    calibration: str,
-    skip: Sequence[str],
-    full_range: bool = False,
-    samples: int = 512,
-) -> Int8Config:
+def parse_int8(target: str, ranges: str, **settings: Any) -> Int8Config:
     """Parse an int8 calibration: ``minmax``, ``entropy``, ``percentile`` or ``percentile:99.9``.
 
     Example:
-        >>> parse_int8("tensorrt=11", "percentile:99.9", ["head*"]).percentile
+        >>> parse_int8("tensorrt=11", "percentile:99.9", skip=("head*",)).percentile
         99.9
     """
     example = "minmax, percentile, percentile:99.9 or entropy"
-    name, share = parse_kind(
-        calibration, "--calibration", example, first={"percentile": "percentile"}
-    )
+    name, share = parse_kind(ranges, "--calibration", example, first={"percentile": "percentile"})
     number = isinstance(share.get("percentile", 0.0), int | float)
     # Only percentile takes a number, and a colon without one is a slip.
     invalid = set(share) - {"percentile"} or (share and name != "percentile")
-    if invalid or not number or calibration.endswith(":"):
+    if invalid or not number or ranges.endswith(":"):
         raise UsageError(
-            f"Unknown calibration '{calibration}'.", where="--calibration", fix=f"Use {example}."
+            f"Unknown calibration '{ranges}'.", where="--calibration", fix=f"Use {example}."
         )
-    return Int8Config.for_target(
-        target,
-        calibration=name,
-        skip=tuple(skip),
-        full_range=full_range,
-        samples=samples,
-        **share,
-    )
+    return Int8Config.for_target(target, calibration=name, **settings, **share)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import typer
 
-from ortboost.cli.command import option, verb
+from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
 from ortboost.core.errors import UsageError
 
 __all__ = ["plot"]
+
+
+@dataclass(frozen=True)
+class PlotOptions(Options):
+    """Arguments of :func:`ortboost.plot`."""
+
+    before: Path | None = option("Mark the differences from this model or program.")
+    graph: str = option("Graph of the program: eval, step, ...", default="eval")
+    around: str | None = option("Draw only the neighborhood of this node.", metavar="NODE")
+    hops: int = option("Radius of the neighborhood, in edges.", default=3, min=0)
+    max_nodes: int = option("Refuse to draw more nodes than this.", default=300, min=1)
+    whole: bool = option("Draw all nodes, not layers.", "--whole", default=False)
 
 
 @verb(
@@ -36,13 +49,8 @@ def plot(
     out: Path | None = option(
         "graph.html, .svg or .dot; for a trained program curves.png.", "--out", "-o"
     ),
-    before: Path | None = option("Mark the differences from this model or program."),
-    graph: str = option("Graph of the program: eval, step, ...", default="eval"),
-    around: str | None = option("Draw only the neighborhood of this node.", metavar="NODE"),
-    hops: int = option("Radius of the neighborhood, in edges.", default=3, min=0),
-    max_nodes: int = option("Refuse to draw more nodes than this.", default=300, min=1),
-    whole: bool = option("Draw all nodes, not layers.", "--whole", default=False),
     *,
+    options: PlotOptions,
     printer: Output,
 ) -> None:
     """Draw a graph with the rewritten nodes marked, or plot the curves of a training run."""
@@ -54,16 +62,7 @@ def plot(
             where="--out",
             fix=f"ortboost plot {quote(str(source))} -o graph.svg",
         )
-    drawing = draw(
-        source,
-        out,
-        before=before,
-        graph=graph,
-        around=around,
-        hops=hops,
-        max_nodes=max_nodes,
-        whole=whole,
-    )
+    drawing = draw(source, out, **options.given())
     if drawing.picture is None:
         printer.result({"path": str(drawing.path)})
         printer.pairs([("curves", drawing.path)])

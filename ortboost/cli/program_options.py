@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ortboost.cli.command import option
+from ortboost.cli.command import Options, option
 from ortboost.cli.options import InputOptions
 from ortboost.core.errors import UsageError
 
@@ -38,12 +39,13 @@ Engine = Annotated[str | None, typer.Option(help="auto (default), portable or na
 
 
 @dataclass(frozen=True)
-class LossOptions:
-    """The loss, and the output that it is computed from."""
+class LossOptions(Options):
+    """Fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
 
-    loss: str | None = option(
+    name: str | None = option(
         "softmax-cross-entropy (default), mse, bce-with-logits, l1; output if the model computes "
-        "its loss itself; or an ONNX file with your own loss(scores, labels)."
+        "its loss itself; or an ONNX file with your own loss(scores, labels).",
+        "--loss",
     )
     output: str | None = option("Output that the loss is computed from.", "--output")
     class_axis: int | None = option(
@@ -53,51 +55,33 @@ class LossOptions:
         "Causal language model: compare each position with the next label.", "--shift-labels"
     )
 
-    def changes(self) -> dict[str, Any]:
-        """The given fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
-        return _given(
-            name=self.loss,
-            output=self.output,
-            class_axis=self.class_axis,
-            shift_labels=self.shift_labels,
-        )
-
 
 @dataclass(frozen=True)
-class LabelOptions:
-    """The labels, and the reduction of the loss."""
+class LabelOptions(Options):
+    """Further fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
 
     reduction: str | None = option("mean (default), sum or none.")
-    dense_labels: bool | None = option(
-        "Labels are class probabilities, not class indices.", "--dense-labels"
+    sparse: bool | None = option(
+        "Labels are class probabilities, not class indices.",
+        "--dense-labels",
+        read=operator.not_,
     )
     labels: str | None = option("Name of the new label input.")
     ignore_index: int | None = option("Label to ignore, such as PyTorch's -100.")
     label_smoothing: float | None = option(
         "Share of each label that is spread over all classes, such as 0.1."
     )
-    class_weights: str | None = option(
-        "Weights of the classes in the loss, in their order.", metavar="NUMBER,...|FILE.npy"
+    weight: str | None = option(
+        "Weights of the classes in the loss, in their order.",
+        "--class-weights",
+        metavar="NUMBER,...|FILE.npy",
+        read="cli.parse.parse_class_weights",
     )
-
-    def changes(self) -> dict[str, Any]:
-        """The given fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
-        from ortboost.cli.parse import parse_numbers
-
-        weights = self.class_weights
-        return _given(
-            reduction=self.reduction,
-            sparse=None if self.dense_labels is None else not self.dense_labels,
-            labels=self.labels,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            weight=weights and parse_numbers(weights, "--class-weights"),
-        )
 
 
 @dataclass(frozen=True)
-class UpdateOptions:
-    """How parameters are updated."""
+class UpdateOptions(Options):
+    """Fields of a configuration: how parameters are updated."""
 
     optimizer: str | None = option(
         "momentum (default), sgd, adam, adamw, lars or thor; with hyper-parameters, such as "
@@ -107,57 +91,49 @@ class UpdateOptions:
     optimizer_arg: _Texts = option(
         "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE", hidden=True
     )
-    lr: str | None = option(
+    learning_rate: str | None = option(
         "Learning rate, default 0.01: 0.05, cosine:0.1,warmup=50, linear:0.1, "
         "step:0.1,every=500,...",
         "--lr",
     )
     weight_decay: float | None = option("Weight decay, default 0.", min=0)
     decay: str | None = option("Parameters to decay: no-norm (default), weights or all.")
-    group: _Texts = option(
-        "Parameters with their own learning rate or weight decay.", metavar="NAME:PATTERN:lr=X"
+    groups: _Texts = option(
+        "Parameters with their own learning rate or weight decay.",
+        "--group",
+        metavar="NAME:PATTERN:lr=X",
+        read="cli.parse.parse_groups",
     )
     loss_scale: str | None = option(
         "dynamic (default, initially 65536), dynamic:init=4096,window=1000,hysteresis=2, "
-        "fixed:1024, grouped:4096,groups=4 or off."
+        "fixed:1024, grouped:4096,groups=4 or off.",
+        read="cli.parse.parse_loss_scale",
     )
-    clip: str | None = option("value:C, norm:C (each tensor) or global-norm:C.")
+    clip: str | None = option(
+        "value:C, norm:C (each tensor) or global-norm:C.", read="cli.parse.parse_clip"
+    )
     accumulate: int | None = option("Micro-batches per update (gradient accumulation).", min=1)
 
-    def changes(self) -> dict[str, Any]:
-        """The given fields of a configuration."""
-        from ortboost.cli.parse import (
-            parse_clip,
-            parse_group,
-            parse_loss_scale,
-            parse_optimizer,
-            parse_pairs,
-        )
+    def given(self) -> dict[str, Any]:
+        """The fields, and the boosts that are part of an optimizer."""
+        from ortboost.cli.parse import parse_optimizer, parse_pairs
 
-        rule, boosts = None, None
-        if self.optimizer is not None or self.optimizer_arg:
-            pairs = parse_pairs(self.optimizer_arg, "--optimizer-arg")
-            rule, boosts = parse_optimizer(self.optimizer or "momentum", pairs)
-        return _given(
-            optimizer=rule,
-            boosts=boosts,
-            learning_rate=self.lr,
-            weight_decay=self.weight_decay,
-            decay=self.decay,
-            groups=None if self.group is None else tuple(map(parse_group, self.group)),
-            loss_scale=None if self.loss_scale is None else parse_loss_scale(self.loss_scale),
-            clip=None if self.clip is None else parse_clip(self.clip),
-            accumulate=self.accumulate,
-        )
+        found = super().given()
+        further = parse_pairs(found.pop("optimizer_arg", None), "--optimizer-arg")
+        if "optimizer" in found or further:
+            name = found.get("optimizer", "momentum")
+            found["optimizer"], found["boosts"] = parse_optimizer(name, further)
+        return found
 
 
 @dataclass(frozen=True)
-class PrecisionOptions:
-    """The number format that the network computes in."""
+class PrecisionOptions(Options):
+    """Fields of a :class:`~ortboost.transforms.precision.PrecisionConfig`."""
 
     precision: str | None = option(
         "fp32 (default), fp16 or bf16 for computation; parameters stay in float32. "
-        "fp16:policy=all for all operators except losses and normalizations."
+        "fp16:policy=all for all operators except losses and normalizations.",
+        read="cli.parse.parse_precision",
     )
     keep_fp32: _Texts = option(
         "Keep nodes in float32, by node, output, weight or operator; re:REGEX (repeatable).",
@@ -170,71 +146,44 @@ class PrecisionOptions:
         "Emulate the rounding of fp16 or bf16 in float32, on any device.", "--emulate"
     )
 
-    def changes(self) -> dict[str, Any]:
-        """The given fields of a :class:`~ortboost.transforms.precision.PrecisionConfig`."""
-        from ortboost.cli.parse import parse_precision
-
-        return {
-            **(parse_precision(self.precision) if self.precision is not None else {}),
-            **_given(keep_fp32=self.keep_fp32, force_low=self.force_low, emulate=self.emulate),
-        }
+    def given(self) -> dict[str, Any]:
+        """The fields; ``--precision`` sets several."""
+        found = super().given()
+        return {**found.pop("precision", {}), **found}
 
 
 @dataclass(frozen=True)
-class TrainedOptions:
-    """Which parameters are trained."""
+class TrainedOptions(Options):
+    """Fields of a configuration: which parameters are trained."""
 
     freeze: _Texts = option("Parameters to freeze (repeatable).", metavar="PATTERN")
     trainable: _Texts = option("Train only these parameters (repeatable).", metavar="PATTERN")
     parameters: Path | None = option(
-        "List of trained parameters: one name, or 'name true|false', per line.", metavar="FILE"
+        "List of trained parameters: one name, or 'name true|false', per line.",
+        metavar="FILE",
+        read="program.parameter_list.read_parameters",
     )
-
-    def changes(self) -> dict[str, Any]:
-        """The given fields of a configuration."""
-        from ortboost.program.parameter_list import read_parameters
-
-        listed = None if self.parameters is None else read_parameters(self.parameters)
-        return _given(freeze=self.freeze, trainable=self.trainable, parameters=listed)
 
 
 @dataclass(frozen=True)
-class NetworkOptions:
-    """The head, the normalizations, and the engine."""
+class NetworkOptions(Options):
+    """Fields of a configuration: the head, the normalizations, and the engine."""
 
     padding_idx: _Texts = option(
         "Padding row of an embedding table, which gets no gradient (repeatable); default: as "
         "recorded in the file.",
         metavar="NAME=ROW|none",
+        read="cli.parse.parse_padding",
     )
     new_head: int | None = option("Replace the last layer with a new one of N outputs.", min=1)
-    frozen_bn: _Texts = option(
-        "Keep these BatchNormalizations in inference mode.", metavar="PATTERN"
+    frozen_norm: _Texts = option(
+        "Keep these BatchNormalizations in inference mode.", "--frozen-bn", metavar="PATTERN"
     )
     running_variance: str | None = option(
         "unbiased (default, as in PyTorch and MindSpore) or onnx."
     )
     engine: Engine = None
     seed: int | None = option("Seed of the initialization of a new head.", min=0)
-
-    def changes(self) -> dict[str, Any]:
-        """The given fields of a configuration."""
-        return _given(
-            padding_idx=_padding(self.padding_idx),
-            new_head=self.new_head,
-            frozen_norm=self.frozen_bn,
-            running_variance=self.running_variance,
-            engine=self.engine,
-            seed=self.seed,
-        )
-
-
-def _padding(texts: Sequence[str] | None) -> dict[str, Any] | None:
-    from ortboost.cli.parse import parse_pairs
-
-    if texts is None:
-        return None
-    return {} if list(texts) == ["none"] else parse_pairs(texts, "--padding-idx")
 
 
 @dataclass(frozen=True)
@@ -259,12 +208,8 @@ class BoostOptions:
     ) -> tuple[ProgramConfig, BoostConfig | None]:
         """Apply these options to a configuration; also returns the requested level, if any.
 
-        Args:
-            config: The configuration with all other options applied.
-            base: The configuration before them.
-
-        Raises:
-            UsageError: A requested boost conflicts with another option.
+        All other options are applied in ``config``, and none in ``base``. A boost must not conflict
+        with them.
         """
         from ortboost.cli.parse import parse_settings
         from ortboost.program.boost_config import resolve_boost
@@ -313,12 +258,7 @@ def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:
 
 
 def read_program_config(path: Path | None) -> ProgramConfig | None:
-    """Read a configuration from a JSON file; a whole ``program.json`` is accepted too.
-
-    Raises:
-        FileError: The file cannot be read.
-        ConfigError: It is not a configuration, or its version is unknown.
-    """
+    """Read a configuration from a JSON file; a whole ``program.json`` is accepted too."""
     from ortboost.core.config_file import without_version
     from ortboost.core.files import read_json
     from ortboost.program.config import ProgramConfig
@@ -336,16 +276,11 @@ def merge_config(
     inputs: InputOptions,
     loss: Mapping[str, Any],
     precision: Mapping[str, Any],
-    *changes: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> ProgramConfig:
-    """Merge the configuration: defaults, then the file, then the given options.
+    """Merge the configuration: defaults, then the file, ``base``, then the given fields.
 
-    Args:
-        base: The configuration of the file, if there is one.
-        inputs: Settings of inputs, added to those of the file.
-        loss: Given fields of the loss.
-        precision: Given fields of the precision.
-        changes: Further given fields.
+    Settings of inputs are added to those of the file.
     """
     from ortboost.program.config import ProgramConfig
 
@@ -355,25 +290,15 @@ def merge_config(
         item.name: {**getattr(config.inputs, item.name), **getattr(added, item.name)}
         for item in dataclasses.fields(added)
     }
-    fields = {key: value for part in changes for key, value in part.items()}
-    config = config.with_boosts(*fields.pop("boosts", ()))
+    config = config.with_boosts(*fields.get("boosts", ()))
     config = dataclasses.replace(
         config,
         inputs=dataclasses.replace(config.inputs, **merged),
         loss=dataclasses.replace(config.loss, **loss),
         precision=dataclasses.replace(config.precision, **precision),
-        **fields,
+        **{name: value for name, value in fields.items() if name != "boosts"},
     )
     # A file chooses the metrics itself.
     if config.loss.name == "softmax-cross-entropy" and config.loss.sparse and base is None:
         config = dataclasses.replace(config, metrics=("accuracy",))
     return config
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given; lists become tuples."""
-    return {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in options.items()
-        if value is not None
-    }

@@ -41,9 +41,7 @@ _CRASHES = {
 def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
     """Run a command in a child and return its exit status, or :data:`CRASHED` after a crash.
 
-    Args:
-        run: The command; returns the exit status.
-        words: The command-line arguments, for the error message.
+    ``words`` are the command-line arguments, for the error message.
     """
     if not sys.platform.startswith("linux") or os.environ.get("ORTBOOST_ONE_PROCESS"):
         return run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from ortboost.cli.command import option, verb
+from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output, number_text
 from ortboost.cli.options import (
     BatchAxis,
@@ -33,8 +34,41 @@ _DIAGNOSES = 8  # the last diagnosed skipped step is the 128th
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Length of the training, and frequency of validation and checkpoints."""
+class TrainOptions(Options):
+    """Arguments of :func:`ortboost.train`."""
+
+    validation: Path | None = option("Validation data.", "--val")
+    val_split: float | None = option(
+        "Instead: fraction of the training data to hold out, drawn with the seed.",
+        metavar="FRACTION",
+    )
+    augment: str | None = option(
+        "Augmentation of training images: flip,crop=4 or resized-crop,flip,brightness=0.4.",
+        metavar="SETTINGS",
+    )
+    learning_rate: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr")
+    resume: bool = option("Continue from the newest checkpoint.", "--resume", default=False)
+    keep: int = option("Checkpoints to keep.", default=3, min=1)
+    early_stop: int | None = option(
+        "Stop after N validations without improvement.", min=1, metavar="N"
+    )
+    tensorboard: Path | None = option(
+        "Write TensorBoard event files to a subfolder named after the run.", metavar="FOLDER"
+    )
+    batch_axes: BatchAxis = None
+    device: Device = "auto"
+    threads: Threads = None
+    cuda_graph: bool = option(
+        "On CUDA, do not capture steps as CUDA graphs: slower, but less memory.",
+        "--no-cuda-graph",
+        default=False,
+        read=operator.not_,
+    )
+
+
+@dataclass(frozen=True)
+class RunOptions(Options):
+    """Fields of a :class:`~ortboost.training.TrainConfig`."""
 
     epochs: int = option("Passes over the data.", default=10, min=1)
     max_steps: int | None = option(
@@ -42,7 +76,7 @@ class RunOptions:
     )
     validate_every: int = option("Also validate every N steps.", default=0, min=0)
     checkpoint_every: int = option("Also save a checkpoint every N steps.", default=0, min=0)
-    metric: Metric = None
+    metrics: Metric = None
     seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
     prefetch: int = option("Batches to prefetch.", default=2, min=0)
     workers: int | None = option(
@@ -55,28 +89,17 @@ class RunOptions:
         "Locate the overflow of skipped steps: the 1st, 2nd, 4th, 8th ... of the run.",
         "--debug-overflow",
         default=False,
+        read=lambda wanted: _DIAGNOSES if wanted else 0,
     )
     overwrite: bool = option(
         "Start over and remove the existing checkpoints.", "--overwrite", default=False
     )
 
-    def arguments(self) -> dict[str, Any]:
-        """Fields of a :class:`~ortboost.training.TrainConfig`."""
-        found = {**vars(self), "debug_overflow": _DIAGNOSES if self.debug_overflow else 0}
-        metrics = found.pop("metric")
-        return {**found, **({"metrics": tuple(metrics)} if metrics else {})}
-
 
 @dataclass(frozen=True)
-class ProcessOptions:
-    """Training in several processes; see docs/scale.md."""
+class SharedOptions(Options):
+    """Arguments of :func:`ortboost.train` for several processes; see docs/scale.md."""
 
-    processes: int | None = option(
-        "Split each batch among N processes on this machine (torchrun).", min=1
-    )
-    max_restarts: int = option(
-        "Restart the processes after a failure up to N times.", default=0, min=0
-    )
     exchange_dtype: str = option(
         "Type in which gradients are exchanged: float32, float16 or bfloat16.", default="float32"
     )
@@ -87,12 +110,6 @@ class ProcessOptions:
         "Split the backward pass into N segments to overlap it with the gradient exchange.", min=1
     )
     timeout: float = option("Seconds that a process waits for the others.", default=600.0, min=1)
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments for ``api.train``."""
-        found = dict(vars(self))
-        del found["processes"], found["max_restarts"]
-        return found
 
 
 @verb(
@@ -114,75 +131,44 @@ Exit status 6 if training diverged.""",
 def train(
     run: Run,
     data: DataFile,
-    val: Path | None = option("Validation data."),
-    val_split: float | None = option(
-        "Instead: fraction of the training data to hold out, drawn with the seed.",
-        metavar="FRACTION",
-    ),
-    augment: str | None = option(
-        "Augmentation of training images: flip,crop=4 or resized-crop,flip,brightness=0.4.",
-        metavar="SETTINGS",
-    ),
-    lr: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr"),
-    resume: bool = option("Continue from the newest checkpoint.", "--resume", default=False),
-    keep: int = option("Checkpoints to keep.", default=3, min=1),
-    early_stop: int | None = option(
-        "Stop after N validations without improvement.", min=1, metavar="N"
-    ),
+    options: TrainOptions,
     progress: str = option("auto, bar, plain or off.", default="auto"),
-    tensorboard: Path | None = option(
-        "Write TensorBoard event files to a subfolder named after the run.", metavar="FOLDER"
-    ),
-    batch_axis: BatchAxis = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    no_cuda_graph: bool = option(
-        "On CUDA, do not capture steps as CUDA graphs: slower, but less memory.",
-        "--no-cuda-graph",
-        default=False,
-    ),
     *,
     reading: DataOptions,
     settings: RunOptions,
-    sharing: ProcessOptions,
+    processes: int | None = option(
+        "Split each batch among N processes on this machine (torchrun).", min=1
+    ),
+    max_restarts: int = option(
+        "Restart the processes after a failure up to N times.", default=0, min=0
+    ),
+    sharing: SharedOptions,
     printer: Output,
 ) -> None:
     """Train a program."""
     from ortboost import api
     from ortboost.api.processes import in_torchrun, torchrun
-    from ortboost.cli.parse import parse_inputs
     from ortboost.training import make_progress
 
-    if sharing.processes is not None and not in_torchrun():
-        command = torchrun(sharing.processes, sys.argv[1:], restarts=sharing.max_restarts)
+    if processes is not None and not in_torchrun():
+        command = torchrun(processes, sys.argv[1:], restarts=max_restarts)
         os.execv(command[0], command)  # does not return: torchrun starts this command again
-    alone = sharing.processes is None and not in_torchrun()
-    refuse({"--max-restarts": alone and sharing.max_restarts}, "with --processes", "train")
+    alone = processes is None and not in_torchrun()
+    refuse({"--max-restarts": alone and max_restarts}, "with --processes", "train")
     summary = api.train(
         run,
         data,
-        val,
-        learning_rate=lr,
-        resume=resume,
-        keep=keep,
-        early_stop=early_stop,
-        val_split=val_split,
-        augment=augment,
         progress=make_progress(progress, quiet=printer.quiet),
-        tensorboard=tensorboard,
-        batch_axes=parse_inputs(None, None, batch_axis).batch_axes,
-        device=device,
-        threads=threads,
-        cuda_graph=not no_cuda_graph,
-        **reading.arguments(),
-        **settings.arguments(),
-        **sharing.arguments(),
+        **options.given(),
+        **reading.given(),
+        **settings.given(),
+        **sharing.given(),
     )
     if int(os.environ.get("RANK", 0)):  # only the first process prints
         return
     printer.result(summary.to_dict())
     printer.pairs(_rows(summary))
-    verify = given(verify=val or data, map=reading.mapping)
+    verify = given({"--verify": options.validation or data, "--map": reading.mapping})
     printer.line(f"\nnext: ortboost export {quote(str(run))} -o model.opt.onnx{verify}")
 
 

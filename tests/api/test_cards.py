@@ -23,7 +23,7 @@ def test_a_card_has_all_sections_in_their_order(name):
     found = re.findall(r"^## (.+)$", card.text, re.MULTILINE)
     assert tuple(found) == HEADINGS
     assert "@" not in re.sub(r"`[^`]*`|```.*?```", "", card.text, flags=re.DOTALL)
-    assert len(card.tldr) < 90
+    assert len(card.head["tldr"]) < 90
     assert (ROOT / "docs" / "cards" / f"{name}.md").is_file()
 
 

@@ -4,7 +4,7 @@ import pytest
 from ortboost.boosts import Thor
 from ortboost.cli.parse import (
     parse_clip,
-    parse_group,
+    parse_groups,
     parse_inputs,
     parse_mapping,
     parse_optimizer,
@@ -47,7 +47,7 @@ def test_clip():
 def test_group():
     for comma in ";,":
         text = f"head:fc*|out.*:lr=cosine:0.1{comma}warmup=5,weight_decay=0"
-        group = parse_group(text)
+        (group,) = parse_groups([text])
         assert (group.name, group.patterns) == ("head", ("fc*", "out.*"))
         assert group.learning_rate == "cosine:0.1,warmup=5"
         assert group.weight_decay == 0
@@ -60,7 +60,7 @@ def test_group():
         "::lr=1",
     ):
         with pytest.raises((UsageError, ConfigError)):
-            parse_group(text)
+            parse_groups([text])
 
 
 def test_shapes_are_lengths_of_axes():

@@ -179,9 +179,9 @@ def test_export_options_that_make_no_sense(words, status, run, tmp_path, capsys)
 
 
 def test_calibrations_are_read():
-    assert parse_int8("onnxruntime", "percentile", []).percentile == 99.99
-    assert parse_int8("generic", "entropy", ["a", "b"]).skip == ("a", "b")
-    assert parse_int8("generic", "minmax", [], False, 8).samples == 8
+    assert parse_int8("onnxruntime", "percentile").percentile == 99.99
+    assert parse_int8("generic", "entropy", skip=("a", "b")).skip == ("a", "b")
+    assert parse_int8("generic", "minmax", samples=8).samples == 8
     for target, full, reduced in (
         ("onnxruntime", False, True),
         ("onnxruntime", True, False),
@@ -189,9 +189,9 @@ def test_calibrations_are_read():
         ("onnxruntime-gpu", False, False),
         ("tensorrt", False, False),
     ):
-        assert parse_int8(target, "minmax", [], full).reduce_range is reduced
+        assert parse_int8(target, "minmax", full_range=full).reduce_range is reduced
     with pytest.raises(UsageError):
-        parse_int8("generic", "percentile:", [])
+        parse_int8("generic", "percentile:")
 
 
 def test_without_tensorrt_the_file_is_written_and_the_recipe_printed(

@@ -34,7 +34,6 @@ class AdaSum:
         parameter_tuple: The parameters.
 
     Raises:
-        ArgumentTypeError: An argument has the wrong type.
         ArgumentValueError: The numbers do not match the processes.
         ArgumentRuntimeError: The processes are not connected.
     """
@@ -76,9 +75,6 @@ class AdaSum:
             delta_weights: Old minus new weights of this server.
             parameters: The parameters, in the order of the constructor.
             old_parameters: Their values before the update.
-
-        Raises:
-            ArgumentValueError: They are not the parameters of the constructor, or not as many.
         """
         names = [parameter.name for parameter in parameters]
         if names != self._names or not len(names) == len(delta_weights) == len(old_parameters):
@@ -89,10 +85,7 @@ class AdaSum:
                 fix="Give the same parameters in the same order, with a delta and an old value for "
                 "each.",
             )
-        deltas = {
-            name: np.asarray(delta, np.float32)
-            for name, delta in zip(self._names, delta_weights, strict=True)
-        }
-        joined = self._joined.join(deltas)
+        deltas = [np.asarray(delta, np.float32) for delta in delta_weights]
+        joined = self._joined.join(dict(zip(names, deltas, strict=True)))
         for name, parameter, old in zip(self._names, parameters, old_parameters, strict=True):
             parameter.set_data(Tensor(np.asarray(old, np.float32) - joined[name]))

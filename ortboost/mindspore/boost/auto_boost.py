@@ -183,10 +183,7 @@ class AutoBoost:
     ) -> Optimizer:
         """Make an optimizer of the parameters that the given one trains, and of new ones.
 
-        Args:
-            network: The network.
-            before: Names of the parameters that it had before.
-            optimizer: The optimizer of these.
+        ``before`` are the names of the parameters that the network had before.
         """
         less = self.config.less_bn
         trained = {p.name for p in optimizer.parameters}

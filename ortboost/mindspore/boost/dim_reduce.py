@@ -20,11 +20,7 @@ from ortboost.core.arrays import read_npy
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.field_types import Range
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
-from ortboost.mindspore.core.arguments import (
-    ArgumentValueError,
-    Count,
-    as_argument_error,
-)
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, as_argument_error
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
@@ -68,7 +64,6 @@ class DimReduce(OptimizerWrapper):
         rank_size: Number of processes.
 
     Raises:
-        ArgumentTypeError: An argument has the wrong type.
         ArgumentValueError: The components do not fit the parameters, the parameters are not those
             of optimizer and network, a number is out of range or does not match the processes.
         UsageError: Some processes give their own rows, and others all.
@@ -164,18 +159,10 @@ def _write_components(
     columns: Sequence[slice],
     group: ProcessGroup | None,
 ) -> None:
-    """Write all components, row by row.
+    """Write all components to a ``.npy`` file, row by row.
 
-    Args:
-        path: The ``.npy`` file.
-        rows: Index to row, of those that this process has.
-        shape: `k` and `n`.
-        columns: Parts of a row, in the order to write.
-        group: The processes that have the other rows; ``None`` if there are none.
-
-    Raises:
-        ArgumentValueError: A row is not finite.
-        FileError: The file cannot be written.
+    This process has ``rows``, the others of ``group`` the rest; the parts ``columns`` of each row
+    are written in their order.
     """
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     try:
@@ -209,10 +196,6 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
             :func:`ortboost.save_checkpoint`, at least one more than components.
         network: The network whose weights they are, in the order of its trainable parameters.
 
-    Raises:
-        ArgumentValueError: Neither is given, the file does not exist, or there are too few
-            checkpoints.
-        FileError: A checkpoint is damaged.
     """
     where = "AutoBoost, dim_reduce"
     path = section.pca_mat_path

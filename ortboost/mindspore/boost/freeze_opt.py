@@ -43,10 +43,8 @@ class FreezeOpt(OptimizerWrapper):
             first step for a shared one (not in MindSpore).
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if a group is empty,
-            contains a parameter that ``opt`` lacks, or has settings of its own, or an index is out
-            of range.
-        ArgumentKeyError: A dict of a group lacks ``params`` or has an unknown key.
+        ArgumentValueError: Also if a group is empty, contains a parameter that ``opt`` lacks, or
+            has settings of its own, or an index is out of range.
 
     Example:
         >>> own = net.trainable_params()  # doctest: +SKIP

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ortboost.core.arguments import checked
-from ortboost.mindspore.core.arguments import (
-    ArgumentValueError,
-    Count,
-)
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 

@@ -109,7 +109,6 @@ class GroupLossScaleManager(GroupedScaleCell):
             The first argument.
 
         Raises:
-            ArgumentTypeError: An argument has the wrong type.
             ArgumentValueError: The tensor is unknown, or another network was marked before.
         """
         # MindSpore's form: the groups determine this boundary already.
@@ -165,13 +164,7 @@ class GroupLossScaleManager(GroupedScaleCell):
     def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """Get the policy for a network and its trained parameters.
-
-        Raises:
-            ArgumentTypeError: ``loss_scale_groups`` is not a list of lists.
-            ArgumentValueError: A parameter is in no group or in two, a group is empty or contains
-                an untrained name, or the number of initial scales differs from that of the groups.
-        """
+        """Get the policy for a network and its trained parameters."""
         inputs = {value.name for value in network.model.graph.inputs}
         groups = self.loss_scale_groups
         check_argument(owner, "loss_scale_groups", groups, int | list | tuple)
@@ -219,8 +212,7 @@ class GroupLossScaleManager(GroupedScaleCell):
             init_loss_scale: The scale of all groups, or a list with one per group.
 
         Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if the number
-                differs from that of the training cell.
+            ArgumentValueError: The number differs from that of the training cell.
         """
         where = f"{_OWNER}.set_loss_scale_status"
         start = first_scales(_OWNER, init_loss_scale)

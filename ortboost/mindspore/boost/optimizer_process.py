@@ -79,9 +79,6 @@ class OptimizerProcess:
 
         Returns:
             The new groups; centralized ones have ``grad_centralization: True``.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: ``parameters`` are neither, or empty.
         """
         given: list[Any] = listed("OptimizerProcess.build_gc_params_group", list(parameters))
         if isinstance(given[0], Parameter):
@@ -115,9 +112,7 @@ class OptimizerProcess:
                 weight.
 
         Raises:
-            ArgumentValueError: There are no parameters, they belong to another network, or
-                ``multiple_of`` is below 1.
-            ArgumentTypeError: They are neither parameters nor dicts.
+            ArgumentValueError: There are no parameters, or they belong to another network.
         """
         owner = "OptimizerProcess.add_grad_centralization"
         parameters = listed(owner, self.origin_params)
@@ -139,9 +134,6 @@ class OptimizerProcess:
 
         If a plain list became groups, parameters exempt from weight decay (scale and shift of
         normalizations) remain exempt; MindSpore's groups start to decay them.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: :attr:`origin_params` cannot be parameters.
         """
         owner = "OptimizerProcess.generate_new_optimizer"
         parameters = listed(owner, self.origin_params)

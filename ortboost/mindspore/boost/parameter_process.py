@@ -40,10 +40,6 @@ class ParameterProcess:
             that were in no group form a group with the keys of the group that has the most keys.
             Empty groups are dropped (MindSpore keeps them, and its optimizers refuse them).
 
-        Raises:
-            ArgumentValueError: ``origin_params`` is empty.
-            ArgumentTypeError: It contains neither parameters nor dicts.
-
         Example:
             >>> import numpy as np
             >>> a, b = (Parameter(np.zeros(1, np.float32), name) for name in "ab")

@@ -18,16 +18,9 @@ __all__ = ["exact_groups", "first_scales"]
 def exact_groups(
     owner: str, groups: Sequence[Any], trained: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Convert groups to patterns that match one parameter each.
+    """Convert groups, lists of parameters or of shell-style patterns, to patterns of one each.
 
-    Args:
-        owner: Name of the caller, for errors.
-        groups: Lists of parameters or of shell-style patterns.
-        trained: Names of the optimizer's parameters.
-
-    Raises:
-        ArgumentTypeError: A group is not a list, or has members of another type.
-        ArgumentValueError: A parameter is not in exactly one group, or a group is empty.
+    Each of the ``trained`` names must be in exactly one group. Errors name the caller, ``owner``.
     """
     where = f"{owner}, loss_scale_groups"
     # Parameter to the number of its group.
@@ -70,11 +63,7 @@ def exact_groups(
 
 
 def first_scales(owner: str, value: Any) -> float | list[float]:
-    """Check a number or a list of numbers, all above 0.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: It is neither.
-    """
+    """Check a number or a list of numbers, all above 0."""
     if isinstance(value, list | tuple):
         if not value:
             raise ArgumentValueError(

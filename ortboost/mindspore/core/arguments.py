@@ -61,17 +61,12 @@ class NotInThisVersionError(UsageError, NotImplementedError):
 
 @contextlib.contextmanager
 def as_argument_error(owner: str) -> Iterator[None]:
-    """Convert configuration errors to argument errors.
-
-    Raises:
-        ArgumentValueError: In place of a :class:`ortboost.core.errors.ConfigError`.
-    """
+    """Raise an ``ArgumentValueError`` in place of a :class:`ortboost.core.errors.ConfigError`."""
     try:
         yield
     except ConfigError as error:
-        raise ArgumentValueError(
-            error.what, where=f"{owner}, {error.where}", fix=error.fix
-        ) from error
+        where = f"{owner}, {error.where}"
+        raise ArgumentValueError(error.what, where=where, fix=error.fix) from error
 
 
 def positive(owner: str, name: str, value: Any) -> float:

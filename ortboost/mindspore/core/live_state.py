@@ -9,29 +9,23 @@ a :class:`LiveState`: values on the host, or lent to the step that used them las
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Holder", "LiveState"]
+if TYPE_CHECKING:
+    from ortboost.runtime.stepper import Stepper
+    from ortboost.runtime.updater import Updater
 
-
-class Holder(Protocol):
-    """A holder of the latest values: a :class:`ortboost.runtime.stepper.Stepper`."""
-
-    def get(self, name: str) -> NDArray[Any]:
-        """Copy one tensor to the host."""
-
-    def set(self, name: str, value: NDArray[Any]) -> None:
-        """Replace one tensor."""
+__all__ = ["LiveState"]
 
 
 class LiveState:
     """Named tensors whose latest values have one holder at a time.
 
     Args:
-        values: Name to value; the arrays are neither copied nor modified.
+        values: Name to value; neither copied nor modified.
 
     Example:
         >>> state = LiveState({"w": np.zeros(2, np.float32)})
@@ -42,7 +36,7 @@ class LiveState:
 
     def __init__(self, values: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._values: dict[str, NDArray[Any]] = dict(values or {})
-        self._holder: Holder | None = None
+        self._holder: Stepper | Updater | None = None
         self._held: frozenset[str] = frozenset()  # names that the holder has
         self._stale = False  # whether the holder has newer values of these
         self.version = 0
@@ -72,7 +66,7 @@ class LiveState:
             self._stale = False
         return self._values
 
-    def lend(self, holder: Holder, names: Iterable[str]) -> None:
+    def lend(self, holder: Stepper | Updater, names: Iterable[str]) -> None:
         """Lend the latest values to a holder, which may change them from now on.
 
         Names unknown here keep the initial value of the holder.

@@ -17,7 +17,7 @@ from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import format_shape, known_shape
+from ortboost.graph.query import all_tensors, format_shape, known_shape
 from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
@@ -94,9 +94,8 @@ class Network(Shown, Cell):
         self._device_version = -1  # version of the state that they were copied from
         found = find_parameters(self._forward_model)
         kept = {n: p for n, p in found.items() if p.trainable or p.role.startswith("running_")}
-        self.state = LiveState(
-            {n: np.array(_initial(self._forward_model, n), copy=True) for n in kept}
-        )
+        tensors = {value.name: tensor for value, tensor in all_tensors(self._forward_model)}
+        self.state = LiveState({name: np.array(tensors[name].numpy()) for name in kept})
         self._parameters = {
             n: Parameter.of_state(self.state, n, requires_grad=p.trainable, role=p.role)
             for n, p in kept.items()
@@ -135,20 +134,16 @@ class Network(Shown, Cell):
             ArgumentValueError: A shape does not fit.
         """
         check_count("network call", self, inputs)
-        feeds = {
-            spec.name: as_input(value, spec)
-            for spec, value in zip(self.inputs, inputs, strict=True)
-        }
+        given = zip(self.inputs, inputs, strict=True)
+        feeds = {spec.name: as_input(value, spec) for spec, value in given}
         outputs = tuple(Tensor(array) for array in self._run(feeds))
         return outputs if len(outputs) != 1 else outputs[0]
 
     def traced(self, *inputs: Any) -> Traced:
         """The traced output."""
         if len(self.outputs) != 1:
-            raise not_one_network_and_loss(
-                inputs[0].owner,
-                f"the network has {len(self.outputs)} outputs, but a loss needs one",
-            )
+            found = f"the network has {len(self.outputs)} outputs, but a loss needs one"
+            raise not_one_network_and_loss(inputs[0].owner, found)
         return Traced(inputs[0].owner, self, inputs)
 
     def _run(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -219,11 +214,7 @@ def load(
 
 
 def check_count(where: str, network: Network, inputs: Sequence[Any], *more: str) -> None:
-    """Check the number of arguments: one for each input of a network, and ``more`` after them.
-
-    Raises:
-        ArgumentTypeError: It is another one.
-    """
+    """Check the number of arguments: one for each input of a network, and ``more`` after them."""
     wanted = [*(spec.name for spec in network.inputs), *more]
     if len(inputs) != len(wanted):
         raise ArgumentTypeError(
@@ -234,12 +225,7 @@ def check_count(where: str, network: Network, inputs: Sequence[Any], *more: str)
 
 
 def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """Convert an array to the dtype of a graph input, after checking that it fits.
-
-    Raises:
-        ArgumentTypeError: It is not an array, or has floats where integers are needed.
-        ArgumentValueError: The shape does not fit, or a value is outside the range of the dtype.
-    """
+    """Convert an array to the dtype of a graph input, after checking that it fits."""
     array = given_array("network call", spec.name, value)
     if array.dtype.kind == "f" and spec.dtype.kind != "f":
         raise ArgumentTypeError(
@@ -254,13 +240,6 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
             fix=f"Give an array of the shape [{', '.join(str(d) for d in spec.shape)}].",
         )
     return np.asarray(as_dtype(array, spec.dtype, f"input '{spec.name}'"), order="C")
-
-
-def _initial(model: ir.Model, name: str) -> NDArray[Any]:
-    tensor = model.graph.initializers[name].const_value
-    if tensor is None:
-        raise UsageError(f"The tensor '{name}' has no value.", where=name, fix="Export again.")
-    return tensor.numpy()
 
 
 def _with_weight_inputs(model: ir.Model, parameters: Mapping[str, Parameter]) -> ir.Model:

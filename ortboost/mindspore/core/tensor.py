@@ -14,11 +14,7 @@ __all__ = ["Tensor", "given_array"]
 
 
 def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
-    """Convert an array or tensor to an array; plain numbers are not accepted.
-
-    Raises:
-        ArgumentTypeError: It is neither.
-    """
+    """Convert an array or tensor to an array; plain numbers are not accepted."""
     if value is None or isinstance(value, bool | int | float | str):
         raise ArgumentTypeError(
             f"'{name}' is {type(value).__name__}.",

@@ -14,12 +14,10 @@ __all__ = ["Traced", "not_one_network_and_loss"]
 
 
 class Traced:
-    """A placeholder for a value.
+    """A placeholder for a value in the ``construct`` of the cell ``owner``.
 
-    Args:
-        owner: Name of the cell whose ``construct`` runs.
-        cell: The network or loss that returned it; ``None`` for an argument of ``construct``.
-        inputs: The arguments of that call.
+    ``cell`` is the network or loss that returned it, and ``inputs`` the arguments of that call;
+    ``None`` for an argument of ``construct``.
     """
 
     def __init__(self, owner: str, cell: Any = None, inputs: tuple[Any, ...] = ()) -> None:

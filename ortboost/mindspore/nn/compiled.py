@@ -21,10 +21,7 @@ from ortboost.core.errors import UsageError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
-from ortboost.mindspore.core.arguments import (
-    ArgumentValueError,
-    NotInThisVersionError,
-)
+from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input, check_count
 from ortboost.mindspore.nn.loss import LossBase
@@ -56,9 +53,6 @@ class CompiledSteps:
         scale: The policy of the loss scale.
         check_finite: Whether an overflow skips the update.
         divisor: Gradients are divided by this after unscaling.
-
-    Raises:
-        ArgumentValueError: A parameter belongs to another network.
     """
 
     def __init__(
@@ -92,13 +86,7 @@ class CompiledSteps:
         self._last: Any = None
 
     def step(self, *inputs: Any) -> StepResult:
-        """Run one step on a batch: data of each input of the network, then the labels.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: The arrays do not fit.
-            ArgumentRuntimeError: The list of learning rates has ended.
-            ModelError: The model cannot be trained in this form.
-        """
+        """Run one step on a batch: data of each input of the network, then the labels."""
         data, labels = self._arrays(inputs)
         rates = {names.LEARNING_RATE: 0.0}  # a line search uses none
         if self.line_search is None:
@@ -122,11 +110,7 @@ class CompiledSteps:
         return result
 
     def flush(self) -> bool:
-        """Update with an incomplete window of accumulation; False if there is none.
-
-        Raises:
-            ArgumentRuntimeError: The list of learning rates has ended.
-        """
+        """Update with an incomplete window of accumulation; False if there is none."""
         if self._last is None:
             return False
         if not self._lent(self._last).flush(self.optimizer.rates()):
@@ -141,11 +125,6 @@ class CompiledSteps:
 
         Args:
             gradients: Trained parameter to its gradient, float32, in its shape.
-
-        Raises:
-            NotInThisVersionError: The steps are shared by several processes, or need more than
-                the gradients: gradient freeze, DimReduce, THOR.
-            ArgumentRuntimeError: The list of learning rates has ended.
         """
         rates = self.optimizer.rates()
         key = (tuple(gradients), "given")

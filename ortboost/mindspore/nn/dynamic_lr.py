@@ -61,11 +61,8 @@ def exponential_decay_lr(
         >>> exponential_decay_lr(1.0, 0.5, 4, 2, 1)
         [1.0, 1.0, 0.5, 0.5]
     """
-    return _list(
-        ExponentialDecayLR(learning_rate, decay_rate, decay_epoch, is_stair),
-        total_step,
-        step_per_epoch,
-    )
+    rate = ExponentialDecayLR(learning_rate, decay_rate, decay_epoch, is_stair)
+    return _list(rate, total_step, step_per_epoch)
 
 
 @checked
@@ -83,11 +80,8 @@ def natural_exp_decay_lr(
         >>> [round(rate, 4) for rate in natural_exp_decay_lr(1.0, 1.0, 3, 1, 2)]
         [1.0, 0.3679, 0.1353]
     """
-    return _list(
-        NaturalExpDecayLR(learning_rate, decay_rate, decay_epoch, is_stair),
-        total_step,
-        step_per_epoch,
-    )
+    rate = NaturalExpDecayLR(learning_rate, decay_rate, decay_epoch, is_stair)
+    return _list(rate, total_step, step_per_epoch)
 
 
 @checked
@@ -105,9 +99,8 @@ def inverse_decay_lr(
         >>> inverse_decay_lr(1.0, 1.0, 3, 1, 1)
         [1.0, 0.5, 0.3333333333333333]
     """
-    return _list(
-        InverseDecayLR(learning_rate, decay_rate, decay_epoch, is_stair), total_step, step_per_epoch
-    )
+    rate = InverseDecayLR(learning_rate, decay_rate, decay_epoch, is_stair)
+    return _list(rate, total_step, step_per_epoch)
 
 
 @checked

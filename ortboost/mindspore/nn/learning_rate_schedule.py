@@ -45,14 +45,7 @@ class LearningRateSchedule(Cell):
 
 
 class _Decay(LearningRateSchedule):
-    """Common base of three of the schedules.
-
-    Args:
-        learning_rate: Initial rate, above 0.
-        decay_rate: Strength of the decay, above 0.
-        decay_steps: Steps per decay.
-        is_stair: Decay in discrete steps.
-    """
+    """Decay by ``decay_rate`` per ``decay_steps``; with ``is_stair`` in discrete steps."""
 
     _formula: ClassVar[Callable[..., float]]
 

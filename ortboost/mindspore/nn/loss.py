@@ -50,21 +50,13 @@ class LossBase(Cell):
         self.reduction = reduction
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
-        """The configuration of the loss in a program.
-
-        Args:
-            label_shape: Shape of the labels if it does not follow from the model's output.
-        """
+        """The configuration in a program; with a shape of labels that the output does not give."""
         return LossConfig(
             name=self.kind, reduction=self.reduction, label_shape=label_shape, broadcast=True
         )
 
     def labels(self, value: Any) -> _Array:
-        """Convert labels to the dtype of the graph.
-
-        Raises:
-            ArgumentTypeError: They are not an array, or of the wrong type.
-        """
+        """Convert labels to the dtype of the graph."""
         return _float(value, "labels", type(self).__name__)
 
     def traced(self, logits: Any, labels: Any) -> Traced:
@@ -81,10 +73,6 @@ class LossBase(Cell):
 
         Returns:
             float32 Tensor: a scalar, or all values for the reduction ``none``.
-
-        Raises:
-            ArgumentTypeError: An argument is not an array, or of the wrong type.
-            ArgumentValueError: The shapes do not fit.
         """
         predicted = _float(logits, "logits", type(self).__name__).astype(np.float64)
         target = self.labels(labels)
@@ -202,9 +190,6 @@ class BCEWithLogitsLoss(LossBase):
         reduction: ``mean`` (over elements, regardless of weights), ``sum`` or ``none``.
         weight: Weight of each element, an array that broadcasts against the logits.
         pos_weight: Weight of the positive term, an array that broadcasts likewise.
-
-    Raises:
-        ArgumentTypeError: A weight is not an array.
     """
 
     kind = "bce-with-logits"

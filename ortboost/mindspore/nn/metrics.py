@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,19 @@ class Metric:
         self._mean.add_sum(float(np.sum(values, dtype=np.float64)), values.size)
 
 
-class Accuracy(Metric):
+class _TopK(Metric):
+    """Share of samples whose label is among the `k` highest scores."""
+
+    k = 1
+
+    @rearrange_inputs
+    def update(self, *inputs: Any) -> None:
+        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
+        scores, labels = _pair(self, inputs)
+        self._add(hits(scores, _classes(self, scores, labels), self.k))
+
+
+class Accuracy(_TopK):
     """Share of samples whose label has the highest score.
 
     Args:
@@ -143,26 +155,14 @@ class Accuracy(Metric):
             )
         self.eval_type = eval_type
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
-        scores, labels = _pair(self, inputs)
-        self._add(hits(scores, _classes(self, scores, labels)))
 
-
-class TopKCategoricalAccuracy(Metric):
+class TopKCategoricalAccuracy(_TopK):
     """Share of samples whose label is among the `k` highest scores."""
 
     @checked
     def __init__(self, k: Count) -> None:
         super().__init__()
         self.k = k
-
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
-        scores, labels = _pair(self, inputs)
-        self._add(hits(scores, _classes(self, scores, labels), self.k))
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
@@ -179,24 +179,36 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
         super().__init__(5)
 
 
-class MSE(Metric):
+class _Errors(Metric):
+    """Errors summed in each sample (row; a single number is one), averaged over the samples."""
+
+    _power: ClassVar[int]
+
+    @rearrange_inputs
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and labels of one shape ``[N, ...]``."""
+        predicted, wanted = _pair(self, inputs)
+        if predicted.shape != wanted.shape:
+            raise ArgumentValueError(
+                f"Predictions {list(predicted.shape)} and labels {list(wanted.shape)} differ in "
+                "shape.",
+                where=type(self).__name__,
+                fix="Reshape the labels.",
+            )
+        errors = np.abs(predicted.astype(np.float64) - wanted) ** self._power
+        self._add(np.asarray(errors.sum(axis=tuple(range(1, errors.ndim)))))
+
+
+class MSE(_Errors):
     """Squared errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add predictions and labels of one shape ``[N, ...]``."""
-        predicted, wanted = _same_shape(self, inputs)
-        self._add(_sum_of_samples((predicted - wanted) ** 2))
+    _power = 2
 
 
-class MAE(Metric):
+class MAE(_Errors):
     """Absolute errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
 
-    @rearrange_inputs
-    def update(self, *inputs: Any) -> None:
-        """Add predictions and labels of one shape ``[N, ...]``."""
-        predicted, wanted = _same_shape(self, inputs)
-        self._add(_sum_of_samples(np.abs(predicted - wanted)))
+    _power = 1
 
 
 class Loss(Metric):
@@ -243,12 +255,7 @@ def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
 
 
 def get_metrics(metrics: Any) -> dict[str, Metric]:
-    """Make the metrics of a model from a set of names, or a dict from name to metric.
-
-    Raises:
-        ArgumentTypeError: It is neither.
-        ArgumentKeyError: A name is unknown.
-    """
+    """Make the metrics of a model from a set of names, or a dict from name to metric."""
     if metrics is None:
         return {}
     if isinstance(metrics, set | frozenset):
@@ -272,22 +279,6 @@ def _pair(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[
             fix="Give two, or set eval_indexes.",
         )
     return as_array(inputs[0], "predictions"), as_array(inputs[1], "labels")
-
-
-def _same_shape(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    predicted, wanted = _pair(metric, inputs)
-    if predicted.shape != wanted.shape:
-        raise ArgumentValueError(
-            f"Predictions {list(predicted.shape)} and labels {list(wanted.shape)} differ in shape.",
-            where=type(metric).__name__,
-            fix="Reshape the labels.",
-        )
-    return predicted.astype(np.float64), wanted.astype(np.float64)
-
-
-def _sum_of_samples(errors: NDArray[Any]) -> NDArray[Any]:
-    """The sum in each row; a single number is one sample."""
-    return np.asarray(errors.sum(axis=tuple(range(1, errors.ndim))))
 
 
 def _classes(metric: Metric, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:

@@ -195,11 +195,7 @@ class Optimizer(Cell):
         """The learning rate of a parameter, a number, an array with one per update, or a schedule.
 
         Args:
-            param: The parameter; for a list of them, a list is returned.
-
-        Raises:
-            ArgumentTypeError: It is neither.
-            ArgumentValueError: The optimizer does not have the parameter.
+            param: A parameter of the optimizer; for a list of them, a list is returned.
         """
         asked = param if isinstance(param, list) else [param]
         given = {p.name: group.rate for group in self._groups for p in group.params}

@@ -48,13 +48,7 @@ class Group:
 
 
 def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter], bool]:
-    """Parse the parameters of an optimizer.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: They are neither, or empty, or repeated in a list.
-        ArgumentKeyError: A group lacks ``params`` or has an unknown key.
-        ArgumentRuntimeError: A parameter is in two groups.
-    """
+    """Parse the parameters of an optimizer: whether in groups, these, all, whether ordered."""
     items = listed(owner, parameters)
     if isinstance(items[0], Mapping):
         return True, *_read_groups(owner, items)
@@ -63,12 +57,7 @@ def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], lis
 
 
 def listed(owner: str, value: Any) -> list[Any]:
-    """Check a non-empty list of parameters or of dicts.
-
-    Raises:
-        ArgumentValueError: It is empty.
-        ArgumentTypeError: It contains something else.
-    """
+    """Check a non-empty list of parameters or of dicts."""
     items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
     if not items:
         raise ArgumentValueError(

@@ -48,9 +48,6 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
         **ours: ``mode``, ``block``, ``factor_decay``, ``pi``, ``damping_decay``, ``kl_clip`` and
             ``distribute_inverses`` of :class:`ortboost.boosts.Thor`.
 
-    Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
-
     Example:
         >>> rate, damping = Tensor(0.05), Tensor(0.03)  # doctest: +SKIP
         >>> opt = thor(net, rate, damping, momentum=0.9, frequency=50)  # doctest: +SKIP
@@ -90,11 +87,7 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
             )
 
     def renewed(self, parameters: Any) -> thor:
-        """Make a new THOR; groups have no rates or decays of their own.
-
-        Raises:
-            ArgumentValueError: A group has one.
-        """
+        """Make a new THOR; groups cannot have rates or decays of their own."""
         fresh = super().renewed(parameters)
         for group in fresh._groups:
             if group.rate is not None or group.weight_decay is not None:
@@ -135,11 +128,7 @@ class ConvertNetUtils:
 
     @checked
     def convert_to_thor_net(self, net: Network) -> None:
-        """Check that it is a network, without changing it.
-
-        Raises:
-            ArgumentTypeError: It is not a network.
-        """
+        """Check that it is a network, without changing it."""
 
 
 def _damping(value: Any) -> Any:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ortboost.core.arguments import checked
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
-from ortboost.core.step_result import StepResult
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -68,8 +67,7 @@ class TrainOneStepCell(_TrainStep):
         return_grad: Must be False; True is not supported in this version.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument has the wrong type, ``sens`` is not above
-            0, or the parameters belong to another network.
+        ArgumentValueError: The parameters belong to another network.
 
     Example:
         >>> step = TrainOneStepCell(WithLossCell(net, loss), opt)  # doctest: +SKIP
@@ -117,7 +115,7 @@ class TrainOneStepCell(_TrainStep):
         Returns:
             The loss before the update, float32; with the reduction ``none`` all its values.
         """
-        return _loss(self._steps.step(*inputs))
+        return Tensor(self._steps.step(*inputs).losses)
 
 
 class TrainOneStepWithLossScaleCell(_TrainStep):
@@ -182,10 +180,6 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
 
         Args:
             sens: Array of shape ``()`` or ``(1,)``, above 0; with groups also ``[groups]``.
-
-        Raises:
-            ArgumentTypeError: It is not an array.
-            ArgumentValueError: It has another shape, or is not above 0.
         """
         owner = type(self).__name__
         if not isinstance(sens, np.ndarray):
@@ -211,15 +205,8 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
             of the first.
         """
         result = self._steps.step(*inputs)
-        return (
-            _loss(result),
-            Tensor(np.bool_(result.overflow)),
-            Tensor(np.float32(result.loss_scale)),
-        )
-
-
-def _loss(result: StepResult) -> Tensor:
-    return Tensor(result.losses)
+        overflow, scale = np.bool_(result.overflow), np.float32(result.loss_scale)
+        return Tensor(result.losses), Tensor(overflow), Tensor(scale)
 
 
 def _scale_value(owner: str, name: str, value: np.ndarray[Any, Any]) -> float:

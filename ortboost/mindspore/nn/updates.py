@@ -34,11 +34,7 @@ class Updates:
 
 
 class OptimizerWrapper(Cell):
-    """Base class of wrappers of an optimizer, which have the properties of the inner optimizer.
-
-    Args:
-        optimizer: An optimizer, or another wrapper.
-    """
+    """Base class of wrappers of an optimizer or wrapper, which have its properties."""
 
     in_words: ClassVar[str] = Optimizer.in_words
 

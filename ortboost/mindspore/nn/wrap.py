@@ -20,14 +20,21 @@ __all__ = ["WithEvalCell", "WithLossCell", "holds_network", "network_of", "parts
 
 
 class _WithLoss(Cell):
-    """Common base of both cells: a network that cannot be replaced."""
+    """Common base of both cells: a network and a loss that cannot be replaced."""
 
-    _network: Network
+    def __init__(self, network: Network, loss_fn: LossBase | None) -> None:
+        super().__init__()
+        self._network, self._loss_fn = network, loss_fn
 
     @property
     def backbone_network(self) -> Network:
         """The network without its loss."""
         return self._network
+
+    @property
+    def loss_fn(self) -> LossBase | None:
+        """The loss."""
+        return self._loss_fn
 
     def _split(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """Split arguments into the data of each input, and the label."""
@@ -52,17 +59,12 @@ class WithLossCell(_WithLoss):
 
     @checked
     def __init__(self, backbone: Network, loss_fn: LossBase) -> None:
-        super().__init__()
-        self._network, self._loss_fn = backbone, loss_fn
-
-    @property
-    def loss_fn(self) -> LossBase:
-        """The loss."""
-        return self._loss_fn
+        super().__init__(backbone, loss_fn)
 
     def construct(self, *inputs: Any) -> Tensor:
         """Compute the loss with the inference graph: data of each input, then the label."""
         data, label = self._split(inputs)
+        assert self._loss_fn is not None
         result: Tensor = self._loss_fn(_prediction(self._network(*data)), label)
         return result
 
@@ -83,13 +85,8 @@ class WithEvalCell(_WithLoss):
     def __init__(
         self, network: Network, loss_fn: LossBase | None, add_cast_fp32: bool = False
     ) -> None:
-        super().__init__()
-        self._network, self._loss_fn, self.add_cast_fp32 = network, loss_fn, add_cast_fp32
-
-    @property
-    def loss_fn(self) -> LossBase | None:
-        """The loss."""
-        return self._loss_fn
+        super().__init__(network, loss_fn)
+        self.add_cast_fp32 = add_cast_fp32
 
     def construct(self, *inputs: Any) -> tuple[Any, ...]:
         """Compute ``(loss, outputs, labels)`` from the data of each input, then the label."""
@@ -116,14 +113,8 @@ def network_of(owner: str, value: Any) -> Network:
 def parts_of(owner: str, value: Any) -> tuple[Network, LossBase | None]:
     """Get network and loss of a cell to train.
 
-    Args:
-        owner: Name of the caller, for errors.
-        value: A network, a :class:`WithLossCell`, or a user's cell whose ``construct`` is
-            ``loss_fn(network(data), label)``.
-
-    Raises:
-        ArgumentTypeError: It contains no network.
-        NotInThisVersionError: Its ``construct`` does something else.
+    It is a network, a :class:`WithLossCell`, or a user's cell whose ``construct`` is
+    ``loss_fn(network(data), label)``. Errors name the caller, ``owner``.
     """
     if isinstance(value, WithLossCell):
         return value.backbone_network, value.loss_fn
@@ -156,9 +147,7 @@ def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
     if not isinstance(loss, LossBase | Network):
         raise not_one_network_and_loss(owner, f"it returns {type(result).__name__}")
     # A network alone computes its own loss, from all its inputs.
-    scores, used = (
-        (result, ()) if isinstance(loss, Network) else (result.inputs[0], result.inputs[1:])
-    )
+    scores, *used = (result,) if isinstance(loss, Network) else result.inputs
     if not isinstance(scores, Traced) or not isinstance(scores.cell, Network):
         raise not_one_network_and_loss(owner, "the loss is not of the network's output")
     found = [id(value) for value in (*scores.inputs, *used)]

@@ -21,9 +21,6 @@ class Batches(Epochs):
             :mod:`ortboost.training.data`; or a MindSpore data set.
         inputs: Names of the network's inputs, used as keys of dicts.
         where: Name of the caller, for errors.
-
-    Raises:
-        ArgumentTypeError: It is none of these.
     """
 
     def __init__(self, dataset: Any, inputs: Sequence[str], where: str) -> None:

@@ -9,7 +9,7 @@ validation also ``valid_dataset``, ``metrics`` and, after it, ``eval_results``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortboost import training
@@ -45,11 +45,9 @@ class RunContext:
     """
 
     def __init__(self, original_args: Mapping[str, Any]) -> None:
-        self._original_args = (
-            original_args
-            if isinstance(original_args, CallbackParam)
-            else CallbackParam(original_args)
-        )
+        if not isinstance(original_args, CallbackParam):
+            original_args = CallbackParam(original_args)
+        self._original_args = original_args
         self._stop = False
 
     def original_args(self) -> CallbackParam:
@@ -157,11 +155,7 @@ class Callback:
 
 
 def as_callbacks(value: Any) -> list[Callback]:
-    """Convert callbacks to a list.
-
-    Raises:
-        ArgumentTypeError: An item is not a callback.
-    """
+    """Convert callbacks to a list."""
     items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     for item in items:
         if not isinstance(item, Callback):
@@ -176,5 +170,4 @@ def as_callbacks(value: Any) -> list[Callback]:
 def call_all(callbacks: Sequence[Callback], method: str, run_context: RunContext) -> None:
     """Call one method of every callback."""
     for callback in callbacks:
-        function: Callable[[RunContext], None] = getattr(callback, method)
-        function(run_context)
+        getattr(callback, method)(run_context)

@@ -39,11 +39,7 @@ def backbone_of(network: Cell) -> Network:
 def boosted(
     boost: AutoBoost, network: Cell, optimizer: Any, eval_network: Cell | None
 ) -> tuple[Cell, Any]:
-    """Apply boosts to network and optimizer; networks are converted in place.
-
-    Raises:
-        ArgumentValueError: There is no optimizer.
-    """
+    """Apply boosts to network and optimizer; networks are converted in place."""
     if optimizer is None:
         raise ArgumentValueError(
             "There is no optimizer, so there is nothing to boost.",
@@ -61,9 +57,6 @@ def check_scale_groups(boost: AutoBoost, manager: Any) -> None:
     """Refuse the boost ``loss_scale_group`` without a manager that defines the groups.
 
     Dimension reduction replaces the whole step, so it needs none.
-
-    Raises:
-        ArgumentTypeError: The manager is missing or of another kind.
     """
     on = boost.config.on
     wanted = on.loss_scale_group and not on.dim_reduce

@@ -31,10 +31,6 @@ class ConvertModelUtils:
 
         The parts are arguments of :class:`Model`; the network may be a training cell, which has its
         own loss, precision and loss scale.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As for :class:`Model`; or a training cell is
-                given with settings of its own steps.
         """
         if not isinstance(optimizer, thor):
             return model
