@@ -207,7 +207,7 @@ class EarlyStopping(Callback):
         raise ArgumentValueError(
             f"'{self.monitor}' is not available.",
             where="EarlyStopping, monitor",
-            fix=f"Give one of loss, {', '.join(results)}; eval_loss needs the metric 'loss'.",
+            fix=f"Give one of loss, {', '.join(results)}.",
         )
 
 

@@ -23,6 +23,7 @@ SCORES = np.array([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]], np.float32)
         (nn.Top1CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 0.5),
         (nn.Top5CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 1.0),
         (nn.Loss(), [(np.float32(2),), (np.array([3.0]),)], 2.5),
+        (nn.Loss(), [(np.array([1.0, 2.0, 6.0]),), (np.array([1.0]),)], 2.0),
     ],
 )
 def test_values(metric, batches, value):
@@ -56,7 +57,10 @@ def test_choosing():
         (lambda: nn.Accuracy().update(SCORES), ValueError),
         (lambda: nn.Accuracy().update(SCORES, np.array([1, 2, 3])), ValueError),
         (lambda: nn.MSE().update(SCORES, SCORES[:1]), ValueError),
-        (lambda: nn.Loss().update(np.array([1.0, 2.0])), ValueError),
+        (lambda: nn.Loss().update(np.ones([2, 2])), ValueError),
+        (lambda: nn.Loss().update(1.0, 2.0), ValueError),
+        (lambda: nn.Accuracy().set_indexes(1), ValueError),
+        (lambda: nn.Accuracy().set_indexes([0, "a"]), ValueError),
         (lambda: nn.TopKCategoricalAccuracy(0), ValueError),
         (lambda: get_metrics(["acc"]), TypeError),
     ],

@@ -43,3 +43,10 @@ def test_users_can_write_their_own():
         seen.append(optimizer.get_lr())
         step(x, labels)
     assert seen == [1.0, 0.5, 0.25]
+
+
+def test_lists_accept_the_limits_that_mindspore_accepts():
+    assert nn.piecewise_constant_lr([2, 2, 3], [0.1, 0.2, 0.3]) == [0.1, 0.1, 0.3]
+    assert nn.warmup_lr(0.0, 2, 1, 1) == [0.0, 0.0]
+    with pytest.raises(ValueError, match="milestone 1"):
+        nn.piecewise_constant_lr([2, 1], [0.1, 0.2])

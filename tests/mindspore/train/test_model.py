@@ -185,6 +185,56 @@ def test_a_callback_can_stop_the_run():
     assert "on_eval_begin" not in [name for name, _, _ in recorder.calls]
 
 
+def test_callbacks_know_the_epoch_and_the_results_in_a_validation():
+    seen = []
+
+    class Results(Callback):
+        def on_train_step_begin(self, run_context):
+            assert "eval_results" not in run_context.original_args()
+
+        def on_eval_end(self, run_context):
+            args = run_context.original_args()
+            assert args.metrics == {"acc": args.eval_results["acc"]}
+            assert args.valid_dataset is DATA
+            seen.append((args.mode, args.cur_epoch_num, args.epoch_num, args.cur_step_num))
+            seen.append(args.eval_results["eval_loss"])
+
+        def on_train_epoch_end(self, run_context):
+            assert run_context.original_args().eval_results["eval_loss"] == seen[-1]
+            assert run_context.original_args().mode == "train"
+
+    model, net = make(metrics={"acc"})
+    model.fit(2, DATA[:2], DATA, callbacks=Results())
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    wanted = np.mean([loss(net(x), y) for x, y in DATA])
+    assert seen[::2] == [("eval", 1, 2, len(DATA)), ("eval", 2, 2, len(DATA))]
+    assert seen[-1] == pytest.approx(wanted)
+
+
+def test_early_stopping_can_watch_the_loss_of_validations_without_a_metric_for_it():
+    model, _ = make(metrics={"acc"}, lr=1.0)
+    model.fit(20, DATA[:1], DATA[:1], callbacks=EarlyStopping(min_delta=100.0, patience=2))
+    assert model.train_network.optimizer.global_step == 3
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_the_manager_of_the_loss_scale_is_told_of_overflows(drop):
+    class Told(amp.FixedLossScaleManager):
+        told = ()
+
+        def update_loss_scale(self, overflow):
+            self.told = (*self.told, overflow)
+
+    x, labels = DATA[0]
+    bad = (np.full_like(x, np.nan), labels)
+    manager = Told(1.0, drop)
+    make(manager=manager)[0].train(1, [DATA[0], bad, DATA[1]])
+    assert manager.told == ((False, True, False) if drop else ())
+    dynamic = amp.DynamicLossScaleManager(64, 2, 10)
+    make(manager=dynamic)[0].train(1, [bad])
+    assert dynamic.get_loss_scale() == 32
+
+
 def test_initial_epoch_counts_on():
     recorder = Recorder()
     make()[0].train(3, DATA[:2], callbacks=recorder, initial_epoch=1)
@@ -236,6 +286,14 @@ def test_checkpoints_are_kept_named_and_loaded(tmp_path):
     assert load_param_into_net(other, loaded) == ([], [])
     for name, value in golden.values(net).items():
         np.testing.assert_array_equal(value, other.parameters_dict()[name].asnumpy())
+
+
+def test_checkpoints_of_another_run_are_kept(tmp_path):
+    for _ in range(3):
+        make()[0].train(1, DATA[:1], callbacks=ModelCheckpoint("mlp", str(tmp_path)))
+    ModelCheckpoint("ml", str(tmp_path)).on_train_begin(RunContext({"cur_step_num": 0}))
+    names = sorted(file.stem for file in tmp_path.iterdir())
+    assert names == ["mlp-1_1", "mlp_1-1_1", "mlp_2-1_1"]
 
 
 def test_loading_tells_what_does_not_fit(tmp_path):
