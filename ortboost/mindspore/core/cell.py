@@ -10,7 +10,7 @@ from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.traced import Traced
 
-__all__ = ["Cell"]
+__all__ = ["Cell", "has_own_construct", "refuse_own_construct"]
 
 
 class Cell:
@@ -102,3 +102,25 @@ class Cell:
             The cell itself.
         """
         return self
+
+
+def has_own_construct(cell: Cell) -> bool:
+    """Whether a user's subclass overrides ``construct``."""
+    return not cell.construct.__module__.startswith("ortboost.")
+
+
+def refuse_own_construct(owner: str, cell: Cell | None) -> None:
+    """Refuse a cell whose own ``construct`` a step graph would ignore.
+
+    Raises:
+        NotInThisVersionError: It has one.
+    """
+    if cell is not None and has_own_construct(cell):
+        name = type(cell).__name__
+        kind = next(k for k in type(cell).__mro__ if k.__module__.startswith("ortboost."))
+        wanted = vars(kind).get("in_words", kind.__name__)
+        raise NotInThisVersionError(
+            f"'{name}' has its own construct, but a training step is a graph and does not call it.",
+            where=f"{owner}, {name}.construct",
+            fix=f"Use {wanted}; other computations belong in the ONNX file.",
+        )

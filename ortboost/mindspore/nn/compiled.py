@@ -25,6 +25,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
 )
+from ortboost.mindspore.core.cell import refuse_own_construct
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input, check_count
 from ortboost.mindspore.nn.loss import LossBase
@@ -73,12 +74,16 @@ class CompiledSteps:
         divisor: float,
     ) -> None:
         optimizer = updates.optimizer
+        for cell in (network, loss, optimizer):
+            refuse_own_construct(owner, cell)
+        own = {id(parameter) for parameter in network.get_parameters()}
         for parameter in optimizer.parameters:
-            if parameter.state is not network.state:
+            if id(parameter) not in own:
                 raise ArgumentValueError(
                     f"The parameter '{parameter.name}' belongs to another network.",
                     where=owner,
-                    fix="Make the optimizer with net.trainable_params() of this network.",
+                    fix="Make the optimizer with net.trainable_params() of this network, after a "
+                    "LessBN, which removes parameters.",
                 )
         self.network, self.loss, self.optimizer = network, loss, optimizer
         self.scale, self.check_finite = scale, check_finite
@@ -90,6 +95,10 @@ class CompiledSteps:
         self.calls = 0
         self._built: dict[Any, tuple[Stepper | Updater, dict[str, list[str]]]] = {}
         self._last: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy compiles its own steps, which continue with the latest state."""
+        return {**vars(self), "_built": {}, "_last": None}
 
     def step(self, *inputs: Any) -> StepResult:
         """Run one step on a batch: data of each input of the network, then the labels.

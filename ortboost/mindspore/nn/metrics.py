@@ -70,7 +70,7 @@ class Metric:
 
     def __init__(self) -> None:
         self.indexes: Sequence[int] | None = None
-        self.clear()
+        self._mean = Mean()  # not by clear(), which a subclass may not support yet
 
     def clear(self) -> None:
         """Reset the metric."""
@@ -116,6 +116,11 @@ class Metric:
             )
         self.indexes = list(indexes)
         return self
+
+    @staticmethod
+    def _convert_data(data: Any) -> NDArray[Any]:
+        """Convert an input of ``update`` to an array; metrics of users call it, as in MindSpore."""
+        return as_array(data, "data")
 
     def _add(self, values: NDArray[Any]) -> None:
         """Add one value for each sample, or position of one."""

@@ -19,7 +19,7 @@ from ortboost.mindspore.core.arguments import (
     NotInThisVersionError,
     positive,
 )
-from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.cell import Cell, refuse_own_construct
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.compiled import CompiledSteps
@@ -152,6 +152,7 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
         policy: ScaleConfig
         start: Any
         if isinstance(scale_sense, LossScaleUpdateCell):
+            refuse_own_construct(owner, scale_sense)
             policy, start = scale_sense.config, scale_sense.get_loss_scale()
         elif isinstance(scale_sense, GroupedScaleCell):
             trained = updates_of(optimizer).optimizer.parameters

@@ -11,13 +11,14 @@ of training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 
-__all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all"]
+__all__ = ["Callback", "CallbackParam", "RunContext", "call_all", "entered"]
 
 
 class CallbackParam(dict[str, Any]):
@@ -90,6 +91,13 @@ class Callback:
         from ortboost.mindspore.train.adapter import TrainerAdapter  # it imports this class
 
         return TrainerAdapter(self)
+
+    def __enter__(self) -> Callback:
+        """Acquire resources for a run; the default is nothing."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release them, also after an error."""
 
     def begin(self, run_context: RunContext) -> None:
         """Before everything."""
@@ -173,6 +181,17 @@ def as_callbacks(value: Any) -> list[Callback]:
                 fix="Give a Callback or a list of them.",
             )
     return items
+
+
+@contextlib.contextmanager
+def entered(value: Any) -> Iterator[list[Callback]]:
+    """Enter the callbacks, which are context managers, for a run.
+
+    Raises:
+        ArgumentTypeError: An item is not a callback.
+    """
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(callback) for callback in as_callbacks(value)]
 
 
 def call_all(callbacks: Sequence[Callback], method: str, run_context: RunContext) -> None:

@@ -29,8 +29,8 @@ from ortboost.mindspore.train.callback import (
     Callback,
     CallbackParam,
     RunContext,
-    as_callbacks,
     call_all,
+    entered,
 )
 from ortboost.mindspore.train.model_arguments import (
     backbone_of,
@@ -57,8 +57,9 @@ class Model:
         metrics: A set of names (``{"accuracy", "loss"}``, see
             :func:`ortboost.mindspore.nn.metrics.names`) or a dict from a name to a metric.
         eval_network: A cell that returns the inputs of the metrics; by default
-            :class:`ortboost.mindspore.nn.WithEvalCell`.
-        eval_indexes: Indices of loss, prediction and label among its outputs.
+            :class:`ortboost.mindspore.nn.WithEvalCell`, with the indices 0, 1 and 2.
+        eval_indexes: Indices of loss, prediction and label among its outputs. Without them, an
+            ``eval_network`` passes all outputs to each metric.
         amp_level: Mixed precision of the training steps, see
             :func:`ortboost.mindspore.amp.build_train_network`. Evaluation and prediction are in
             float32.
@@ -129,6 +130,7 @@ class Model:
         self._eval_network = eval_network
         if eval_network is None and self._metrics:
             self._eval_network = self._default_eval_network()
+            self._eval_indexes = self._eval_indexes or (0, 1, 2)
 
     def _default_eval_network(self) -> WithEvalCell:
         loss = self._loss_fn
@@ -182,7 +184,8 @@ class Model:
             initial_epoch: Number of epochs already done, below ``epoch``.
         """
         check_sink("Model.train", dataset_sink_mode, sink_size)
-        self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
+        with entered(callbacks) as listeners:
+            self._run("Model.train", epoch, train_dataset, listeners, initial_epoch)
 
     def fit(
         self,
@@ -214,27 +217,28 @@ class Model:
         check_argument(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
         chosen = validation_epochs(owner, valid_frequency)
         if valid_dataset is None:
-            self._run(owner, epoch, train_dataset, callbacks, initial_epoch)
+            with entered(callbacks) as listeners:
+                self._run(owner, epoch, train_dataset, listeners, initial_epoch)
             return
         self._need_metrics(owner)
         batches = self._batches(valid_dataset, owner)
-        listeners = as_callbacks(callbacks)
 
         def validate(number: int, args: CallbackParam) -> None:
             if chosen(number):
                 given = CallbackParam(args, valid_dataset=valid_dataset)
-                results = self._evaluate(batches, listeners, given)
+                results = self._evaluate(batches, args.list_callback, given)
                 args.eval_results = given.eval_results
                 print(f"Eval result: epoch {number}, metrics: {results}", flush=True)
 
-        self._run(owner, epoch, train_dataset, callbacks, initial_epoch, validate)
+        with entered(callbacks) as listeners:
+            self._run(owner, epoch, train_dataset, listeners, initial_epoch, validate)
 
     def _run(
         self,
         owner: str,
         epoch: Any,
         dataset: Any,
-        callbacks: Any,
+        listeners: list[Callback],
         initial_epoch: Any,
         validate: Callable[[int, CallbackParam], None] | None = None,
     ) -> None:
@@ -246,7 +250,6 @@ class Model:
                 where=owner,
                 fix="Give Model a loss_fn and an optimizer, or a training cell as network.",
             )
-        listeners = as_callbacks(callbacks)
         batches = self._batches(dataset, owner)
         args = CallbackParam(
             mode="train",
@@ -315,7 +318,8 @@ class Model:
         self._need_metrics("Model.eval")
         batches = self._batches(valid_dataset, "Model.eval")
         args = CallbackParam(network=self._backbone, valid_dataset=valid_dataset)
-        return self._evaluate(batches, as_callbacks(callbacks), args)
+        with entered(callbacks) as listeners:
+            return self._evaluate(batches, listeners, args)
 
     def _evaluate(
         self, batches: Batches, listeners: list[Callback], args: CallbackParam
@@ -345,33 +349,26 @@ class Model:
             outputs = returned if isinstance(returned, tuple) else (returned,)
             for metric in self._metrics.values():
                 self._feed(metric, outputs)
-            if self._has_losses():
-                loss = chosen(outputs, [self._eval_indexes[0] if self._eval_indexes else 0])
-                losses.update(np.mean(loss[0]))
+            if self._eval_indexes is not None:
+                losses.update(np.mean(chosen(outputs, self._eval_indexes[:1])[0]))
             call_all(listeners, "on_eval_step_end", context)
             if context.get_stop_requested():
                 break
         results = {name: metric.eval() for name, metric in self._metrics.items()}
         args.metrics = results
         args.eval_results = dict(results)
-        if self._has_losses():
+        if self._eval_indexes is not None:
             args.eval_results["eval_loss"] = losses.eval()
         call_all(listeners, "on_eval_epoch_end", context)
         call_all(listeners, "on_eval_end", context)
         return results
 
-    def _has_losses(self) -> bool:
-        """Whether the evaluation network returns losses at a known place."""
-        network = self._eval_network
-        computed = isinstance(network, WithEvalCell) and network.loss_fn is not None
-        return computed or self._eval_indexes is not None
-
     def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
         """Pass a metric its inputs among the outputs of the evaluation network."""
-        if self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
+        if self._eval_indexes is None:
             metric.update(*outputs)
         else:
-            loss, prediction, label = self._eval_indexes or (0, 1, 2)
+            loss, prediction, label = self._eval_indexes
             indexes = [loss] if isinstance(metric, Loss) else [prediction, label]
             metric.update(*chosen(outputs, indexes))
 

@@ -98,3 +98,27 @@ def test_indexes_rearrange_the_inputs():
     own = Own().set_indexes([1, 0])
     own.update("a", "b", "c")
     assert own.seen == ("b", "a")
+
+
+def test_a_metric_of_ones_own_written_for_mindspore():
+    class Share(nn.Metric):
+        def __init__(self, least):
+            super().__init__()
+            self.least = least  # after the base class, before clear
+            self.clear()
+
+        def clear(self):
+            self.above, self.count = self.least * 0, 0
+
+        def update(self, *inputs):
+            scores = self._convert_data(inputs[0])
+            self.above += (scores > self.least).sum()
+            self.count += scores.size
+
+        def eval(self):
+            return self.above / self.count
+
+    metric = Share(0.5)
+    for batch in ([0.1, 0.6], np.array([0.9, 0.8])):
+        metric.update(batch)
+    assert metric.eval() == 0.75

@@ -235,6 +235,26 @@ def test_the_manager_of_the_loss_scale_is_told_of_overflows(drop):
     assert dynamic.get_loss_scale() == 32
 
 
+def test_callbacks_are_entered_and_left_even_after_an_error():
+    class Resource(Callback):
+        calls = ()
+
+        def __enter__(self):
+            self.calls += ("enter",)
+            return self
+
+        def __exit__(self, *error):
+            self.calls += ("exit",)
+
+        def on_train_end(self, run_context):
+            raise RuntimeError("in the end")
+
+    resource = Resource()
+    with pytest.raises(RuntimeError, match="in the end"):
+        make()[0].train(1, DATA[:1], callbacks=[resource])
+    assert resource.calls == ("enter", "exit")
+
+
 def test_initial_epoch_counts_on():
     recorder = Recorder()
     make()[0].train(3, DATA[:2], callbacks=recorder, initial_epoch=1)
@@ -396,6 +416,14 @@ def test_a_metric_selects_among_what_mindspore_passes_to_it():
     own = Model(net, metrics=metrics, eval_network=cell, eval_indexes=[0, 1, 2])
     with pytest.raises(ValueError, match="2 outputs, but index 2"):
         own.eval(DATA)
+
+
+def test_an_evaluation_network_without_indices_passes_all_outputs():
+    net = make()[1]
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    metrics = {"acc": nn.Accuracy().set_indexes([1, 2]), "loss": nn.Loss().set_indexes([0])}
+    own = Model(net, loss, metrics=metrics, eval_network=nn.WithEvalCell(net, loss))
+    assert own.eval(DATA) == Model(net, loss, metrics={"acc", "loss"}).eval(DATA)
 
 
 def test_an_index_beyond_the_outputs_is_refused():
