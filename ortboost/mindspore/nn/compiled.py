@@ -76,16 +76,8 @@ class CompiledSteps:
         optimizer = updates.optimizer
         for cell in (network, loss, optimizer):
             refuse_own_construct(owner, cell)
-        own = {id(parameter) for parameter in network.get_parameters()}
-        for parameter in optimizer.parameters:
-            if id(parameter) not in own:
-                raise ArgumentValueError(
-                    f"The parameter '{parameter.name}' belongs to another network.",
-                    where=owner,
-                    fix="Make the optimizer with net.trainable_params() of this network, after a "
-                    "LessBN, which removes parameters.",
-                )
-        self.network, self.loss, self.optimizer = network, loss, optimizer
+        self.owner, self.network, self.loss, self.optimizer = owner, network, loss, optimizer
+        self._check_parameters()
         self.scale, self.check_finite = scale, check_finite
         # A line search compares losses with slopes, so it needs the gradients of the loss itself.
         self.divisor = divisor if updates.line_search is None else 1.0
@@ -129,6 +121,18 @@ class CompiledSteps:
         self.calls += 1
         self._record(result.applied_steps)
         return result
+
+    def _check_parameters(self) -> None:
+        """Check that the network has the parameters of the optimizer."""
+        own = {id(parameter) for parameter in self.network.get_parameters()}
+        for parameter in self.optimizer.parameters:
+            if id(parameter) not in own:
+                raise ArgumentValueError(
+                    f"The parameter '{parameter.name}' belongs to another network.",
+                    where=self.owner,
+                    fix="Make the optimizer with net.trainable_params() of this network, after a "
+                    "LessBN, which removes parameters.",
+                )
 
     def flush(self) -> bool:
         """Update with an incomplete window of accumulation; False if there is none.
@@ -177,7 +181,9 @@ class CompiledSteps:
         trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
         config = self._loss_config(labels)
         # What a step graph depends on and a user may change between two calls.
-        key = (trained, config.label_shape, self.network.precision)
+        loss = (config.label_shape, config.reduction)
+        rule = (repr(self.optimizer.rule()), self.optimizer.weight_decay)
+        key = (trained, loss, rule, self.network.precision)
         if key not in self._built:
             self._built[key] = self._build(trained, config)
         self._last = key
@@ -235,6 +241,7 @@ class CompiledSteps:
                 where="requires_grad",
                 fix="Set requires_grad = True on the parameters to train.",
             )
+        self._check_parameters()  # again: a network may be converted in place
         optimizer = self.optimizer
         adapted = optimizer.adapted()
         return build_program(
@@ -285,6 +292,12 @@ class CompiledSteps:
         groups = tuple(
             tuple(name for name in group if name in trained) for group in self.freeze.groups
         )
+        if not all(groups):
+            raise ArgumentValueError(
+                "All parameters of a group are frozen.",
+                where=f"{self.owner}, group {groups.index(())} of FreezeOpt",
+                fix="Set requires_grad = True on one of them, or leave the group out.",
+            )
         return dataclasses.replace(self.freeze, groups=groups)
 
     def _arrays(self, inputs: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Any]:

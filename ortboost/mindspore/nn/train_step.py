@@ -158,8 +158,8 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
             trained = updates_of(optimizer).optimizer.parameters
             policy = scale_sense.policy(owner, network_of(owner, network), trained)
             start = policy.starts()
-        elif isinstance(scale_sense, np.ndarray):
-            start = _scale_value(owner, "scale_sense", scale_sense)
+        elif isinstance(scale_sense, np.ndarray | Parameter):
+            start = _scale_value(owner, "scale_sense", np.asarray(scale_sense))
             policy = FixedScaleConfig(start)
         else:
             raise ArgumentTypeError(
@@ -189,6 +189,8 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
             ArgumentValueError: It has another shape, or is not above 0.
         """
         owner = type(self).__name__
+        if isinstance(sens, Parameter):
+            sens = sens.data
         if not isinstance(sens, np.ndarray):
             raise ArgumentTypeError(
                 f"'sens' is {type(sens).__name__}.",

@@ -323,7 +323,8 @@ def test_loading_tells_what_does_not_fit(tmp_path):
     assert load_checkpoint(tmp_path / "weights").keys() == load_checkpoint(path).keys()
     loaded = load_checkpoint(path, net=net)
     loaded["more"] = loaded.pop("fc1.bias")
-    assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
+    with pytest.warns(UserWarning, match=r"1 parameters .* not loaded, for example 'fc1\.bias'"):
+        assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
     with pytest.raises(ValueError, match=r"fc1\.bias"):
         load_param_into_net(net, loaded, strict_load=True)
     before, short = net.trainable_params()[0].asnumpy(), load_checkpoint(path)
@@ -336,6 +337,22 @@ def test_loading_tells_what_does_not_fit(tmp_path):
         save_checkpoint(1, path)
     with pytest.raises(TypeError):
         load_param_into_net(net, 1)
+
+
+def test_parts_of_a_checkpoint(tmp_path):
+    net, file = golden.network("mlp"), tmp_path / "weights"
+    save_checkpoint(net, file, append_dict={"epoch_num": 3}, choice_func=lambda n: "fc1" in n)
+    loaded = load_checkpoint(file)
+    assert set(loaded) == {"fc1.weight", "fc1.bias", "epoch_num"}
+    assert loaded["epoch_num"].asnumpy() == 3
+    assert set(load_checkpoint(file, choice_func=lambda n: "bias" in n)) == {"fc1.bias"}
+    with pytest.raises(ValueError, match="fc2"):
+        load_checkpoint(file, net, strict_load=True)
+    bias = loaded["fc1.bias"]
+    save_checkpoint([{"name": "a", "data": bias}, {"name": "b", "data": bias.data.T}], file)
+    np.testing.assert_array_equal(load_checkpoint(file)["b"].asnumpy(), bias.asnumpy())
+    with pytest.raises(TypeError, match="list"):
+        save_checkpoint([bias], file)
 
 
 def test_early_stopping_ends_the_run_and_restores(capsys):
