@@ -373,6 +373,11 @@ def test_early_stopping_ends_the_run_and_restores(capsys):
         model.fit(1, DATA[:1], DATA[:1], callbacks=EarlyStopping("nothing_like_it"))
 
 
+def test_early_stopping_without_a_validation_warns():
+    with pytest.warns(UserWarning, match="no validation with 'eval_loss'"):
+        make(metrics={"loss"})[0].train(2, DATA[:1], callbacks=EarlyStopping())
+
+
 def test_early_stopping_can_watch_the_training_loss_and_a_baseline():
     model, _ = make()
     model.train(9, DATA[:1], callbacks=EarlyStopping("loss", patience=3, baseline=1e-9))
