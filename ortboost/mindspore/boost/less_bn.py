@@ -55,6 +55,7 @@ class LessBN(Network):
         self.reports = tuple(reports)
         self.fn_flag = fn_flag or (isinstance(network, LessBN) and network.fn_flag)
         self.training, self.precision = network.training, network.precision
+        # The state is that of the network, with the multiplier of the head in addition.
         shared = network.parameters_dict()
         added = {name: p for name, p in self._parameters.items() if name not in shared}
         for name, parameter in added.items():

@@ -25,7 +25,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
 )
-from ortboost.mindspore.core.cell import refuse_own_construct
+from ortboost.mindspore.core.cell import refuse_own_methods
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input, check_count
 from ortboost.mindspore.nn.loss import LossBase
@@ -75,7 +75,7 @@ class CompiledSteps:
     ) -> None:
         optimizer = updates.optimizer
         for cell in (network, loss, optimizer):
-            refuse_own_construct(owner, cell)
+            refuse_own_methods(owner, cell)
         self.owner, self.network, self.loss, self.optimizer = owner, network, loss, optimizer
         self._check_parameters()
         self.scale, self.check_finite = scale, check_finite

@@ -208,3 +208,11 @@ def test_copies_go_their_own_ways_with_the_latest_values():
     for copied in (again, step_of_copy):  # with the moments
         assert [float(copied(*batch)) for batch in batches[2:]] == first
     np.testing.assert_array_equal(other(batches[0][0]), net(batches[0][0]))  # copied with its step
+
+
+def test_a_parameter_cannot_be_renamed():
+    parameter = golden.network("mlp").trainable_params()[0]
+    with pytest.raises(NotImplementedError, match=r"'fc1\.weight' cannot be renamed") as raised:
+        parameter.name = "other"
+    assert_three_lines(raised.value)
+    assert parameter.name == "fc1.weight"

@@ -79,6 +79,11 @@ class Kept(nn.Momentum):
         return super().construct([gradient * 0 for gradient in gradients])
 
 
+class Halved(nn.Momentum):
+    def get_lr(self):
+        return super().get_lr() / 2
+
+
 class Never(nn.DynamicLossScaleUpdateCell):
     def construct(self, loss_scale, overflow):
         return super().construct(loss_scale, False)
@@ -89,18 +94,29 @@ class Abstract(nn.LossBase):
         return labels
 
 
-@pytest.mark.parametrize("own", [Doubled, Kept, Never, Abstract])
-def test_a_construct_that_the_graph_would_ignore_is_refused(own):
+@pytest.mark.parametrize("own", [Doubled, Kept, Halved, Never, Abstract])
+def test_a_method_that_the_graph_would_ignore_is_refused(own):
     net = golden.network("mlp")
     loss = own() if issubclass(own, nn.LossBase) else nn.MSELoss()
-    kind = own if own is Kept else nn.Momentum
+    kind = own if issubclass(own, nn.Momentum) else nn.Momentum
     scale = own(1024.0, 2, 10) if own is Never else nn.FixedLossScaleUpdateCell(8.0)
-    with pytest.raises(NotImplementedError, match="has its own construct") as raised:
+    with pytest.raises(NotImplementedError, match=r"has its own (construct|get_lr)") as raised:
         nn.TrainOneStepWithLossScaleCell(
             nn.WithLossCell(net, loss), kind(net.trainable_params(), 0.1, 0.9), scale
         )
     assert_three_lines(raised.value)
-    assert f"{own.__name__}.construct" in raised.value.where
+    assert f"{own.__name__}.{'get_lr' if own is Halved else 'construct'}" in raised.value.where
+
+
+def test_own_treatment_of_overflows_is_refused():
+    class Step(nn.TrainOneStepWithLossScaleCell):
+        def process_loss_scale(self, overflow):
+            return overflow
+
+    net = golden.network("mlp")
+    loss, optimizer = nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params())
+    with pytest.raises(NotImplementedError, match="has its own process_loss_scale"):
+        Step(loss, optimizer, nn.FixedLossScaleUpdateCell(8.0))
 
 
 def test_a_with_loss_cell_with_its_own_construct_is_traced():
