@@ -22,6 +22,7 @@ from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
 from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
     ArgumentValueError,
     NotInThisVersionError,
 )
@@ -141,6 +142,12 @@ class CompiledSteps:
             ArgumentRuntimeError: The list of learning rates has ended.
         """
         if self._last is None:
+            if self.calls and self.accumulate > 1:  # a copy, which may be within a window
+                raise ArgumentRuntimeError(
+                    "A copied training cell cannot flush before its first step.",
+                    where=f"{self.owner}.flush",
+                    fix="Flush the cell before it is copied, or run a step of the copy first.",
+                )
             return False
         if not self._lent(self._last).flush(self.optimizer.rates()):
             return False
