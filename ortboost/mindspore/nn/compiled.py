@@ -250,6 +250,14 @@ class CompiledSteps:
             )
         self._check_parameters()  # again: a network may be converted in place
         optimizer = self.optimizer
+        division = (self.freeze,)
+        if optimizer.divided_by not in (None, division):
+            raise ArgumentValueError(
+                "Another training cell has divided the state of this optimizer into other groups.",
+                where=f"{self.owner}, {type(optimizer).__name__}",
+                fix="Make an optimizer for each FreezeOpt, and for cells without one.",
+            )
+        optimizer.divided_by = division
         adapted = optimizer.adapted()
         return build_program(
             self.network.model,

@@ -87,6 +87,8 @@ class Optimizer(Cell):
         self.state = LiveState()
         self.applied_steps = 0
         """Number of applied updates; skipped steps do not count."""
+        self.divided_by: Any = None
+        """The groups of gradient freeze among which the state is divided, once it is used."""
 
     # ---- for training steps -------------------------------------------------------------------
 

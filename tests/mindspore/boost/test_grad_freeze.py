@@ -423,3 +423,16 @@ def test_a_group_whose_parameters_are_all_frozen_is_named():
         train(step, "mlp", 1)
     assert "group 1" in raised.value.where
     assert_three_lines(raised.value)
+
+
+def test_an_optimizer_serves_one_division_into_groups():
+    """The states of other groups, and the count of updates, would be taken for its own."""
+    net = golden.network("mlp")
+    own, optimizer = net.trainable_params(), momentum(net)
+    groups = [own, own[-2:]]
+    train(BoostTrainOneStepCell(with_loss(net), FreezeOpt(optimizer, groups)), "mlp", 1)
+    train(BoostTrainOneStepCell(with_loss(net), FreezeOpt(optimizer, groups)), "mlp", 1)
+    for other in (optimizer, FreezeOpt(optimizer, [own, own[1:]])):
+        with pytest.raises(ValueError, match="into other groups") as raised:
+            train(BoostTrainOneStepCell(with_loss(net), other), "mlp", 1)
+        assert_three_lines(raised.value)
