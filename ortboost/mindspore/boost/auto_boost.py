@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -104,9 +104,9 @@ class AutoBoost:
     ) -> tuple[Cell, Optimizer | OptimizerWrapper]:
         """Boost a network and its optimizer for training.
 
-        LessBN converts the network in place, and with it the parameters: only the returned
-        optimizer trains them, with the same learning rates and weight decays, by name. With fewer
-        layers than groups of gradient freeze nothing is frozen, and a warning is issued.
+        LessBN converts the network in place: only the returned optimizer trains what is left and
+        the new head, with the same learning rates and weight decays, by name. With fewer layers
+        than groups of gradient freeze nothing is frozen, and a warning is issued.
 
         Args:
             network: A network, or one with its loss.
@@ -136,9 +136,8 @@ class AutoBoost:
             return network, self._reduced(backbone, optimizer)
         if on.less_bn:
             # First: the groups of gradient freeze follow from the layers that are left.
-            before = set(backbone.parameters_dict())
             reports += LessBN.convert(backbone, self.config.less_bn.fn_flag)
-            optimizer = result = self._optimizer_for(backbone, before, optimizer)
+            optimizer = result = self._optimizer_for(backbone, optimizer)
             report.changed["less_bn"] = "the network, in place, and a new optimizer"
         if on.grad_freeze:
             freeze = GradientFreeze.of_config(self.config.grad_freeze)
@@ -178,18 +177,13 @@ class AutoBoost:
         LessBN.convert(backbone, self.config.less_bn.fn_flag)
         return network
 
-    def _optimizer_for(
-        self, network: Network, before: Collection[str], optimizer: Optimizer
-    ) -> Optimizer:
-        """Make an optimizer of the parameters that the given one trains, and of new ones.
-
-        ``before`` are the names of the parameters that the network had before.
-        """
+    def _optimizer_for(self, network: Network, optimizer: Optimizer) -> Optimizer:
+        """Make an optimizer of the parameters that the given one trains, and of those of a head."""
         less = self.config.less_bn
         trained = {p.name for p in optimizer.parameters}
-        parameters = [
-            p for p in network.trainable_params() if p.name in trained or p.name not in before
-        ]
+        if isinstance(network, LessBN):
+            trained |= network.added
+        parameters = [p for p in network.trainable_params() if p.name in trained]
         process, groups = OptimizerProcess(optimizer), ParameterProcess()
         groups.assign_parameter_group(parameters, self.gradient_groups)
         process.origin_params = groups.generate_group_params(parameters, process.origin_params)

@@ -40,7 +40,7 @@ class FreezeOpt(OptimizerWrapper):
         train_parameter_groups: The groups, tuples of parameters.
         train_strategy: The indices as a list, or ``None``.
         separate_state: Whether each group has its own optimizer state; set it to False before the
-            first step for a shared one (not in MindSpore).
+            training cell is made for a shared one (not in MindSpore).
 
     Raises:
         ArgumentValueError: Also if a group is empty, contains a parameter that ``opt`` lacks, or

@@ -14,20 +14,21 @@ __all__ = ["LessBN"]
 class LessBN(Network):
     """A network without redundant batch normalizations, optionally with a full-normalization head.
 
-    It is independent of ``network``, from which the current weights and statistics are copied. Make
-    the optimizer with the parameters of this one. Parameters keep their names; those of removed
-    normalizations are removed (MindSpore keeps them unchanged). Calls and training steps run the
-    same graph, including the head.
+    It shares the parameters of ``network``, as in MindSpore, but ``network`` itself keeps its
+    normalizations and its head. Make the optimizer with the parameters of this one: those of
+    removed normalizations are not among them (MindSpore keeps them unchanged), and the head has a
+    new one. Calls and training steps run the same graph, including the head.
 
     Args:
-        network: The network. A ``LessBN`` is only copied, with a head added if ``fn_flag`` is True
-            and it has none. :class:`~ortboost.mindspore.boost.AutoBoost` converts in place.
+        network: The network. A ``LessBN`` is only repeated, with a head added if ``fn_flag`` is
+            True and it has none. :class:`~ortboost.mindspore.boost.AutoBoost` converts in place.
         fn_flag: Convert the last fully connected layer to a full-normalization head, see
             :mod:`ortboost.boosts.full_norm_head`: its bias is dropped, and a scalar ``multiplier``
             is trained. Without such a layer nothing changes, and a note in the report says so.
 
     Attributes:
         reports: What was removed and what was kept, with reasons.
+        added: Names of the parameters that ``network`` did not have.
 
     Example:
         >>> net = LessBN(ortboost.load("models/resnet20.onnx"))  # doctest: +SKIP
@@ -53,17 +54,24 @@ class LessBN(Network):
         )
         self.reports = tuple(reports)
         self.fn_flag = fn_flag or (isinstance(network, LessBN) and network.fn_flag)
-        self.training = network.training
-        # Frozen parameters stay frozen.
-        trained = {p.name: p.requires_grad for p in network.get_parameters()}
-        for parameter in self.get_parameters():
-            parameter.requires_grad = trained.get(parameter.name, parameter.requires_grad)
+        self.training, self.precision = network.training, network.precision
+        # The state is that of the network, with the multiplier of the head in addition.
+        shared = network.parameters_dict()
+        added = {name: p for name, p in self._parameters.items() if name not in shared}
+        for name, parameter in added.items():
+            if name not in network.state:  # another head of the same network may have made it
+                network.state.write(name, parameter.asnumpy())
+            parameter.state = network.state
+        self.state = network.state
+        self._parameters = {name: shared.get(name, p) for name, p in self._parameters.items()}
+        self.added = frozenset(added) | (network.added if isinstance(network, LessBN) else set())
 
     @staticmethod
     def convert(network: Network, fn_flag: bool) -> tuple[Report, ...]:
         """Convert a network in place, unless it has been converted; returns what was done.
 
-        Cells that contain the network contain the converted one afterwards, with new parameters.
+        Cells that contain the network contain the converted one afterwards. Parameters remain the
+        same objects.
         """
         if isinstance(network, LessBN) and network.fn_flag >= fn_flag:
             return ()

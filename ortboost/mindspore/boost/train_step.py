@@ -49,7 +49,10 @@ class _Boosts:
         optimizer = self.optimizer
         while isinstance(optimizer, OptimizerWrapper) and not isinstance(optimizer, FreezeOpt):
             optimizer = optimizer.optimizer
-        return optimizer.train_strategy if isinstance(optimizer, FreezeOpt) else None
+        if not isinstance(optimizer, FreezeOpt) or optimizer.train_strategy is None:
+            return None
+        freeze = self._steps.freeze  # as it was when this cell was made
+        return None if freeze is None else list(freeze.sequence or ())
 
     @property
     def use_grad_accumulation(self) -> bool:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.traced import Traced
 
-__all__ = ["Cell"]
+__all__ = ["Cell", "has_own_construct", "refuse_own_methods"]
+
+_COMPUTING: Final = (
+    "construct",
+    "decay_weight",
+    "get_loss",
+    "get_lr",
+    "get_weight_decay",
+    "gradients_centralization",
+    "scale_grad",
+)
 
 
 class Cell:
@@ -102,3 +112,37 @@ class Cell:
             The cell itself.
         """
         return self
+
+
+def has_own_construct(cell: Cell) -> bool:
+    """Whether a user's subclass overrides ``construct``."""
+    return _is_own(cell, "construct")
+
+
+def refuse_own_methods(owner: str, cell: Cell | None, names: Sequence[str] = _COMPUTING) -> None:
+    """Refuse a user's subclass with a method that MindSpore calls, but a step graph does not.
+
+    Args:
+        owner: Name of the training cell, for errors.
+        cell: A network, loss, optimizer or update cell.
+        names: The methods.
+
+    Raises:
+        NotInThisVersionError: It has one.
+    """
+    found = next((name for name in names if _is_own(cell, name)), None)
+    if found is not None:
+        own = type(cell)
+        kind = next(k for k in own.__mro__ if k.__module__.startswith("ortboost."))
+        wanted = vars(kind).get("in_words", kind.__name__)
+        raise NotInThisVersionError(
+            f"'{own.__name__}' has its own {found}, but a training step is a graph and does not "
+            "call it.",
+            where=f"{owner}, {own.__name__}.{found}",
+            fix=f"Use {wanted}; other computations belong in the ONNX file.",
+        )
+
+
+def _is_own(cell: Cell | None, method: str) -> bool:
+    module = getattr(getattr(cell, method, None), "__module__", None) or "ortboost."
+    return not module.startswith("ortboost.")

@@ -42,6 +42,10 @@ class LiveState:
         self.version = 0
         """Incremented whenever a value may have changed."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the latest values and no holder."""
+        return {**vars(self), "_values": dict(self.values()), "_holder": None, "_held": frozenset()}
+
     def __contains__(self, name: str) -> bool:
         return name in self._values or name in self._held
 

@@ -106,6 +106,10 @@ class Network(Shown, Cell):
         """Shape of the (first) output with names for symbolic axes; ``None`` if unknown."""
         self.outputs = [value.name or "" for value in self._forward_model.graph.outputs]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy opens its own session."""
+        return {**vars(self), "_session": None, "_device_values": {}, "_device_version": -1}
+
     def _facts(self) -> dict[str, object]:
         trained = self.trainable_params()
         return {

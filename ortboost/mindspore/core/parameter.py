@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import check_argument
 from ortboost.core.arrays import as_array
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.tensor import Tensor
 
@@ -49,7 +53,7 @@ class Parameter:
         requires_grad: bool,
         role: str,
     ) -> None:
-        self.name, self.state, self.shape, self.dtype = name, state, shape, dtype
+        self._name, self.state, self.shape, self.dtype = name, state, shape, dtype
         self.requires_grad, self.role = requires_grad, role
         self.comm_fusion = 1
         """For compatibility, without effect: the exchange of gradients forms its own groups."""
@@ -63,6 +67,19 @@ class Parameter:
         parameter = cls.__new__(cls)
         parameter._attach(name, state, value.shape, value.dtype, requires_grad, role)
         return parameter
+
+    @property
+    def name(self) -> str:
+        """Its name, that of the ONNX file."""
+        return self._name
+
+    @name.setter
+    def name(self, value: object) -> None:
+        raise NotInThisVersionError(
+            f"The parameter '{self.name}' cannot be renamed.",
+            where=f"parameter '{self.name}', name",
+            fix="Rename it in the ONNX file, or in the dict given to save_checkpoint.",
+        )
 
     @property
     def requires_grad(self) -> bool:

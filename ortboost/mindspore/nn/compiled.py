@@ -21,7 +21,12 @@ from ortboost.core.errors import UsageError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
-from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
+from ortboost.mindspore.core.cell import refuse_own_methods
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input, check_count
 from ortboost.mindspore.nn.loss import LossBase
@@ -67,14 +72,10 @@ class CompiledSteps:
         divisor: float,
     ) -> None:
         optimizer = updates.optimizer
-        for parameter in optimizer.parameters:
-            if parameter.state is not network.state:
-                raise ArgumentValueError(
-                    f"The parameter '{parameter.name}' belongs to another network.",
-                    where=owner,
-                    fix="Make the optimizer with net.trainable_params() of this network.",
-                )
-        self.network, self.loss, self.optimizer = network, loss, optimizer
+        for cell in (network, loss, optimizer):
+            refuse_own_methods(owner, cell)
+        self.owner, self.network, self.loss, self.optimizer = owner, network, loss, optimizer
+        self._check_parameters()
         self.scale, self.check_finite = scale, check_finite
         # A line search compares losses with slopes, so it needs the gradients of the loss itself.
         self.divisor = divisor if updates.line_search is None else 1.0
@@ -84,6 +85,10 @@ class CompiledSteps:
         self.calls = 0
         self._built: dict[Any, tuple[Stepper | Updater, dict[str, list[str]]]] = {}
         self._last: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy compiles its own steps, which continue with the latest state."""
+        return {**vars(self), "_built": {}, "_last": None}
 
     def step(self, *inputs: Any) -> StepResult:
         """Run one step on a batch: data of each input of the network, then the labels."""
@@ -109,9 +114,27 @@ class CompiledSteps:
         self._record(result.applied_steps)
         return result
 
+    def _check_parameters(self) -> None:
+        """Check that the network has the parameters of the optimizer."""
+        own = {id(parameter) for parameter in self.network.get_parameters()}
+        for parameter in self.optimizer.parameters:
+            if id(parameter) not in own:
+                raise ArgumentValueError(
+                    f"The parameter '{parameter.name}' belongs to another network.",
+                    where=self.owner,
+                    fix="Make the optimizer with net.trainable_params() of this network, after a "
+                    "LessBN, which removes parameters.",
+                )
+
     def flush(self) -> bool:
         """Update with an incomplete window of accumulation; False if there is none."""
         if self._last is None:
+            if self.calls and self.accumulate > 1:  # a copy, which may be within a window
+                raise ArgumentRuntimeError(
+                    "A copied training cell cannot flush before its first step.",
+                    where=f"{self.owner}.flush",
+                    fix="Flush the cell before it is copied, or run a step of the copy first.",
+                )
             return False
         if not self._lent(self._last).flush(self.optimizer.rates()):
             return False
@@ -147,7 +170,9 @@ class CompiledSteps:
         trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
         config = self._loss_config(labels)
         # What a step graph depends on and a user may change between two calls.
-        key = (trained, config.label_shape, self.network.precision)
+        loss = (config.label_shape, config.reduction)
+        rule = (repr(self.optimizer.rule()), self.optimizer.weight_decay)
+        key = (trained, loss, rule, self.network.precision)
         if key not in self._built:
             self._built[key] = self._build(trained, config)
         self._last = key
@@ -205,7 +230,16 @@ class CompiledSteps:
                 where="requires_grad",
                 fix="Set requires_grad = True on the parameters to train.",
             )
+        self._check_parameters()  # again: a network may be converted in place
         optimizer = self.optimizer
+        division = (self.freeze,)
+        if optimizer.divided_by not in (None, division):
+            raise ArgumentValueError(
+                "Another training cell has divided the state of this optimizer into other groups.",
+                where=f"{self.owner}, {type(optimizer).__name__}",
+                fix="Make an optimizer for each FreezeOpt, and for cells without one.",
+            )
+        optimizer.divided_by = division
         adapted = optimizer.adapted()
         return build_program(
             self.network.model,
@@ -255,6 +289,12 @@ class CompiledSteps:
         groups = tuple(
             tuple(name for name in group if name in trained) for group in self.freeze.groups
         )
+        if not all(groups):
+            raise ArgumentValueError(
+                "All parameters of a group are frozen.",
+                where=f"{self.owner}, group {groups.index(())} of FreezeOpt",
+                fix="Set requires_grad = True on one of them, or leave the group out.",
+            )
         return dataclasses.replace(self.freeze, groups=groups)
 
     def _arrays(self, inputs: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Any]:

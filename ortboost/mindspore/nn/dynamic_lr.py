@@ -149,7 +149,7 @@ def cosine_decay_lr(
 
 @checked
 def warmup_lr(
-    learning_rate: PositiveFloat, total_step: Count, step_per_epoch: Count, warmup_epoch: Count
+    learning_rate: NotNegativeFloat, total_step: Count, step_per_epoch: Count, warmup_epoch: Count
 ) -> list[float]:
     """Linear warm-up from 0, reaching ``learning_rate`` at epoch ``warmup_epoch``.
 
@@ -166,7 +166,7 @@ def piecewise_constant_lr(
 ) -> list[float]:
     """Constant rates; ``learning_rates[k]`` holds until step ``milestone[k]``, exclusive.
 
-    There must be as many rates as milestones, and the milestones must increase.
+    There must be as many rates as milestones, and the milestones must not decrease.
 
     Example:
         >>> piecewise_constant_lr([2, 3], [0.1, 0.05])
@@ -180,9 +180,9 @@ def piecewise_constant_lr(
         )
     rates: list[float] = []
     for end, rate in zip(milestone, learning_rates, strict=True):
-        if end <= len(rates):
+        if end < len(rates):
             raise ArgumentValueError(
-                f"The milestone {end} is not above the one before.",
+                f"The milestone {end} is below the one before.",
                 where="piecewise_constant_lr, milestone",
                 fix="List step numbers in increasing order.",
             )

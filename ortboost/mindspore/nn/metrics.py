@@ -70,7 +70,7 @@ class Metric:
 
     def __init__(self) -> None:
         self.indexes: Sequence[int] | None = None
-        self.clear()
+        self._mean = Mean()  # not by clear(), which a subclass may not support yet
 
     def clear(self) -> None:
         """Reset the metric."""
@@ -104,9 +104,23 @@ class Metric:
         """Rearrange the inputs of ``update``: ``[2, 1]`` makes (a, b, c) to (c, b).
 
         In a metric of your own, ``update`` needs the decorator :func:`rearrange_inputs` for it.
+
+        Raises:
+            ArgumentValueError: It is not a list of integers.
         """
+        if not isinstance(indexes, list) or not all(isinstance(index, int) for index in indexes):
+            raise ArgumentValueError(
+                f"'indexes' is {indexes!r}.",
+                where=f"{type(self).__name__}.set_indexes",
+                fix="Give a list of numbers: [0, 2].",
+            )
         self.indexes = list(indexes)
         return self
+
+    @staticmethod
+    def _convert_data(data: Any) -> NDArray[Any]:
+        """Convert an input of ``update`` to an array; metrics of users call it, as in MindSpore."""
+        return as_array(data, "data")
 
     def _add(self, values: NDArray[Any]) -> None:
         """Add one value for each sample, or position of one."""
@@ -216,15 +230,16 @@ class Loss(Metric):
 
     @rearrange_inputs
     def update(self, *inputs: Any) -> None:
-        """Add the loss of one batch, a scalar."""
-        loss = as_array(inputs[0], "loss")
-        if loss.size != 1:
+        """Add the loss of one batch, a scalar or one value per sample."""
+        loss = as_array(inputs[0], "loss") if len(inputs) == 1 else None
+        if loss is None or loss.ndim > 1:
+            found = f"{len(inputs)} arrays" if loss is None else f"a loss {list(loss.shape)}"
             raise ArgumentValueError(
-                f"The loss has the shape {list(loss.shape)}.",
+                f"'Loss' needs a scalar or one loss per sample, not {found}.",
                 where="Loss",
                 fix="Use a loss with the reduction 'mean' or 'sum'.",
             )
-        self._add(loss.reshape(1))
+        self._add(np.mean(loss, keepdims=True, dtype=np.float64).reshape(1))
 
 
 _METRICS: Mapping[str, Callable[..., Metric]] = {

@@ -12,6 +12,8 @@ import glob
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import numpy as np
+
 from ortboost.boosts.base import Boost
 from ortboost.core.arguments import checked
 from ortboost.core.field_types import Range
@@ -23,6 +25,7 @@ from ortboost.mindspore.core.arguments import (
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.parameter_groups import (
     check_decay,
     check_rate,
@@ -84,6 +87,8 @@ class Optimizer(Cell):
         self.state = LiveState()
         self.applied_steps = 0
         """Number of applied updates; skipped steps do not count."""
+        self.divided_by: Any = None
+        """The groups of gradient freeze among which the state is divided, once it is used."""
 
     # ---- for training steps -------------------------------------------------------------------
 
@@ -180,16 +185,19 @@ class Optimizer(Cell):
         self._learning_rate = check_rate(type(self).__name__, value)
 
     @property
-    def global_step(self) -> int:
-        """Number of applied updates."""
-        return self.applied_steps
+    def global_step(self) -> Tensor:
+        """Number of applied updates, int32."""
+        return Tensor(np.int32(self.applied_steps))
 
-    def get_lr(self) -> float | tuple[float, ...]:
-        """The learning rate of the next update; with groups one per parameter, in order."""
+    def get_lr(self) -> Tensor | tuple[Tensor, ...]:
+        """The learning rate of the next update, float32; with groups one per parameter."""
         rates = self.rates()
         own = rates[names.LEARNING_RATE]
         keys = [names.learning_rate_name(f"group{index}") for index in range(len(self._groups))]
-        return self._each(own, [rates.get(key) for key in keys])
+        each = self._each(own, [rates.get(key) for key in keys])
+        if isinstance(each, tuple):
+            return tuple(Tensor(np.float32(rate)) for rate in each)
+        return Tensor(np.float32(each))
 
     def get_lr_parameter(self, param: Parameter | list[Parameter]) -> Any:
         """The learning rate of a parameter, a number, an array with one per update, or a schedule.

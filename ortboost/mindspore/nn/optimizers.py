@@ -6,6 +6,7 @@ Arguments that their docstrings omit (``params``, ``learning_rate``, ``weight_de
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
@@ -190,7 +191,7 @@ class LARS(Optimizer):
 
     Args:
         optimizer: The optimizer that receives the adapted gradients. LARS takes over its weight
-            decay, and shares its parameters, rates and count of updates.
+            decay, and shares its parameters and rates.
         epsilon: Added to the denominator, a float.
         coefficient: Trust coefficient, a float above 0.
         use_clip: Bound the adapted rate by the learning rate.
@@ -246,8 +247,9 @@ class LARS(Optimizer):
 
     def rates(self) -> dict[str, float]:
         """The rates of the inner optimizer at this optimizer's count of updates."""
-        self.optimizer.applied_steps = self.applied_steps
-        return self.optimizer.rates()
+        inner = copy.copy(self.optimizer)  # which may have a count of its own
+        inner.applied_steps = self.applied_steps
+        return inner.rates()
 
     def adapted(self) -> tuple[str, ...] | None:
         """Patterns of the adapted parameters."""

@@ -6,7 +6,7 @@ The whole step (forward, loss, backward, unscaling, finite check, update, scale)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ortboost.mindspore.core.arguments import (
     NotInThisVersionError,
     positive,
 )
-from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.cell import Cell, refuse_own_methods
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.compiled import CompiledSteps
@@ -29,6 +29,8 @@ from ortboost.mindspore.nn.wrap import network_of, parts_of
 from ortboost.program import names
 
 __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
+
+_STEP_METHODS: Final = ("start_overflow_check", "get_overflow_status", "process_loss_scale")
 
 
 class _TrainStep(Cell):
@@ -147,16 +149,18 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
     ) -> None:
         super().__init__()
         owner = type(self).__name__
+        refuse_own_methods(owner, self, _STEP_METHODS)
         policy: ScaleConfig
         start: Any
         if isinstance(scale_sense, LossScaleUpdateCell):
+            refuse_own_methods(owner, scale_sense)
             policy, start = scale_sense.config, scale_sense.get_loss_scale()
         elif isinstance(scale_sense, GroupedScaleCell):
             trained = updates_of(optimizer).optimizer.parameters
             policy = scale_sense.policy(owner, network_of(owner, network), trained)
             start = policy.starts()
-        elif isinstance(scale_sense, np.ndarray):
-            start = _scale_value(owner, "scale_sense", scale_sense)
+        elif isinstance(scale_sense, np.ndarray | Parameter):
+            start = _scale_value(owner, "scale_sense", np.asarray(scale_sense))
             policy = FixedScaleConfig(start)
         else:
             raise ArgumentTypeError(
@@ -182,6 +186,8 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
             sens: Array of shape ``()`` or ``(1,)``, above 0; with groups also ``[groups]``.
         """
         owner = type(self).__name__
+        if isinstance(sens, Parameter):
+            sens = sens.data
         if not isinstance(sens, np.ndarray):
             raise ArgumentTypeError(
                 f"'sens' is {type(sens).__name__}.",

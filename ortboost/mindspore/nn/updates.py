@@ -9,6 +9,7 @@ from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.roles import LineSearch
 from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.optimizer import Optimizer
 
 __all__ = ["OptimizerWrapper", "Updates", "updates_of"]
@@ -70,14 +71,14 @@ class OptimizerWrapper(Cell):
         self.optimizer.learning_rate = value
 
     @property
-    def global_step(self) -> int:
+    def global_step(self) -> Tensor:
         """Number of applied updates."""
-        step: int = self.optimizer.global_step
+        step: Tensor = self.optimizer.global_step
         return step
 
-    def get_lr(self) -> float | tuple[float, ...]:
+    def get_lr(self) -> Tensor | tuple[Tensor, ...]:
         """The learning rate of the next update; with groups one per parameter."""
-        rate: float | tuple[float, ...] = self.optimizer.get_lr()
+        rate: Tensor | tuple[Tensor, ...] = self.optimizer.get_lr()
         return rate
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ortboost.core.arguments import check_argument, checked
 from ortboost.mindspore.core.arguments import ArgumentTypeError
-from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.cell import Cell, has_own_construct
 from ortboost.mindspore.core.network import Network, check_count
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
@@ -116,7 +116,7 @@ def parts_of(owner: str, value: Any) -> tuple[Network, LossBase | None]:
     It is a network, a :class:`WithLossCell`, or a user's cell whose ``construct`` is
     ``loss_fn(network(data), label)``. Errors name the caller, ``owner``.
     """
-    if isinstance(value, WithLossCell):
+    if isinstance(value, WithLossCell) and not has_own_construct(value):
         return value.backbone_network, value.loss_fn
     if not isinstance(value, Network) and holds_network(value):
         return _traced_parts(value)

@@ -23,6 +23,8 @@ from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContex
 __all__ = ["TrainerAdapter"]
 
 _NEVER: Final = (
+    "__enter__",
+    "__exit__",
     "on_eval_begin",
     "on_eval_epoch_begin",
     "on_eval_step_begin",
@@ -62,7 +64,8 @@ class TrainerAdapter(training.Callback):
                 raise ArgumentValueError(
                     f"The trainer of a program never calls '{method}'.",
                     where=f"callbacks, {type(callback).__name__}",
-                    fix="Use on_eval_end, or train with ortboost.Model.",
+                    fix="Use on_train_begin, on_train_end or on_eval_end, or train with "
+                    "ortboost.Model.",
                 )
         self._args = _Parameters(mode="train")
         self._context = RunContext(self._args)

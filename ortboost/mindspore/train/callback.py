@@ -4,18 +4,21 @@ A callback's methods receive a :class:`RunContext`; ``run_context.original_args(
 attributes ``epoch_num``, ``batch_num`` (steps per epoch, 0 if unknown), ``cur_epoch_num`` and
 ``cur_step_num`` (from 1), ``cur_step_in_epoch``, ``network``, ``train_network``, ``loss_fn``,
 ``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``; in
-validation also ``valid_dataset``, ``metrics`` and, after it, ``eval_results``.
+validation also ``eval_network``, ``valid_dataset``, ``eval_dataset_element`` and, after it, the
+results as ``metrics`` and, with ``eval_loss``, ``eval_results``. ``Model.eval`` has none of those
+of training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 
-__all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all"]
+__all__ = ["Callback", "CallbackParam", "RunContext", "call_all", "entered"]
 
 
 class CallbackParam(dict[str, Any]):
@@ -86,6 +89,13 @@ class Callback:
         from ortboost.mindspore.train.adapter import TrainerAdapter  # it imports this class
 
         return TrainerAdapter(self)
+
+    def __enter__(self) -> Callback:
+        """Acquire resources for a run; the default is nothing."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release them, also after an error."""
 
     def begin(self, run_context: RunContext) -> None:
         """Before everything."""
@@ -165,6 +175,17 @@ def as_callbacks(value: Any) -> list[Callback]:
                 fix="Give a Callback or a list of them.",
             )
     return items
+
+
+@contextlib.contextmanager
+def entered(value: Any) -> Iterator[list[Callback]]:
+    """Enter the callbacks, which are context managers, for a run.
+
+    Raises:
+        ArgumentTypeError: An item is not a callback.
+    """
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(callback) for callback in as_callbacks(value)]
 
 
 def call_all(callbacks: Sequence[Callback], method: str, run_context: RunContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -149,11 +150,21 @@ class EarlyStopping(Callback):
         self._min_delta = abs(min_delta)
         self._seen, self._best = self._fresh(self.baseline), self._fresh(None)
         self._weights: dict[str, Any] = {}
+        self._available = False  # whether the metric was ever seen
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Reset the state."""
         self._seen, self._best = self._fresh(self.baseline), self._fresh(None)
-        self._weights = {}
+        self._weights, self._available = {}, False
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Warn if there was nothing to watch."""
+        if not self._available:
+            warnings.warn(
+                f"EarlyStopping watched nothing: there was no validation with '{self.monitor}'; "
+                "give Model.fit a valid_dataset, or watch 'loss'",
+                stacklevel=2,
+            )
 
     def _fresh(self, best: float | None) -> Patience:
         goal = Goal(self.monitor, self._mode, self._min_delta)
@@ -184,6 +195,7 @@ class EarlyStopping(Callback):
         value = self._value(args)
         if value is None:
             return
+        self._available = True
         network: Network = args.network
         # The best weights are also kept if none improves on the baseline.
         if self._best.look(value) and self.restore_best_weights:
@@ -207,7 +219,7 @@ class EarlyStopping(Callback):
         raise ArgumentValueError(
             f"'{self.monitor}' is not available.",
             where="EarlyStopping, monitor",
-            fix=f"Give one of loss, {', '.join(results)}; eval_loss needs the metric 'loss'.",
+            fix=f"Give one of loss, {', '.join(results)}.",
         )
 
 

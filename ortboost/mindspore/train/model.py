@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import numpy as np
+
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import require_known
 from ortboost.core.field_types import Range
@@ -27,8 +29,8 @@ from ortboost.mindspore.train.callback import (
     Callback,
     CallbackParam,
     RunContext,
-    as_callbacks,
     call_all,
+    entered,
 )
 from ortboost.mindspore.train.model_arguments import (
     backbone_of,
@@ -55,8 +57,9 @@ class Model:
         metrics: A set of names (``{"accuracy", "loss"}``, see
             :func:`ortboost.mindspore.nn.metrics.names`) or a dict from a name to a metric.
         eval_network: A cell that returns the inputs of the metrics; by default
-            :class:`ortboost.mindspore.nn.WithEvalCell`.
-        eval_indexes: Indices of loss, prediction and label among its outputs.
+            :class:`ortboost.mindspore.nn.WithEvalCell`, with the indices 0, 1 and 2.
+        eval_indexes: Indices of loss, prediction and label among its outputs. Without them, an
+            ``eval_network`` passes all outputs to each metric.
         amp_level: Mixed precision of the training steps, see
             :func:`ortboost.mindspore.amp.build_train_network`. Evaluation and prediction are in
             float32.
@@ -104,7 +107,7 @@ class Model:
         if any(boost.boost_config.values()):
             network, optimizer = boosted(boost, network, optimizer, eval_network)
             check_scale_groups(boost, manager)
-        self._network, self._loss_fn = network, loss_fn
+        self._network, self._loss_fn, self._manager = network, loss_fn, manager
         self._metrics = get_metrics(metrics)
         self._eval_indexes = check_indexes(eval_indexes)
         self._backbone = backbone_of(network)
@@ -127,6 +130,7 @@ class Model:
         self._eval_network = eval_network
         if eval_network is None and self._metrics:
             self._eval_network = self._default_eval_network()
+            self._eval_indexes = self._eval_indexes or (0, 1, 2)
 
     def _default_eval_network(self) -> WithEvalCell:
         loss = self._loss_fn
@@ -180,7 +184,8 @@ class Model:
             initial_epoch: Number of epochs already done, below ``epoch``.
         """
         check_sink("Model.train", dataset_sink_mode, sink_size)
-        self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
+        with entered(callbacks) as listeners:
+            self._run("Model.train", epoch, train_dataset, listeners, initial_epoch)
 
     def fit(
         self,
@@ -212,27 +217,28 @@ class Model:
         check_argument(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
         chosen = validation_epochs(owner, valid_frequency)
         if valid_dataset is None:
-            self._run(owner, epoch, train_dataset, callbacks, initial_epoch)
+            with entered(callbacks) as listeners:
+                self._run(owner, epoch, train_dataset, listeners, initial_epoch)
             return
         self._need_metrics(owner)
         batches = self._batches(valid_dataset, owner)
-        listeners = as_callbacks(callbacks)
 
         def validate(number: int, args: CallbackParam) -> None:
             if chosen(number):
-                args.eval_results = self._evaluate(batches, listeners)
-                print(f"Eval result: epoch {number}, metrics: {args.eval_results}", flush=True)
-            else:
-                args.eval_results = {}
+                given = CallbackParam(args, valid_dataset=valid_dataset)
+                results = self._evaluate(batches, args.list_callback, given)
+                args.eval_results = given.eval_results
+                print(f"Eval result: epoch {number}, metrics: {results}", flush=True)
 
-        self._run(owner, epoch, train_dataset, callbacks, initial_epoch, validate)
+        with entered(callbacks) as listeners:
+            self._run(owner, epoch, train_dataset, listeners, initial_epoch, validate)
 
     def _run(
         self,
         owner: str,
         epoch: Any,
         dataset: Any,
-        callbacks: Any,
+        listeners: list[Callback],
         initial_epoch: Any,
         validate: Callable[[int, CallbackParam], None] | None = None,
     ) -> None:
@@ -244,7 +250,6 @@ class Model:
                 where=owner,
                 fix="Give Model a loss_fn and an optimizer, or a training cell as network.",
             )
-        listeners = as_callbacks(callbacks)
         batches = self._batches(dataset, owner)
         args = CallbackParam(
             mode="train",
@@ -265,6 +270,10 @@ class Model:
             list_callback=listeners,
         )
         context = RunContext(args)
+        # The training cell has its own scale; the manager of the host follows the overflows.
+        manager = self._manager
+        if not isinstance(manager, LossScaleManager) or not manager.get_drop_overflow_update():
+            manager = None
         self._train_network.set_train(True)
         call_all(listeners, "on_train_begin", context)
         for number in range(initial_epoch, epoch):
@@ -275,7 +284,9 @@ class Model:
                 args.cur_step_in_epoch += 1
                 args.train_dataset_element = batch
                 call_all(listeners, "on_train_step_begin", context)
-                args.net_outputs = self._train_network(*batch)
+                args.net_outputs = outputs = self._train_network(*batch)
+                if manager is not None and isinstance(outputs, tuple):
+                    manager.update_loss_scale(bool(outputs[1]))
                 call_all(listeners, "on_train_step_end", context)
                 if context.get_stop_requested():
                     break
@@ -283,6 +294,7 @@ class Model:
             if validate is not None and not context.get_stop_requested():
                 validate(number + 1, args)
             call_all(listeners, "on_train_epoch_end", context)
+            args.pop("eval_results", None)
             if context.get_stop_requested():
                 break
         call_all(listeners, "on_train_end", context)
@@ -305,47 +317,58 @@ class Model:
         check_argument("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
         self._need_metrics("Model.eval")
         batches = self._batches(valid_dataset, "Model.eval")
-        return self._evaluate(batches, as_callbacks(callbacks))
+        args = CallbackParam(network=self._backbone, valid_dataset=valid_dataset)
+        with entered(callbacks) as listeners:
+            return self._evaluate(batches, listeners, args)
 
-    def _evaluate(self, batches: Batches, listeners: list[Callback]) -> dict[str, float]:
+    def _evaluate(
+        self, batches: Batches, listeners: list[Callback], args: CallbackParam
+    ) -> dict[str, float]:
         network: Any = self._eval_network  # exists if there are metrics
         for metric in self._metrics.values():
             metric.clear()
-        args = CallbackParam(
-            mode="eval",
-            batch_num=batches.size,
-            cur_step_num=0,
-            network=self._backbone,
-            eval_network=network,
-            metrics=self._metrics,
-            net_outputs=None,
-            list_callback=listeners,
-        )
+        losses = Loss()
+        args |= {
+            "mode": "eval",
+            "batch_num": batches.size,
+            "cur_step_num": 0,
+            "eval_network": network,
+            "net_outputs": None,
+            "list_callback": listeners,
+        }
         context = RunContext(args)
         network.set_train(False)
         call_all(listeners, "on_eval_begin", context)
         call_all(listeners, "on_eval_epoch_begin", context)
         for batch in batches.epoch(0):
             args.cur_step_num += 1
+            args.eval_dataset_element = batch
             call_all(listeners, "on_eval_step_begin", context)
-            args.net_outputs = outputs = network(*batch)
+            args.net_outputs = network(*batch)
+            returned = args.net_outputs
+            outputs = returned if isinstance(returned, tuple) else (returned,)
             for metric in self._metrics.values():
-                self._feed(metric, outputs if isinstance(outputs, tuple) else (outputs,))
+                self._feed(metric, outputs)
+            if self._eval_indexes is not None:
+                losses.update(np.mean(chosen(outputs, self._eval_indexes[:1])[0]))
             call_all(listeners, "on_eval_step_end", context)
             if context.get_stop_requested():
                 break
-        args.eval_results = {name: metric.eval() for name, metric in self._metrics.items()}
+        results = {name: metric.eval() for name, metric in self._metrics.items()}
+        args.metrics = results
+        args.eval_results = dict(results)
+        if self._eval_indexes is not None:
+            args.eval_results["eval_loss"] = losses.eval()
         call_all(listeners, "on_eval_epoch_end", context)
         call_all(listeners, "on_eval_end", context)
-        results: dict[str, float] = args.eval_results
         return results
 
     def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
         """Pass a metric its inputs among the outputs of the evaluation network."""
-        if self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
+        if self._eval_indexes is None:
             metric.update(*outputs)
         else:
-            loss, prediction, label = self._eval_indexes or (0, 1, 2)
+            loss, prediction, label = self._eval_indexes
             indexes = [loss] if isinstance(metric, Loss) else [prediction, label]
             metric.update(*chosen(outputs, indexes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class ModelCheckpoint(Callback):
     """Save the weights as ``<directory>/<prefix>-<epoch>_<step>.safetensors``.
 
     Args:
-        prefix: Start of the names.
+        prefix: Start of the names. If the folder already has checkpoints of it, a number is added
+            (``prefix_1``), as in MindSpore, so that those of an earlier run are kept.
         directory: Folder, created if missing; the current one if not given.
         config: When to save.
 
@@ -68,7 +70,8 @@ class ModelCheckpoint(Callback):
             raise ArgumentValueError(
                 f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short string."
             )
-        self._prefix, self._directory = prefix, Path(directory or ".")
+        self._directory = Path(directory or ".")
+        self._prefix = _unused(prefix, self._directory)
         self._config = config or CheckpointConfig()
         self._last_step, self._last_time = 0, 0.0
         self._files: list[Path] = []
@@ -121,3 +124,11 @@ class ModelCheckpoint(Callback):
         keep = self._config.keep_checkpoint_max
         while keep and len(self._files) > keep:
             self._files.pop(0).unlink(missing_ok=True)
+
+
+def _unused(prefix: str, folder: Path) -> str:
+    """The prefix, with a number if the folder has checkpoints of it."""
+    name = re.compile(re.escape(prefix) + r"(?:_(\d+))?-\d+_\d+\.safetensors")
+    matches = (name.fullmatch(file.name) for file in folder.glob("*.safetensors"))
+    numbers = [int(found[1] or 0) for found in matches if found]
+    return f"{prefix}_{max(numbers) + 1}" if numbers else prefix

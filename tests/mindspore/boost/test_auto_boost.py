@@ -136,7 +136,7 @@ def test_the_optimizer_trains_what_it_trained():
     )
     inner = optimizer.optimizer
     assert sorted(names(inner.parameters)) == ["fc.multiplier", "fc.weight"]
-    assert set(inner.get_lr()) == {0.5}
+    assert {float(rate) for rate in inner.get_lr()} == {0.5}
     assert "fc.bias" not in network.parameters_dict()
 
 
@@ -266,4 +266,21 @@ def test_configurations_that_make_no_sense(arguments, nearest):
 def test_refusals(call, kind):
     with pytest.raises(kind) as raised:
         call(AutoBoost("O1"), mixed_net())
+    assert_three_lines(raised.value)
+
+
+def test_parameters_stay_the_same_objects_and_a_second_call_trains_the_head_too():
+    net = resnet()
+    parameters, optimizer = net.parameters_dict(), momentum(net)
+    only_less = {"boost": {"mode": "manual", "grad_freeze": False}}
+    for _ in range(2):
+        network, fresh = AutoBoost("O1", only_less).network_auto_process_train(
+            with_loss(net), optimizer
+        )
+        assert names(fresh.parameters)[-1] == "fc.multiplier"
+    BoostTrainOneStepCell(network, fresh)(*images(1)[0])
+    left = [p for name, p in net.parameters_dict().items() if name in parameters]
+    assert all(p is parameters[p.name] for p in left)
+    with pytest.raises(ValueError, match=r"bn1.* belongs to another network") as raised:
+        nn.TrainOneStepCell(network, optimizer)
     assert_three_lines(raised.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -240,3 +242,16 @@ def test_refusals(make, kind):
     with pytest.raises(kind) as raised:
         make(golden.network("mlp"))
     assert_three_lines(raised.value)
+
+
+def test_a_copy_continues_a_window_but_does_not_flush_it_unseen():
+    _, optimizer, step = accumulating(2)
+    batches = list(golden.batches("mlp", 4))
+    step(*batches[0])
+    other = copy.deepcopy(step)
+    with pytest.raises(RuntimeError, match="cannot flush before its first step") as raised:
+        other.flush()
+    assert_three_lines(raised.value)
+    assert [float(other(*b)) for b in batches[1:]] == [float(step(*b)) for b in batches[1:]]
+    assert other.optimizer.global_step == optimizer.global_step == 2
+    assert not copy.deepcopy(accumulating(2)[2]).flush()  # nothing was accumulated

@@ -408,3 +408,31 @@ def test_the_seed_of_numpy_has_no_part_in_the_draws():
     assert drawn[0] == drawn[1]
     other = GradientFreeze(4, 1, 0.5, 50, seed=6).generate_freeze_index_sequence(4, 1, 0.5, 50)
     assert other != drawn[0]
+
+
+def test_a_group_whose_parameters_are_all_frozen_is_named():
+    net = golden.network("mlp")
+    own = net.trainable_params()
+    optimizer = FreezeOpt(momentum(net), [own, own[-2:]], [0, 1])
+    step = BoostTrainOneStepCell(with_loss(net), optimizer)
+    optimizer.train_strategy = [1, 1]
+    assert step.train_strategy == [0, 1]  # the cell keeps what it was made with
+    for parameter in own[-2:]:
+        parameter.requires_grad = False
+    with pytest.raises(ValueError, match="All parameters of a group are frozen") as raised:
+        train(step, "mlp", 1)
+    assert "group 1" in raised.value.where
+    assert_three_lines(raised.value)
+
+
+def test_an_optimizer_serves_one_division_into_groups():
+    """The states of other groups, and the count of updates, would be taken for its own."""
+    net = golden.network("mlp")
+    own, optimizer = net.trainable_params(), momentum(net)
+    groups = [own, own[-2:]]
+    train(BoostTrainOneStepCell(with_loss(net), FreezeOpt(optimizer, groups)), "mlp", 1)
+    train(BoostTrainOneStepCell(with_loss(net), FreezeOpt(optimizer, groups)), "mlp", 1)
+    for other in (optimizer, FreezeOpt(optimizer, [own, own[1:]])):
+        with pytest.raises(ValueError, match="into other groups") as raised:
+            train(BoostTrainOneStepCell(with_loss(net), other), "mlp", 1)
+        assert_three_lines(raised.value)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost import nn
+from ortboost import amp, nn
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.mindspore.boost import LessBN
 from ortboost.mindspore.core.arguments import ArgumentTypeError
@@ -222,17 +222,39 @@ def image(batch: int = 3) -> np.ndarray:
     return np.random.default_rng(1).standard_normal((batch, 1, 8, 8)).astype(np.float32)
 
 
-def test_it_is_a_network_of_its_own():
+def test_it_shares_the_parameters_of_the_network():
     network = load(net("bottleneck"))
     less = LessBN(network)
     before = np.array(less(image()))
+    for name, parameter in less.parameters_dict().items():
+        assert parameter is network.parameters_dict()[name]
     parameter = network.parameters_dict()["conv0.weight"]
+    value = parameter.asnumpy()
     parameter.set_data(np.zeros(parameter.shape, np.float32))
-    np.testing.assert_array_equal(np.array(less(image())), before)
+    assert not np.array_equal(np.array(less(image())), before)
+    parameter.set_data(value)
     assert "one.bn1.weight" in network.parameters_dict()
     assert isinstance(less, Network)
     bare = run(less.to_model(), {"x": image()})["logits"]
     np.testing.assert_allclose(before, bare, rtol=1e-6, atol=1e-6)
+
+
+def test_both_networks_can_be_trained_in_turns():
+    """The weights of both after a step of each are those of the last one."""
+    network = load(net("basic"))
+    less = LessBN(network, fn_flag=True)
+    assert less.added == {"fc.multiplier"}
+    labels = np.array([0, 1, 2], np.int32)
+    for each in (network, less, network):
+        before = {name: p.asnumpy() for name, p in network.parameters_dict().items()}
+        loss = nn.WithLossCell(each, nn.SoftmaxCrossEntropyWithLogits(True, "mean"))
+        nn.TrainOneStepCell(loss, nn.SGD(each.trainable_params(), 0.1))(image(3), labels)
+        for name, parameter in network.parameters_dict().items():
+            changed = not np.array_equal(parameter.asnumpy(), before[name])
+            assert changed == (name in each.parameters_dict()), name
+    again = LessBN(network, fn_flag=True)  # the multiplier is that of the first
+    both = [n.parameters_dict()["fc.multiplier"].asnumpy() for n in (less, again)]
+    assert both[0] == both[1] != 1
 
 
 def test_it_takes_the_present_weights_and_settings():
@@ -243,8 +265,10 @@ def test_it_takes_the_present_weights_and_settings():
         np.full(parameters["one.conv1.weight"].shape, 0.25, np.float32)
     )
     parameters["fc.bias"].requires_grad = False
+    amp.auto_mixed_precision(network, "O2")
     less = LessBN(network)
     assert (less.threads, less.seed, less.training) == (1, 3, True)
+    assert less.precision is network.precision
     assert (less.parameters_dict()["one.conv1.weight"].asnumpy() == 0.25).all()
     assert "fc.bias" not in [p.name for p in less.trainable_params()]
     assert "fc.weight" in [p.name for p in less.trainable_params()]

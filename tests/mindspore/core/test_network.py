@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,3 +187,32 @@ def test_weights_that_did_not_reach_the_device_are_copied_again(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             net(x)
     np.testing.assert_allclose(net(x), before + 1, rtol=1e-5)
+
+
+def test_copies_go_their_own_ways_with_the_latest_values():
+    """Callbacks keep the best parameters, or the network, by a deep copy."""
+    net, batches = golden.network("mlp"), list(golden.batches("mlp", 4))
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    step = nn.TrainOneStepCell(
+        nn.WithLossCell(net, loss), nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    )
+    for batch in batches[:2]:
+        step(*batch)
+    values, outputs = golden.values(net), np.array(net(batches[0][0]))
+    parameters, other, again = copy.deepcopy((net.parameters_dict(), net, step))
+    step_of_copy = copy.deepcopy(step)
+    first = [float(step(*batch)) for batch in batches[2:]]
+    for name, value in values.items():
+        np.testing.assert_array_equal(parameters[name].asnumpy(), value)
+    np.testing.assert_array_equal(other(batches[0][0]), outputs)
+    for copied in (again, step_of_copy):  # with the moments
+        assert [float(copied(*batch)) for batch in batches[2:]] == first
+    np.testing.assert_array_equal(other(batches[0][0]), net(batches[0][0]))  # copied with its step
+
+
+def test_a_parameter_cannot_be_renamed():
+    parameter = golden.network("mlp").trainable_params()[0]
+    with pytest.raises(NotImplementedError, match=r"'fc1\.weight' cannot be renamed") as raised:
+        parameter.name = "other"
+    assert_three_lines(raised.value)
+    assert parameter.name == "fc1.weight"

@@ -23,6 +23,7 @@ SCORES = np.array([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]], np.float32)
         (nn.Top1CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 0.5),
         (nn.Top5CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 1.0),
         (nn.Loss(), [(np.float32(2),), (np.array([3.0]),)], 2.5),
+        (nn.Loss(), [(np.array([1.0, 2.0, 6.0]),), (np.array([1.0]),)], 2.0),
     ],
 )
 def test_values(metric, batches, value):
@@ -56,7 +57,10 @@ def test_choosing():
         (lambda: nn.Accuracy().update(SCORES), ValueError),
         (lambda: nn.Accuracy().update(SCORES, np.array([1, 2, 3])), ValueError),
         (lambda: nn.MSE().update(SCORES, SCORES[:1]), ValueError),
-        (lambda: nn.Loss().update(np.array([1.0, 2.0])), ValueError),
+        (lambda: nn.Loss().update(np.ones([2, 2])), ValueError),
+        (lambda: nn.Loss().update(1.0, 2.0), ValueError),
+        (lambda: nn.Accuracy().set_indexes(1), ValueError),
+        (lambda: nn.Accuracy().set_indexes([0, "a"]), ValueError),
         (lambda: nn.TopKCategoricalAccuracy(0), ValueError),
         (lambda: get_metrics(["acc"]), TypeError),
     ],
@@ -94,3 +98,27 @@ def test_indexes_rearrange_the_inputs():
     own = Own().set_indexes([1, 0])
     own.update("a", "b", "c")
     assert own.seen == ("b", "a")
+
+
+def test_a_metric_of_ones_own_written_for_mindspore():
+    class Share(nn.Metric):
+        def __init__(self, least):
+            super().__init__()
+            self.least = least  # after the base class, before clear
+            self.clear()
+
+        def clear(self):
+            self.above, self.count = self.least * 0, 0
+
+        def update(self, *inputs):
+            scores = self._convert_data(inputs[0])
+            self.above += (scores > self.least).sum()
+            self.count += scores.size
+
+        def eval(self):
+            return self.above / self.count
+
+    metric = Share(0.5)
+    for batch in ([0.1, 0.6], np.array([0.9, 0.8])):
+        metric.update(batch)
+    assert metric.eval() == 0.75

@@ -205,3 +205,17 @@ def test_a_rule_has_one_name_for_each_law():
     )
     decay = ortboost.AdamW(eps=1e-6, bias_correction=False)
     assert nn.AdamWeightDecay(params).rule() == decay
+
+
+def test_lars_leaves_the_count_of_its_inner_optimizer_alone():
+    net, batches = golden.network("mlp"), list(golden.batches("mlp", 3))
+    inner = nn.Momentum(net.trainable_params(), [0.1, 0.2, 0.3, 0.4], 0.9)
+    loss = nn.WithLossCell(net, nn.SoftmaxCrossEntropyWithLogits(True, "mean"))
+    plain, adapted = (nn.TrainOneStepCell(loss, o) for o in (inner, nn.LARS(inner)))
+    for cell in (plain, plain, adapted):
+        cell(*batches[0])
+    assert (inner.global_step, float(inner.get_lr())) == (2, pytest.approx(0.3))
+    assert (adapted.optimizer.global_step, float(adapted.optimizer.get_lr())) == (
+        1,
+        pytest.approx(0.2),
+    )

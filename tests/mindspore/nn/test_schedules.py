@@ -43,3 +43,21 @@ def test_users_can_write_their_own():
         seen.append(optimizer.get_lr())
         step(x, labels)
     assert seen == [1.0, 0.5, 0.25]
+
+
+def test_lists_accept_the_limits_that_mindspore_accepts():
+    assert nn.piecewise_constant_lr([2, 2, 3], [0.1, 0.2, 0.3]) == [0.1, 0.1, 0.3]
+    assert nn.warmup_lr(0.0, 2, 1, 1) == [0.0, 0.0]
+    with pytest.raises(ValueError, match="milestone 1"):
+        nn.piecewise_constant_lr([2, 1], [0.1, 0.2])
+
+
+def test_rates_and_counts_are_tensors():
+    """A callback of MindSpore reads opt.get_lr().asnumpy()."""
+    optimizer = nn.SGD(golden.network("mlp").trainable_params(), learning_rate=[0.1, 0.2])
+    for value, dtype, wanted in (
+        (optimizer.get_lr(), np.float32, 0.1),
+        (optimizer.global_step, np.int32, 0),
+    ):
+        assert (value.asnumpy().dtype, value.shape) == (dtype, ())
+        assert float(value) == pytest.approx(wanted)

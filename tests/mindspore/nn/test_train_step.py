@@ -7,6 +7,7 @@ from ortboost import nn
 from ortboost.core.errors import OrtBoostError
 from ortboost.mindspore.core.dtype import float32
 from ortboost.mindspore.core.network import load
+from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from tests.mindspore.nn import golden
 from tests.support import text_model
@@ -353,3 +354,34 @@ def test_the_factor_of_the_loss_cannot_be_changed():
     assert cell.sens == 8
     with pytest.raises(OrtBoostError, match="cannot be changed"):
         cell.sens = 4.0
+
+
+def test_settings_changed_after_the_first_step_take_effect():
+    net, batches = golden.network("mlp"), list(golden.batches("mlp", 3))
+    optimizer, loss = nn.Momentum(net.trainable_params(), 1e-4, 0.9), nn.MSELoss("sum")
+    labels = np.ones_like(net(batches[0][0]))
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
+    total = float(step(batches[0][0], labels))
+    before = golden.values(net)
+    optimizer.momentum, optimizer.learning_rate, loss.reduction = 0.0, 0.0, "mean"
+    wanted = np.mean((np.array(net(batches[0][0])) - labels) ** 2)
+    assert float(step(batches[0][0], labels)) == pytest.approx(wanted, rel=1e-5)
+    assert total > wanted
+    optimizer.weight_decay, optimizer.learning_rate = 1.0, 1.0  # w - (g + w)
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, before[name])
+    step(batches[1][0], labels)
+    after = golden.values(net)
+    assert np.abs(after["fc1.weight"]).mean() < 0.5 * np.abs(before["fc1.weight"]).mean()
+
+
+@pytest.mark.parametrize("value", [32.0, [32.0]])
+def test_a_parameter_is_a_scale_too(value):
+    net = golden.network("mlp")
+    scale = Parameter(Tensor(np.array(value, np.float32)), name="scale")
+    optimizer = nn.SGD(net.trainable_params())
+    step = nn.TrainOneStepWithLossScaleCell(entropy(net), optimizer, scale)
+    batch = next(iter(golden.batches("mlp", 1)))
+    assert float(step(*batch)[2]) == 32
+    step.set_sense_scale(Parameter(Tensor(8.0), name="scale"))
+    assert float(step(*batch)[2]) == 8

@@ -6,7 +6,7 @@ import pytest
 from ortboost import nn
 from ortboost.mindspore.core.network import load
 from tests.mindspore.nn import golden
-from tests.support import text_model
+from tests.support import assert_three_lines, text_model
 
 
 def test_with_loss_cell_gives_the_loss_and_its_parts():
@@ -67,3 +67,71 @@ def test_a_network_with_two_outputs_is_told_to_be_cut():
     assert [part.shape for part in net(x)] == [(1, 3), (1, 3)]
     with pytest.raises(TypeError, match="2 outputs"):
         nn.WithEvalCell(net, nn.MSELoss())(x, x)
+
+
+class Doubled(nn.MSELoss):
+    def construct(self, logits, labels):
+        return super().construct(logits, labels) * 2
+
+
+class Kept(nn.Momentum):
+    def construct(self, gradients):
+        return super().construct([gradient * 0 for gradient in gradients])
+
+
+class Halved(nn.Momentum):
+    def get_lr(self):
+        return super().get_lr() / 2
+
+
+class Never(nn.DynamicLossScaleUpdateCell):
+    def construct(self, loss_scale, overflow):
+        return super().construct(loss_scale, False)
+
+
+class Abstract(nn.LossBase):
+    def construct(self, logits, labels):
+        return labels
+
+
+@pytest.mark.parametrize("own", [Doubled, Kept, Halved, Never, Abstract])
+def test_a_method_that_the_graph_would_ignore_is_refused(own):
+    net = golden.network("mlp")
+    loss = own() if issubclass(own, nn.LossBase) else nn.MSELoss()
+    kind = own if issubclass(own, nn.Momentum) else nn.Momentum
+    scale = own(1024.0, 2, 10) if own is Never else nn.FixedLossScaleUpdateCell(8.0)
+    with pytest.raises(NotImplementedError, match=r"has its own (construct|get_lr)") as raised:
+        nn.TrainOneStepWithLossScaleCell(
+            nn.WithLossCell(net, loss), kind(net.trainable_params(), 0.1, 0.9), scale
+        )
+    assert_three_lines(raised.value)
+    assert f"{own.__name__}.{'get_lr' if own is Halved else 'construct'}" in raised.value.where
+
+
+def test_own_treatment_of_overflows_is_refused():
+    class Step(nn.TrainOneStepWithLossScaleCell):
+        def process_loss_scale(self, overflow):
+            return overflow
+
+    net = golden.network("mlp")
+    loss, optimizer = nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params())
+    with pytest.raises(NotImplementedError, match="has its own process_loss_scale"):
+        Step(loss, optimizer, nn.FixedLossScaleUpdateCell(8.0))
+
+
+def test_a_with_loss_cell_with_its_own_construct_is_traced():
+    class Same(nn.WithLossCell):
+        def construct(self, data, label):
+            return self.loss_fn(self.backbone_network(data), label)
+
+    class Double(nn.WithLossCell):
+        def construct(self, data, label):
+            return self.loss_fn(self.backbone_network(data), label) * 2
+
+    net, loss = golden.network("mlp"), nn.SoftmaxCrossEntropyWithLogits(True, "mean")
+    optimizer = nn.SGD(net.trainable_params())
+    batch = next(iter(golden.batches("mlp", 1)))
+    wanted = float(nn.WithLossCell(net, loss)(*batch))
+    assert float(nn.TrainOneStepCell(Same(net, loss), optimizer)(*batch)) == pytest.approx(wanted)
+    with pytest.raises(NotImplementedError, match="mul"):
+        nn.TrainOneStepCell(Double(net, loss), optimizer)

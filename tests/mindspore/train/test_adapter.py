@@ -178,6 +178,14 @@ def test_a_method_that_is_never_called_is_refused(run, data):
     assert "'on_eval_step_end'" in error.what
 
 
+def test_a_context_manager_is_refused(run, data):
+    class Resource(ob.Callback):
+        def __enter__(self):
+            return self
+
+    assert "'__enter__'" in refused(ArgumentValueError, run, data, [Resource()]).what
+
+
 def test_model_checkpoint_is_refused(run, data):
     assert "keep=3" in refused(ArgumentValueError, run, data, [ob.ModelCheckpoint()]).fix
 

@@ -185,6 +185,76 @@ def test_a_callback_can_stop_the_run():
     assert "on_eval_begin" not in [name for name, _, _ in recorder.calls]
 
 
+def test_callbacks_know_the_epoch_and_the_results_in_a_validation():
+    seen = []
+
+    class Results(Callback):
+        def on_train_step_begin(self, run_context):
+            assert "eval_results" not in run_context.original_args()
+
+        def on_eval_end(self, run_context):
+            args = run_context.original_args()
+            assert args.metrics == {"acc": args.eval_results["acc"]}
+            assert args.valid_dataset is DATA
+            seen.append((args.mode, args.cur_epoch_num, args.epoch_num, args.cur_step_num))
+            seen.append(args.eval_results["eval_loss"])
+
+        def on_train_epoch_end(self, run_context):
+            assert run_context.original_args().eval_results["eval_loss"] == seen[-1]
+            assert run_context.original_args().mode == "train"
+
+    model, net = make(metrics={"acc"})
+    model.fit(2, DATA[:2], DATA, callbacks=Results())
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    wanted = np.mean([loss(net(x), y) for x, y in DATA])
+    assert seen[::2] == [("eval", 1, 2, len(DATA)), ("eval", 2, 2, len(DATA))]
+    assert seen[-1] == pytest.approx(wanted)
+
+
+def test_early_stopping_can_watch_the_loss_of_validations_without_a_metric_for_it():
+    model, _ = make(metrics={"acc"}, lr=1.0)
+    model.fit(20, DATA[:1], DATA[:1], callbacks=EarlyStopping(min_delta=100.0, patience=2))
+    assert model.train_network.optimizer.global_step == 3
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_the_manager_of_the_loss_scale_is_told_of_overflows(drop):
+    class Told(amp.FixedLossScaleManager):
+        told = ()
+
+        def update_loss_scale(self, overflow):
+            self.told = (*self.told, overflow)
+
+    x, labels = DATA[0]
+    bad = (np.full_like(x, np.nan), labels)
+    manager = Told(1.0, drop)
+    make(manager=manager)[0].train(1, [DATA[0], bad, DATA[1]])
+    assert manager.told == ((False, True, False) if drop else ())
+    dynamic = amp.DynamicLossScaleManager(64, 2, 10)
+    make(manager=dynamic)[0].train(1, [bad])
+    assert dynamic.get_loss_scale() == 32
+
+
+def test_callbacks_are_entered_and_left_even_after_an_error():
+    class Resource(Callback):
+        calls = ()
+
+        def __enter__(self):
+            self.calls += ("enter",)
+            return self
+
+        def __exit__(self, *error):
+            self.calls += ("exit",)
+
+        def on_train_end(self, run_context):
+            raise RuntimeError("in the end")
+
+    resource = Resource()
+    with pytest.raises(RuntimeError, match="in the end"):
+        make()[0].train(1, DATA[:1], callbacks=[resource])
+    assert resource.calls == ("enter", "exit")
+
+
 def test_initial_epoch_counts_on():
     recorder = Recorder()
     make()[0].train(3, DATA[:2], callbacks=recorder, initial_epoch=1)
@@ -238,6 +308,14 @@ def test_checkpoints_are_kept_named_and_loaded(tmp_path):
         np.testing.assert_array_equal(value, other.parameters_dict()[name].asnumpy())
 
 
+def test_checkpoints_of_another_run_are_kept(tmp_path):
+    for _ in range(3):
+        make()[0].train(1, DATA[:1], callbacks=ModelCheckpoint("mlp", str(tmp_path)))
+    ModelCheckpoint("ml", str(tmp_path)).on_train_begin(RunContext({"cur_step_num": 0}))
+    names = sorted(file.stem for file in tmp_path.iterdir())
+    assert names == ["mlp-1_1", "mlp_1-1_1", "mlp_2-1_1"]
+
+
 def test_loading_tells_what_does_not_fit(tmp_path):
     net = golden.network("mlp")
     path = save_checkpoint(net, tmp_path / "weights")
@@ -245,7 +323,8 @@ def test_loading_tells_what_does_not_fit(tmp_path):
     assert load_checkpoint(tmp_path / "weights").keys() == load_checkpoint(path).keys()
     loaded = load_checkpoint(path, net=net)
     loaded["more"] = loaded.pop("fc1.bias")
-    assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
+    with pytest.warns(UserWarning, match=r"1 parameters .* not loaded, for example 'fc1\.bias'"):
+        assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
     with pytest.raises(ValueError, match=r"fc1\.bias"):
         load_param_into_net(net, loaded, strict_load=True)
     before, short = net.trainable_params()[0].asnumpy(), load_checkpoint(path)
@@ -258,6 +337,22 @@ def test_loading_tells_what_does_not_fit(tmp_path):
         save_checkpoint(1, path)
     with pytest.raises(TypeError):
         load_param_into_net(net, 1)
+
+
+def test_parts_of_a_checkpoint(tmp_path):
+    net, file = golden.network("mlp"), tmp_path / "weights"
+    save_checkpoint(net, file, append_dict={"epoch_num": 3}, choice_func=lambda n: "fc1" in n)
+    loaded = load_checkpoint(file)
+    assert set(loaded) == {"fc1.weight", "fc1.bias", "epoch_num"}
+    assert loaded["epoch_num"].asnumpy() == 3
+    assert set(load_checkpoint(file, choice_func=lambda n: "bias" in n)) == {"fc1.bias"}
+    with pytest.raises(ValueError, match="fc2"):
+        load_checkpoint(file, net, strict_load=True)
+    bias = loaded["fc1.bias"]
+    save_checkpoint([{"name": "a", "data": bias}, {"name": "b", "data": bias.data.T}], file)
+    np.testing.assert_array_equal(load_checkpoint(file)["b"].asnumpy(), bias.asnumpy())
+    with pytest.raises(TypeError, match="list"):
+        save_checkpoint([bias], file)
 
 
 def test_early_stopping_ends_the_run_and_restores(capsys):
@@ -276,6 +371,11 @@ def test_early_stopping_ends_the_run_and_restores(capsys):
         np.testing.assert_array_equal(value, best[2][name])
     with pytest.raises(ValueError, match="nothing_like_it"):
         model.fit(1, DATA[:1], DATA[:1], callbacks=EarlyStopping("nothing_like_it"))
+
+
+def test_early_stopping_without_a_validation_warns():
+    with pytest.warns(UserWarning, match="no validation with 'eval_loss'"):
+        make(metrics={"loss"})[0].train(2, DATA[:1], callbacks=EarlyStopping())
 
 
 def test_early_stopping_can_watch_the_training_loss_and_a_baseline():
@@ -338,6 +438,14 @@ def test_a_metric_selects_among_what_mindspore_passes_to_it():
     own = Model(net, metrics=metrics, eval_network=cell, eval_indexes=[0, 1, 2])
     with pytest.raises(ValueError, match="2 outputs, but index 2"):
         own.eval(DATA)
+
+
+def test_an_evaluation_network_without_indices_passes_all_outputs():
+    net = make()[1]
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    metrics = {"acc": nn.Accuracy().set_indexes([1, 2]), "loss": nn.Loss().set_indexes([0])}
+    own = Model(net, loss, metrics=metrics, eval_network=nn.WithEvalCell(net, loss))
+    assert own.eval(DATA) == Model(net, loss, metrics={"acc", "loss"}).eval(DATA)
 
 
 def test_an_index_beyond_the_outputs_is_refused():
