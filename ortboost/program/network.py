@@ -85,8 +85,8 @@ def read_network(
     require_network(model)
     log.add(cut_maps(model))
     log.add(separate_equals(model))
-    log.add(store_weights(model))
     named = {*(config.parameters or ()), *config.trainable, *config.freeze}
+    log.add(store_weights(model, keep=named))
     log.add(tie_copies(model, apart=named))
     _leave_prefix(model)
     log.add(write_out_batch_statistics(model))
