@@ -22,6 +22,8 @@ _READERS = ("SequenceAt", "ConcatFromSequence")
 def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """Replace what reads a sequence, in place, if index and sizes, or its elements, are known.
 
+    This includes the bodies of If, Loop and Scan.
+
     Args:
         model: The model.
         computed: Also where the one size of all parts is computed when the model runs, for example
@@ -32,7 +34,7 @@ def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """
     report = Report("unpack_sequences")
     builder: Builder | None = None
-    for node in list(model.graph):
+    for node in list(model.graph.all_nodes()):
         elements = _elements(node.inputs[0]) if is_standard(node, *_READERS) else None
         if elements:
             builder = builder or Builder(model.graph, "ortboost/sequence")
