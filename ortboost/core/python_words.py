@@ -54,7 +54,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "input": "InputConfig.values",
     "keep": "keep",
     "keep-fp32": "MixedPrecision.keep_fp32",
-    "label-smoothing": "LossConfig.label_smoothing",
     "labels": "LossConfig.labels",
     "loss": "LossConfig.name",
     "loss-scale": "ProgramConfig.loss_scale",
