@@ -985,6 +985,10 @@ def gathers() -> Iterator[Case]:
         attrs={"axis": -2},
         note="axis -2, smaller",
     )
+    some = np.array([True, False, True])
+    yield Case("Compress", [(3, 4), some], attrs={"axis": 0})
+    yield Case("Compress", [(2, 3, 4), some[:2]], attrs={"axis": -2}, note="axis -2, shorter")
+    yield Case("Compress", [(3, 4), np.array([False, True] * 4)], note="flat, shorter")
     yield Case("GatherND", [(3, 4), np.array([[0, 1], [2, 3], [0, 1]], np.int64)])
     yield Case("GatherND", [(3, 4), np.array([[0], [2], [-1]], np.int64)], note="rows, negative")
     yield Case("GatherND", [(3, 4), np.array([[-1, -1], [0, -2]], np.int64)], note="negative")

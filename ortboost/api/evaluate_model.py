@@ -63,6 +63,7 @@ def evaluate(
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array; the labels of a file are named ``labels``.
         output: The output with the scores; by default that of the loss, or the first float output.
+            For a file that computes its own loss, ``loss``.
         class_axis: For a file: the class axis of the scores, inferred if not given (see
             :mod:`ortboost.transforms.class_axis`). A program stores it.
         ignore_index: For a file: the label to ignore.
@@ -128,16 +129,20 @@ def evaluate(
         _check_file(model, target, metrics or ())
         pixels = images_of(model, images)
         output = score_output(model, output)
-        known = file_labels(
-            model,
-            output,
-            class_axis=class_axis,
-            ignored=ignore_index,
-            shifted=shift_labels,
-        )
+        if metrics is None and output == "loss":  # of a model that computes its own loss
+            metrics = (output,)
         opened = ModelEvaluator(runnable(target, model), device=device, threads=threads)
         evaluator = WithConstants(opened, config)
-        specs = [*batched(model, evaluator.inputs, config, output), known]
+        specs = batched(model, evaluator.inputs, config, output)
+        if metrics is None or set(metrics) != {"loss"}:
+            known = file_labels(
+                model,
+                output,
+                class_axis=class_axis,
+                ignored=ignore_index,
+                shifted=shift_labels,
+            )
+            specs = [*specs, known]
     source = open_source(
         data, specs, split, static_batch(specs) or batch_size, mapping, images=pixels
     )

@@ -33,7 +33,7 @@ class EvaluateOptions(Options):
     metrics: Metric = None
     split: Split = "test"
     update_bn: UpdateBn = None
-    output: str | None = option("Output with the scores.")
+    output: str | None = option("Output with the scores, or the loss.")
     class_axis: int | None = option("For an ONNX file: class axis, -1 for the last.")
     ignore_index: int | None = option("For an ONNX file: label to ignore.")
     shift_labels: bool = option(

@@ -42,7 +42,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "ignore-index": "LossConfig.ignore_index",
     "input": "InputConfig.values",
     "keep-fp32": "MixedPrecision.keep_fp32",
-    "label-smoothing": "LossConfig.label_smoothing",
     "labels": "LossConfig.labels",
     "loss": "LossConfig.name",
     "loss-scale": "ProgramConfig.loss_scale",
@@ -71,6 +70,9 @@ ONLY_OPTIONS: Final = frozenset(
 """Options without a corresponding argument; messages keep them."""
 
 _PAIRS: Final = frozenset({"mapping", "batch_axes", "dims", "values"})  # NAME=VALUE is a dict
+_LISTS: Final = frozenset(
+    {"force_low", "freeze", "frozen_norm", "keep_fp32", "metrics", "skip", "trainable"}
+)  # tuples of the patterns or names that an option takes one by one
 _COMMAND = r"'(?:ortboost|torchrun|pip) [^']*'|\b(?:ortboost|torchrun|pip|trtexec) [a-z-][^;,()]*"
 # What may follow an option: a quoted text, a placeholder (NAME=LENGTH), a word with a digit or a
 # path in it, or one of these names. Any other word belongs to the sentence.
@@ -120,5 +122,7 @@ def _literal(name: str, value: str) -> str:
         return f"{{{_literal('', key)}: {_literal('', item)}}}"
     if name == "shapes":
         return f"[{value!r}]"
+    if name in _LISTS:
+        return f"({_literal('', value)},)"
     plain = value.replace("_", "").isupper() or value in ("None",) or value.startswith("'")
     return value if plain or re.fullmatch(r"-?[\d.]+", value) else repr(value)

@@ -16,6 +16,7 @@ training program needs each of them as a tensor of the main graph:
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,12 @@ _OPERATORS = frozenset(
 )
 
 
-def store_weights(model: ir.Model) -> Report:
+def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
     """Precompute tensors that depend only on constants, and move weights out of branches, in place.
 
-    Constants of the model are initializers, and its shapes inferred. The report has the tensors
-    computed, moved or copied, and those too large. The rewrite is idempotent.
+    Constants of the model are initializers, and its shapes inferred. What is computed from the
+    tensors of the names ``keep``, which the user selects, stays computed. The report has the
+    tensors computed, moved or copied, and those too large. The rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -73,7 +75,7 @@ def store_weights(model: ir.Model) -> Report:
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
         # Only float results can be weights; the statistics may need integers, too, such as shapes.
-        computable = node in statistics or all(map(_is_constant, node.inputs))
+        computable = node in statistics or all(_is_constant(value, keep) for value in node.inputs)
         if not computable or not is_standard(node, *_OPERATORS):
             continue
         if not any(out.dtype in FLOAT_TYPES for out in node.outputs) and node not in statistics:
@@ -122,10 +124,12 @@ def store_weights(model: ir.Model) -> Report:
     return report
 
 
-def _is_constant(value: ir.Value | None) -> bool:
+def _is_constant(value: ir.Value | None, keep: Collection[str]) -> bool:
     """Whether a value cannot be a parameter: integers, scalars, literals of the code."""
     if value is None:
         return True
+    if value.name in keep:
+        return False
     if value.is_graph_input() or not value.is_initializer() or value.const_value is None:
         return False
     if value.dtype not in FLOAT_TYPES or value.meta.get(COMPUTED):

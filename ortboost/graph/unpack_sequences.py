@@ -28,13 +28,13 @@ _END = 2**63 - 1
 def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """Replace what reads a sequence, in place, if index and sizes, or its elements, are known.
 
-    With ``computed``, this includes sequences whose parts have one size that is computed when the
-    model runs, for example from the batch. That costs nodes: it is for the end, when everything
-    that can be known is. The rewrite is idempotent.
+    This includes the bodies of If, Loop and Scan. With ``computed``, also sequences whose parts
+    have one size that is computed when the model runs, for example from the batch. That costs
+    nodes: it is for the end, when everything that can be known is. The rewrite is idempotent.
     """
     report = Report("unpack_sequences")
     builder = Builder(model.graph, "ortboost/sequence")
-    for node in find_nodes(model.graph, "SequenceAt", "ConcatFromSequence"):
+    for node in find_nodes(model.graph.all_nodes(), "SequenceAt", "ConcatFromSequence"):
         elements = _elements(node.inputs[0])
         if elements:
             read = _read(node, elements, builder)

@@ -370,8 +370,8 @@ def _tied(model: ir.Model, trained: Sequence[Parameter], *, advised: bool) -> li
         )
     if tied:
         notes.append(
-            f"{count_of(len(tied), 'tensor')} with the same value everywhere, {_shown(tied)}, are "
-            "shared by several nodes and trained as one"
+            f"{count_of(len(tied), 'tensor')} with the same value everywhere, {_shown(tied)}, "
+            f"{'is' if len(tied) == 1 else 'are'} shared by several nodes and trained as one"
             + (
                 ""
                 if advised

@@ -30,7 +30,7 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.rewrite_log import RewriteLog
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.new_head import new_head
-from ortboost.transforms.trainable_norm import batch_norms
+from ortboost.transforms.trainable_norm import batch_norms, body_norms
 
 __all__ = ["Network", "read_network"]
 
@@ -85,8 +85,8 @@ def read_network(
     require_network(model)
     log.add(cut_maps(model))
     log.add(separate_equals(model))
-    log.add(store_weights(model))
     named = {*(config.parameters or ()), *config.trainable, *config.freeze}
+    log.add(store_weights(model, keep=named))
     log.add(tie_copies(model, apart=named))
     _leave_prefix(model)
     log.add(write_out_batch_statistics(model))
@@ -159,7 +159,7 @@ def _leave_prefix(model: ir.Model) -> None:
 def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]:
     """A test for BatchNormalization nodes that stay in inference mode, by name or parameter."""
     named: dict[str, set[str]] = {}
-    for node in batch_norms(model):
+    for node in (*batch_norms(model), *body_norms(model)):
         labels = {node.name, *(value.name for value in node.inputs[1:] if value is not None)}
         named[node.name or ""] = {label for label in labels if label}
     unmatched = match_names(set().union(*named.values()), config.frozen_norm)[1] if named else []

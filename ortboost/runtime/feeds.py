@@ -50,7 +50,9 @@ def fed_array(
         raise UsageError(
             f"The input '{name}' is empty.",
             where=f"input '{name}': shape {list(array.shape)}",
-            fix="Feed at least one sample.",
+            fix="Feed at least one sample, and no axis of length 0: pad and mask it."
+            if array.ndim > 1
+            else "Feed at least one sample.",
         )
     stray = spec.first_invalid_class(array)
     if stray is not None:

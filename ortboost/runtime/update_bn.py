@@ -12,11 +12,13 @@ in the forward pass of training (batch statistics, dropout enabled) without any 
 https://docs.pytorch.org/docs/stable/optim.html#torch.optim.swa_utils.update_bn.
 
 A step graph computes the raw next statistics in its forward part; that part is extracted and run
-with ``old = 0``, which leaves ``(1 - m) batch``.
+with ``old = 0``, which leaves ``(1 - m) batch``. A module that is applied several times has one
+such update after the other, and each counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,8 +27,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DivergedError, ModelError, UsageError
-from ortboost.graph.patterns import Op, matches
-from ortboost.graph.query import scalar
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import RAW
 from ortboost.program.program import Program
@@ -53,14 +53,16 @@ class BatchStatistics:
         self, program: Program, *, device: str = "auto", threads: int | None = None
     ) -> None:
         # With m = 1 a statistic never changes: it stays as it is.
-        self._shares = {name: 1.0 - m for name, m in momenta(program).items() if m < 1}
-        if not self._shares:
+        updates = _updates(program)
+        self._updates = {k: found for k, found in updates.items() if all(m < 1 for _, m in found)}
+        if not self._updates:
             raise UsageError(
                 "There are no running statistics to re-estimate.",
                 where="--update-bn",
                 fix="Leave it out: no BatchNormalization of this program is trained.",
             )
-        model = slice_step(program.step, [f"{RAW}{name}" for name in self._shares])
+        self._outputs = [value for found in self._updates.values() for value, _ in found]
+        model = slice_step(program.step, self._outputs)
         device = training_device(device)
         form = for_device(model, device, threads=threads)
         self._session = open_session(form, device=device, threads=threads)
@@ -91,19 +93,23 @@ class BatchStatistics:
         """
         # With an old value of 0, the raw next one is `(1 - m) batch`.
         fixed = {name: state[self._evaluated.get(name, name)] for name in self._read}
-        fixed |= {name: np.zeros_like(state[name]) for name in self._shares if name in self._read}
-        sums = {name: np.zeros(state[name].shape, np.float64) for name in self._shares}
+        fixed |= {name: np.zeros_like(state[name]) for name in self._updates if name in self._read}
+        sums = {name: np.zeros(state[name].shape, np.float64) for name in self._updates}
         count = 0
-        outputs = [f"{RAW}{name}" for name in self._shares]
         for given in batches:
             batch = check_batch(given, self.inputs, broadcast=False)
             try:
                 with drawing(None if self._seed is None else self._seed + count):
-                    raw = self._session.run(outputs, {**fixed, **batch})
+                    values = self._session.run(self._outputs, {**fixed, **batch})
             except Exception as error:  # the bindings raise bare exceptions of many kinds
                 raise refused_batch(error, batch) from error
-            for (name, share), value in zip(self._shares.items(), raw, strict=True):
-                sums[name] += np.asarray(value, np.float64) / share
+            raw = dict(zip(self._outputs, values, strict=True))
+            for name, updates in self._updates.items():
+                old = np.zeros_like(sums[name])
+                for value, m in updates:
+                    new = np.asarray(raw[value], np.float64)
+                    sums[name] += (new - m * old) / (1 - m) / len(updates)
+                    old = new
             count += 1
         if not count:
             raise UsageError(
@@ -123,25 +129,45 @@ class BatchStatistics:
 
 
 def momenta(program: Program) -> dict[str, float]:
-    """The factor `m` of each updated running statistic, by name.
+    """The share of the old value in each updated running statistic, by name.
 
     Raises:
         ModelError: The update of a statistic has an unknown form.
     """
+    return {name: math.prod(m for _, m in found) for name, found in _updates(program).items()}
+
+
+def _updates(program: Program) -> dict[str, list[tuple[str, float]]]:
+    """The updates of each statistic in a step: the value after each, and its factor `m`."""
     made = {v.name: v for node in program.step.graph for v in node.outputs}
-    names = [entry.name for entry in program.catalogue.entries("buffer")]
-    return {name: _momentum(made[RAW + name], name) for name in names if RAW + name in made}
+    found: dict[str, list[tuple[str, float]]] = {}
+    for entry in program.catalogue.entries("buffer"):
+        raw = made.get(RAW + entry.name)
+        updates = None if raw is None else _chain(raw, entry.name)
+        if raw is not None and updates is None:
+            raise ModelError(
+                f"The update rule of the statistic '{entry.name}' is unknown.",
+                where=f"step graph, '{raw.name}'",
+                fix="Convert the model again with this version of ortboost.",
+            )
+        if updates:
+            found[entry.name] = updates
+    return found
 
 
-def _momentum(raw: ir.Value, buffer: str) -> float:
-    """The factor of the old value in ``raw = old m + batch (1 - m)``."""
-    # The step states it only in its graph: the term whose product reads the old value.
-    for found in matches(raw, Op("Add", Op("Mul", "old", "factor"), "batch")):
-        factor = scalar(found["factor"])
-        if found["old"].name == buffer and factor is not None:
-            return factor
-    raise ModelError(
-        f"The update rule of the statistic '{buffer}' is unknown.",
-        where=f"step graph, '{raw.name}'",
-        fix="Convert the model again with this version of ortboost.",
-    )
+def _chain(value: ir.Value, buffer: str) -> list[tuple[str, float]] | None:
+    """The updates ``new = old m + batch (1 - m)`` from a buffer to a value, if it is such a one."""
+    if value.name == buffer:
+        return []
+    # The step states m only in its graph: the factor of the term that leads to the buffer.
+    add = value.producer()
+    for term in add.inputs if add is not None and add.op_type == "Add" else ():
+        mul = term.producer() if term is not None else None
+        if mul is None or mul.op_type != "Mul":
+            continue
+        for old, factor in (mul.inputs, mul.inputs[::-1]):
+            m = None if factor is None else ir.convenience.get_const_tensor(factor)
+            before = None if old is None or m is None or m.size != 1 else _chain(old, buffer)
+            if before is not None and m is not None:
+                return [*before, (value.name or "", float(m.numpy().item()))]
+    return None

@@ -6,7 +6,7 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
   dense labels: `l_n = -sum_k z_nk log softmax(x_n)_k`. The softmax is over the class axis, see
   :mod:`ortboost.transforms.class_axis`; every other position (pixel, token) is a sample.
   ``label_smoothing`` `e` replaces `z_nk` (of sparse labels: 1 for the class, otherwise 0) by
-  `(1 - e) z_nk + e / K`. Class weights ``weight`` multiply `l_n` by `w[z_n]`.
+  `(1 - e) z_nk + e / K`. Class weights ``weight`` multiply the term of each class `k` by `w[k]`.
 - ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.

@@ -118,12 +118,6 @@ class LossConfig(Configuration):
                     where=f"loss, {key}",
                     fix="Give a number, or an array that broadcasts to the output.",
                 )
-        if self.class_weights and self.label_smoothing:
-            raise ConfigError(
-                "Class weights and label smoothing cannot be combined.",
-                where="--class-weights and --label-smoothing",
-                fix="Omit one of them, or give a loss of your own as an ONNX file.",
-            )
         if self.class_weights and min(self.class_weights) <= 0:
             raise ConfigError(
                 f"A class has the weight {min(self.class_weights):g}.",

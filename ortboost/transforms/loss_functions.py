@@ -66,25 +66,31 @@ def _cross_entropy(builder: Builder, x: ir.Value, labels: ir.Value, config: Loss
     settings: dict[str, Any] = {"reduction": config.reduction}
     if config.ignore_index is not None:
         settings["ignore_index"] = config.ignore_index
+    weights = config.class_weights
+    operands = [labels] if weights is None else [labels, _class_weights(builder, x, weights)]
     if not config.label_smoothing:
         # The fused operator, with its second output, which the native gradient reads.
-        operands = [x, labels]
-        if config.class_weights is not None:
-            operands.append(_class_weights(builder, x, config.class_weights))
         loss, log_p = builder.ops(
-            "SoftmaxCrossEntropyLoss", *operands, names=[None, None], **settings
+            "SoftmaxCrossEntropyLoss", x, *operands, names=[None, None], **settings
         )
         loss.shape = None if shape is None else ir.Shape(shape)
         log_p.shape = x.shape
         return loss
     log_p = builder.op("LogSoftmax", x, axis=1)
-    of_all = builder.op("ReduceMean", log_p, builder.ints(1), keepdims=1)
+    spread = None if weights is None else _class_weights(builder, x, weights, spread=True)
+    of_each = log_p if spread is None else builder.op("Mul", log_p, spread, shape=x.shape)
+    of_all = builder.op("ReduceMean", of_each, builder.ints(1), keepdims=1)
+    if spread is not None:  # the loss multiplies it by the weight of the label: torch does not
+        of_all = builder.op("Div", of_all, spread, shape=x.shape)
     smoothed = _mixed(builder, log_p, of_all, config.label_smoothing)
     smoothed.shape = x.shape
-    return builder.op("NegativeLogLikelihoodLoss", smoothed, labels, shape=shape, **settings)
+    return builder.op("NegativeLogLikelihoodLoss", smoothed, *operands, shape=shape, **settings)
 
 
-def _class_weights(builder: Builder, x: ir.Value, weights: tuple[float, ...]) -> ir.Value:
+def _class_weights(
+    builder: Builder, x: ir.Value, weights: tuple[float, ...], *, spread: bool = False
+) -> ir.Value:
+    """The weights of the classes in axis 1; spread: in a shape that broadcasts to the scores."""
     shape = known_shape(x) or ()
     if len(shape) < 2 or shape[1] != len(weights):
         raise ConfigError(
@@ -92,7 +98,7 @@ def _class_weights(builder: Builder, x: ir.Value, weights: tuple[float, ...]) ->
             where=f"--class-weights; predictions {format_shape(shape)}, classes in axis 1",
             fix="Give one number for each class, in their order.",
         )
-    factor = builder.const(weights)
+    factor = builder.const(np.reshape(weights, [-1] + [1] * (len(shape) - 2) * spread))
     factor.metadata_props[ROLE_MARK] = "constant"
     return factor
 

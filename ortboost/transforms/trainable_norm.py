@@ -44,6 +44,7 @@ __all__ = [
     "VARIANCE_KEY",
     "BatchNormState",
     "batch_norms",
+    "body_norms",
     "has_no_momentum",
     "is_training",
     "next_name",
@@ -97,6 +98,12 @@ def batch_norms(model: ir.Model) -> list[ir.Node]:
     return find_nodes(model.graph, "BatchNormalization")
 
 
+def body_norms(model: ir.Model) -> list[ir.Node]:
+    """The BatchNormalization nodes in the bodies of If, Loop and Scan."""
+    nodes = find_nodes(model.graph.all_nodes(), "BatchNormalization")
+    return [node for node in nodes if node.graph is not model.graph]
+
+
 def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Running mean and variance of a node, if both are initializers or graph inputs.
 
@@ -134,8 +141,8 @@ def to_training(
         The report, and the names of the next statistics. The rewrite is idempotent.
 
     Raises:
-        ModelError: Running statistics are computed in the graph instead of stored; the error lists
-            all such nodes.
+        ModelError: Running statistics are computed in the graph instead of stored, or a node in a
+            body of If, Loop or Scan is not frozen; the error lists all such nodes.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -165,6 +172,7 @@ def to_training(
             where=", ".join(bad),
             fix="Freeze these nodes, or export the model with its running_mean and running_var.",
         )
+    _freeze_bodies(model, frozen, state.report)
     builder = Builder(model.graph, OWN_PREFIX.rstrip("/"))
     _separate(model, nodes, builder, state.report)
     # A module that is applied again continues from the result of its node before.
@@ -195,6 +203,23 @@ def to_training(
     names = [output.name or "" for node in model.graph for output in node.outputs]
     state.next_of.update((n.removeprefix(NEXT), n) for n in names if n.startswith(NEXT))
     return state
+
+
+def _freeze_bodies(model: ir.Model, frozen: Callable[[ir.Node], bool], report: Report) -> None:
+    """Refuse nodes in bodies, which cannot pass on their statistics, unless they are frozen."""
+    moving = [label(node) for node in body_norms(model) if not frozen(node)]
+    if moving:
+        raise ModelError(
+            "The running statistics of BatchNormalization in a body of If, Loop or Scan cannot be "
+            "updated.",
+            where=", ".join(moving),
+            fix=f"Keep them as they are with --frozen-bn '{moving[0]}', or export the model with "
+            "these layers outside of the body.",
+        )
+    for node in body_norms(model):
+        report.kept[label(node)] = "frozen: it keeps its running statistics"
+        if is_training(node):
+            _freeze(node, report)
 
 
 def _freeze(node: ir.Node, report: Report) -> None:

@@ -555,3 +555,18 @@ def test_a_missing_model_is_named_before_the_folder(tmp_path):
     api.convert(model_path("mlp"), tmp_path / "run")
     with pytest.raises(FileError, match="The model file does not exist"):
         api.convert(tmp_path / "missing.onnx", tmp_path / "run")
+
+
+def test_a_file_that_computes_its_loss_is_evaluated_without_labels():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[N,4] target, float[3,4] w) => (float[N,4] y, float loss) {
+          y = MatMul(x, w)  d = Sub(y, target)  s = Mul(d, d)
+          loss = ReduceMean<keepdims = 0>(s) }""",
+        w=weights(3, 4),
+    )
+    x, target = weights(5, 3), weights(5, 4, seed=1)
+    expected = np.mean((x @ weights(3, 4) - target) ** 2)
+    for settings in ({"output": "loss"}, {"metrics": ["loss"]}):
+        found = api.evaluate(model, {"x": x, "target": target}, batch_size=2, **settings)
+        assert found == {"loss": pytest.approx(expected, rel=1e-5)}

@@ -79,6 +79,8 @@ def test_every_argument_exists():
         ("give --verify data with labels", "give verify data with labels"),
         ("with --shape x:1,8,32x3x9x9, too", "with shapes=['x:1,8,32x3x9x9'], too"),
         ("Use --batch-size 64, or", "Use batch_size=64, or"),
+        ("Freeze it with --freeze 'a.*'.", "Freeze it with ProgramConfig(freeze=('a.*',))."),
+        ("--frozen-bn PATTERN keeps it", "ProgramConfig(frozen_norm=(PATTERN,)) keeps it"),
     ],
 )
 def test_options_become_arguments(options, arguments):

@@ -259,3 +259,12 @@ def test_a_module_that_is_applied_twice_keeps_one_pair_of_statistics():
     first, second = model.graph
     assert first.inputs[3:5] == second.inputs[3:5]
     assert [value.name for value in first.inputs[3:5]] == ["b/running_mean", "s/running_var"]
+
+
+def test_what_is_computed_from_a_selected_number_stays_computed():
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N,3] x, float t) => (float[N,3] y) { scale = Exp(t)  y = Mul(x, scale) }"""
+    model = text_model(text, t=np.float32(0.5))
+    infer_shapes(model)
+    assert not store_weights(model, keep={"t"}).modified
+    assert store_weights(model).changed == {"scale": "computed by Exp from constants"}

@@ -155,3 +155,25 @@ def test_a_list_of_unknown_length_is_left_alone():
           y = ConcatFromSequence<axis = 1>(t) }"""
     )
     assert not unpack_sequences(model).modified
+
+
+def test_parts_in_a_body():
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,6] x, bool b, int64 k, int64 i) => (float[N,2] y) {
+          y = If (b) <
+            then_branch = yes () => (float[N,2] p) {
+              s = SplitToSequence<axis = 1>(x, k) p = SequenceAt(s, i) },
+            else_branch = no () => (float[N,2] q) {
+              t = SplitToSequence<axis = 1>(x, k) u = SequenceAt(t, i) q = Neg(u) }> }""",
+        k=np.array(2),
+        i=np.array(1),
+    )
+    feeds = [{"x": weights(3, 6), "b": np.array(b)} for b in (True, False)]
+    before = [run(model, given)["y"] for given in feeds]
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    inner = [node.op_type for graph in model.graph.subgraphs() for node in graph]
+    assert inner == ["Slice", "Slice", "Neg"]
+    for given, expected in zip(feeds, before, strict=True):
+        np.testing.assert_array_equal(run(model, given)["y"], expected)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)

@@ -65,6 +65,33 @@ def test_statistics_are_the_means_of_those_of_the_batches(engine, momentum, vari
         np.testing.assert_array_equal(state[name], value)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_module_that_is_applied_twice_counts_twice(engine):
+    """Siamese networks: torch.optim.swa_utils.update_bn averages over all applications."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,2,5] x, float[2] s, float[2] b, float[2] mean, float[2] var,
+             float[3,10] w) => (float[batch,3] logits) {
+          n = BatchNormalization(x, s, b, mean, var)
+          square = Mul(x, x)
+          again = BatchNormalization(square, s, b, mean, var)
+          d = Sub(n, again)  f = Flatten(d)  logits = Gemm<transB = 1>(f, w)
+        }""",
+        s=np.ones(2, np.float32),
+        b=np.zeros(2, np.float32),
+        mean=np.full(2, 7.0, np.float32),
+        var=np.full(2, 9.0, np.float32),
+        w=weights(3, 10),
+    )
+    program = build_program(model, ProgramConfig(engine=engine))
+    assert momenta(program) == pytest.approx({"mean": 0.81, "var": 0.81})
+    found = BatchStatistics(program, threads=1).over(batches(), dict(program.initial))
+    seen = [a for batch in batches() for a in (batch["x"], batch["x"] ** 2)]
+    np.testing.assert_allclose(
+        found["mean"], np.mean([a.mean(axis=(0, 2)) for a in seen], axis=0), rtol=1e-5
+    )
+
+
 def test_refusals():
     with pytest.raises(UsageError, match="no running statistics") as caught:
         BatchStatistics(build_program(small_mlp(), ProgramConfig()))

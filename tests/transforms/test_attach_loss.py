@@ -206,7 +206,6 @@ def test_class_weights(engine, reduction, ignored):
         ({"weight": [1.0, 0.0]}, "A class has the weight 0"),
         ({"weight": 2.0}, "not \\[classes\\]"),
         ({"weight": [1.0, np.nan]}, "finite"),
-        ({"weight": [1.0, 2.0], "label_smoothing": 0.1}, "cannot be combined"),
         ({"weight": [1.0, 2.0], "sparse": False}, "has no effect for"),
     ],
 )
@@ -255,25 +254,34 @@ def test_classes_in_any_axis(engine, reduction, axis, ignored):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_smoothed_labels_in_any_axis(engine, reduction):
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("weight", [None, [0.5, 1, 2, 4]])
+def test_smoothed_labels_in_any_axis(engine, reduction, axis, weight):
     rng = np.random.default_rng(7)
     x, labels = rng.standard_normal((2, 3, 4, 5)).astype(np.float32), rng.integers(0, 4, (2, 3, 5))
     labels.flat[::3] = -1
-    config = LossConfig(class_axis=2, reduction=reduction, ignore_index=-1, label_smoothing=0.1)
-    loss, gradient = value_and_grad(config, x, labels, SHAPES[2], engine)
-    rows, known = np.moveaxis(x, 2, -1)[labels != -1], labels[labels != -1]
+    x = np.moveaxis(x, 2, axis)
+    config = LossConfig(
+        class_axis=axis, reduction=reduction, ignore_index=-1, label_smoothing=0.1, weight=weight
+    )
+    shape = SHAPES[2] if axis == 2 else "batch,4,h,t"
+    loss, gradient = value_and_grad(config, x, labels, shape, engine)
+    # torch: the shares of all classes are weighted by class, the mean by the labels.
+    rows, known = np.moveaxis(x, axis, -1)[labels != -1], labels[labels != -1]
+    of_class = np.ones(4) if weight is None else np.array(weight)
+    shares = of_class * (0.9 * np.eye(4)[known] + 0.1 / 4)
+    soft = np.exp(rows) / np.exp(rows).sum(1, keepdims=True)
     expected = np.zeros(labels.shape)
-    expected[labels != -1] = formula({"name": CE, "label_smoothing": 0.1}, rows, known)
-    number = known.size if reduction == "mean" else 1
+    expected[labels != -1] = -(shares * np.log(soft)).sum(1)
+    number = of_class[known].sum() if reduction == "mean" else 1
     np.testing.assert_allclose(
         loss, expected if reduction == "none" else expected.sum() / number, rtol=2e-6, atol=1e-6
     )
-    soft = np.exp(rows) / np.exp(rows).sum(1, keepdims=True)
-    slope = (soft - 0.9 * np.eye(4)[known] - 0.1 / 4) / number
+    slope = (soft * shares.sum(1, keepdims=True) - shares) / number
     np.testing.assert_allclose(
-        np.moveaxis(gradient, 2, -1)[labels != -1], slope, rtol=2e-5, atol=1e-6
+        np.moveaxis(gradient, axis, -1)[labels != -1], slope, rtol=2e-5, atol=1e-6
     )
-    assert not np.moveaxis(gradient, 2, -1)[labels == -1].any()
+    assert not np.moveaxis(gradient, axis, -1)[labels == -1].any()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

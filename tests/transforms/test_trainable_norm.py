@@ -294,3 +294,21 @@ def test_nothing_is_left_to_infer(variance):
     given = {value.name: known_shape(value) for value in values}
     infer_shapes(model)
     assert {value.name: known_shape(value) for value in values} == given
+
+
+@pytest.mark.parametrize("mode", ["", "<training_mode=1>"])
+def test_nodes_in_bodies_are_refused_unless_frozen(mode):
+    model = ir.from_onnx_text(f"""{HEAD}
+    net (bool c, float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[N,3] y) {{
+        y = If (c) <then_branch = yes () => (float[N,3] p) {{
+            [bn] p{", q, r" if mode else ""} = BatchNormalization{mode}(x, s, b, m, v) }},
+            else_branch = no () => (float[N,3] n) {{ n = Neg(x) }}>
+    }}""")
+    with pytest.raises(ModelError, match="in a body of If, Loop or Scan cannot be") as caught:
+        to_training(model)
+    assert caught.value.where == "bn"
+    report = to_training(model, frozen=lambda node: node.name == "bn").report
+    assert ("bn" in report.changed) == bool(mode)
+    (node,) = (n for n in model.graph.all_nodes() if n.op_type == "BatchNormalization")
+    assert len(node.outputs) == 1
+    assert "training_mode" not in node.attributes

@@ -42,6 +42,17 @@ def _space_to_depth(site: Site) -> list[ir.Value | None]:
     return [site.op("Reshape", moved, joined(site, [batch, deep, height, width]))]
 
 
+@decomposes("Compress")
+def _compress(site: Site) -> list[ir.Value | None]:
+    """A Gather of the places where the condition is true."""
+    data, axis = site.input(0), site.integer("axis", 0)
+    if "axis" not in site.node.attributes:
+        data = site.op("Reshape", data, site.ints(-1))
+    places = site.op("NonZero", site.input(1), dtype=ir.DataType.INT64)
+    places = site.op("Squeeze", places, site.ints(0), dtype=ir.DataType.INT64)
+    return [site.op("Gather", data, places, axis=axis)]
+
+
 @decomposes("Pad")
 def _pad(site: Site) -> list[ir.Value | None]:
     """Reflect, edge and wrap pads as Gathers along each axis, whose gradients are summed."""

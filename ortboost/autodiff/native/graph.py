@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import has_subgraph, is_standard, source_before
+from ortboost.graph.query import FLOAT_TYPES, has_subgraph, is_standard, known_shape, source_before
 from ortboost.graph.reach import ancestors, find_value, stops_gradient, values_by_name, values_read
 
 __all__ = [
@@ -110,12 +111,14 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
         active: Names of all values that a gradient flows through.
 
     Returns:
-        Names of all these inputs. Constants among them must be lifted to inputs: the optimizer
-        would merge equal ones, and fold copies.
+        Names of all these inputs, and of the numbers of those that the optimizer would compute.
+        Constants among them must be lifted to inputs: it would merge equal ones, and fold copies.
     """
     builder = Builder(model.graph, COPY_PREFIX)
     # Value to its last copy; the first reader keeps the value itself.
     latest: dict[ir.Value, ir.Value] = {}
+    # The optimizer would merge nodes that compute the same: of each kind, one more Sum follows.
+    alike: Counter[tuple[object, ...]] = Counter()
     for node in list(model.graph):
         written = _ALWAYS_WRITTEN.get(node.op_type)
         if written is None or not any(output.name in active for output in node.outputs):
@@ -126,12 +129,32 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
             if value is None or value.name in active:
                 continue
             if value in latest:
-                latest[value] = builder.op("Sum", latest[value], shape=value.shape)
-                model.graph.insert_before(node, builder.take())
-                node.replace_input_with(index, latest[value])
+                own, copies = latest[value], 1
             else:
-                latest[value] = value
-    return {value.name or "" for value in latest}
+                kind = _kind(value)
+                own, copies = value, alike[kind] if kind else 0
+                alike[kind] += 1
+            for _ in range(copies):
+                own = builder.op("Sum", own, shape=value.shape)
+                model.graph.insert_before(node, builder.take())
+            if copies:
+                node.replace_input_with(index, own)
+            latest[value] = own
+    return {value.name or "" for shared in latest for value in (shared, *_numbers_behind(shared))}
+
+
+def _numbers_behind(value: ir.Value) -> list[ir.Value]:
+    """The float constants that a value is computed from, if it is computed from constants alone."""
+    read = [v for node in ancestors([value]) for v in node.inputs if v is not None]
+    if any(v.is_graph_input() for v in read):
+        return []
+    return [v for v in read if v.is_initializer() and v.dtype in FLOAT_TYPES]
+
+
+def _kind(value: ir.Value) -> tuple[object, ...]:
+    """What equal values computed by equal nodes share; empty for one that is not computed."""
+    producer = value.producer()
+    return (producer.op_type, known_shape(value)) if producer is not None else ()
 
 
 def drop_empty_inputs(model: ir.Model) -> None:

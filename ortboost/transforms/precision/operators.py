@@ -21,6 +21,7 @@ _MICROSOFT = frozenset(
 )
 # Operators with several type variables whose tensors are multiplied with each other.
 _ONE_TYPE = frozenset({"Attention"})
+_SCATTERS = ("ScatterElements", "ScatterND")
 _TYPE_FROM_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
 _NAMED = {
     "tensor(bool)": ir.DataType.BOOL,
@@ -53,6 +54,8 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     # Nodes whose types cannot be changed, or are not known.
     if has_subgraph(node):
         return Form((), (), reads, "control flow")
+    if node.attributes.get_string("reduction", "none") != "none" and node.op_type in _SCATTERS:
+        return Form((), (), reads, "the runtime scatters 16-bit floats without reduction only")
     types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
     if not all(isinstance(kind, ir.TensorType) for kind in types):
         return Form((), (), reads, "a sequence of tensors")

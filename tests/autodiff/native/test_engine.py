@@ -89,6 +89,13 @@ LN = "LayerNormalization"
             f"a = {LN}(h, q, s) y = {LN}(a, r, b)",
             "<float[3] q = {1, 2, 3}, float[3] r = {1, 2, 3}>",
         ),
+        # Scales computed by equal nodes, from inputs or from constants.
+        (f"t = Exp(s) u = Exp(s) a = {LN}(h, t, b) y = {LN}(a, u, b)", ""),
+        (
+            f"t = Identity(q) u = Identity(r) e = Expand(t, n) f = Expand(u, n) "
+            f"a = {LN}(h, e, b) y = {LN}(a, f, b)",
+            "<float q = {2}, float r = {2}, int64[1] n = {3}>",
+        ),
         ("a = Concat<axis=1>(h, x, x) y = Concat<axis=1>(x, a)", ""),
         ("a = Concat<axis=0>(h, q, q) y = Concat<axis=0>(q, a)", "<float[1,3] q = {0, 0, 0}>"),
     ],

@@ -101,6 +101,13 @@ def form(node: str, low: ir.DataType = HALF, opset: int = 18, untyped: str = "")
         ),
         ("y = other.Unknown(x)", HALF, 18, Form((), (), (0,), "its types are unknown")),
         ("y = Cast<to = 1>(i)", HALF, 18, Form((), (), (), "an attribute sets its type")),
+        ("y = ScatterND(x, i, k)", HALF, 18, Form((0, 2), (0,), ())),
+        (
+            'y = ScatterND<reduction = "add">(x, i, k)',
+            HALF,
+            18,
+            Form((), (), (0, 2), "the runtime scatters 16-bit floats without reduction only"),
+        ),
         ("q = SequenceConstruct(x, k)", HALF, 18, Form((), (), (0, 1), "a sequence of tensors")),
         (
             "y = If(b) <then_branch = t () => (float[2,4] a) { a = Identity(x) }, "
