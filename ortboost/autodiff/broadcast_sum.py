@@ -70,7 +70,7 @@ def _in_rank_of(
     Known ranks are not computed at run time. On a GPU, the result of Expand is on the device, but
     ReduceSum needs its axes on the host: the copy would synchronize the host for every sum.
     """
-    _int64, known = ir.DataType.INT64, known_shape(gradient)
+    known = known_shape(gradient)
     if known is None or shape is None:
         ranks = [builder.op("Shape", vector) for vector in (have, want)]
         ones = builder.op("Expand", builder.ints(1), builder.op("Sub", *ranks))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
@@ -84,7 +84,7 @@ def engine_names() -> list[str]:
 
 
 def get_engine(name: str = "auto") -> Engine:
-    """The first of :func:`available_engines`.
+    """The first of :func:`available_engines`; the others are not asked.
 
     Example:
         >>> get_engine("nativ")
@@ -94,7 +94,7 @@ def get_engine(name: str = "auto") -> Engine:
           where: engine='nativ'
           fix:   did you mean 'native'? (choices: auto, portable, native)
     """
-    return available_engines(name)[0]
+    return next(_available(name))
 
 
 def available_engines(name: str = "auto") -> list[Engine]:
@@ -107,26 +107,35 @@ def available_engines(name: str = "auto") -> list[Engine]:
         UsageError: The name is unknown.
         DependencyError: The engine (or, for ``auto``, every engine) cannot run here.
     """
-    if name == "auto":
-        engines = [_load(known) for known in _ENGINES]
-        reasons = [engine.unavailable() for engine in engines]
-        if None not in reasons:
-            pairs = zip(_ENGINES, reasons, strict=True)
-            raise DependencyError(
-                "No autodiff engine can run here.",
-                where="; ".join(f"{known}: {reason}" for known, reason in pairs),
-                fix="Install the extra of one of them, for example pip install 'ortboost[cpu]'.",
-            )
-        return [e for e, reason in zip(engines, reasons, strict=True) if reason is None]
-    if name not in _ENGINES:
+    return list(_available(name))
+
+
+def _available(name: str) -> Iterator[Engine]:
+    if name != "auto" and name not in _ENGINES:
         raise UsageError(
             f"Unknown autodiff engine '{name}'.",
             where=f"engine='{name}'",
             fix=nearest(name, ["auto", *_ENGINES]),
         )
-    engine = _load(name)
-    engine.require()
-    return [engine]
+    if name != "auto":
+        engine = _load(name)
+        engine.require()
+        yield engine
+        return
+    reasons = []
+    for known in _ENGINES:
+        engine = _load(known)
+        reason = engine.unavailable()
+        if reason is None:
+            yield engine
+        else:
+            reasons.append(f"{known}: {reason}")
+    if len(reasons) == len(_ENGINES):
+        raise DependencyError(
+            "No autodiff engine can run here.",
+            where="; ".join(reasons),
+            fix="Install the extra of one of them, for example pip install 'ortboost[cpu]'.",
+        )
 
 
 def _load(name: str) -> Engine:

@@ -112,8 +112,8 @@ class SparseEmbedding(Boost):
             # Not a table, and not named by a pattern: the report leaves it out.
             if not (lookups or asked[parameter.name]):
                 continue
-            rows = parameter.shape[0]
-            if reason is None and rows < self.min_rows:
+            # Only now: a scalar has no rows.
+            if reason is None and (rows := parameter.shape[0]) < self.min_rows:
                 reason = f"it has {rows} rows, min_rows is {self.min_rows}"
             if reason is None:
                 graph.rows[parameter.name] = f"ortboost/rows/{parameter.name}"

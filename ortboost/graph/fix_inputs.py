@@ -58,7 +58,10 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
         for output in node.outputs:
             found = known_shape(output)
             if found is not None:
-                output.shape = ir.Shape(names.get(str(dim), dim) for dim in found)
+                # By type: a dimension may have the name 'None'.
+                output.shape = ir.Shape(
+                    names.get(dim, dim) if isinstance(dim, str) else dim for dim in found
+                )
     for name, array in arrays.items():
         _make_constant(graph, inputs[name], array)
         shown = array.item() if array.size == 1 else f"an array {list(array.shape)}"

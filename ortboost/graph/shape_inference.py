@@ -59,7 +59,6 @@ _ELEMENTWISE = {
     **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),
 }
 _CAST_LIKE = 15  # the first opset with this operator
-
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 

@@ -261,7 +261,6 @@ def _own_statistics(model: ir.Model, report: Report) -> None:
             if module not in made:
                 if all(use.role.startswith("running_") for use in weight_uses(stored)):
                     continue  # shared with other statistics: to_training separates them
-
                 name = given.name or ""  # that of torch, if the exporter wrote an Identity
                 if given is not stored and not given.is_graph_output():
                     given.name = builder.unique(f"{name}/shared")

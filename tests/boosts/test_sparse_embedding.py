@@ -377,6 +377,21 @@ def test_a_table_stays_dense(body, reason):
     assert_same_bits(trained(dense).state(), trained(program).state())
 
 
+def test_a_pattern_may_name_a_scalar():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[n] ids, float[9,4] table, float heat) => (float[n,4] y) {
+          e = Gather(table, ids) y = Mul(e, heat) }""",
+        table=weights(9, 4),
+        heat=np.float32(1.5),
+    )
+    parameters = {"table": True, "heat": True}
+    boost = SparseEmbedding(("*",), min_rows=1)
+    program = built(boost, model=model, parameters=parameters)
+    assert "Mul" in reports(program).kept["heat"]
+    assert set(reports(program).changed) == {"table"}
+
+
 def test_small_tables_stay_dense_and_patterns_choose():
     assert "has 5003 rows" in reports(built(SparseEmbedding(min_rows=6000))).kept[TABLE]
     named = reports(built(SparseEmbedding(("head", "tab*"), min_rows=1)))

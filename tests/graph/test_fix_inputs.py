@@ -95,6 +95,17 @@ def test_placeholders_of_paddle_tie_nothing_together(tmp_path):
     assert onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
 
 
+def test_a_dimension_named_none_is_not_one_without_a_name():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+    net (float[None,4] x, float[n] z) => (float[None,4] y, int64[1,m] k)
+    { y = Relu(x) k = NonZero(z) }""")
+    found = model.graph[1].outputs[0]
+    found.shape = ir.Shape([1, None])
+    fix_inputs(model, InputConfig(dims={"None": 7}))
+    assert known_shape(model.graph.outputs[0]) == (7, 4)
+    assert known_shape(found) == (1, None)
+
+
 def fixed(kind: str, value: object) -> np.ndarray:
     model = ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["" : 18]>

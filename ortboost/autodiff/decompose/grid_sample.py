@@ -209,7 +209,7 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
 
 def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
     """Clip to ``0 .. last``, with a gradient of 0 at the limits, as in PyTorch; NaN becomes 0."""
-    _dtype, zero = _grid_dtype(site), _number(site, 0.0)
+    zero = _number(site, 0.0)
     # Comparisons with NaN are false: the first Where replaces it.
     above = site.op("Greater", point, zero)
     point = site.op("Where", above, point, zero)

@@ -30,6 +30,11 @@ def test_is_an_engine_that_can_always_run():
     assert 18 in engine.opsets
 
 
+def test_it_is_found_without_a_question_to_the_native_engine(monkeypatch):
+    monkeypatch.setattr(NativeEngine, "unavailable", None)  # it would import the runtime
+    assert get_engine().name == "portable"
+
+
 def test_order_of_inputs_and_outputs_names_and_source_untouched():
     model = graph(NET)
     model.metadata_props["made_by"] = "test"
