@@ -246,11 +246,11 @@ def plain_subject(
         images: How images become inputs; what the training did if not given.
     """
     loaded = load_model(source)  # once: everything derived from it shares its tensors
+    pixels = images_of(loaded, images)  # a mistake in them is told before what may take minutes
     plain = export_network(loaded, optimize=False)
     reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
-    pixels = images_of(loaded, images)
 
     def export(**settings: Any) -> Exported:
         note = images_note(pixels)

@@ -209,7 +209,7 @@ def _gemm(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     left, right = _shape_of(node), _shape_of(node, 1)
     if left is None or right is None or len(left) != 2 or len(right) != 2:
         return None
-    turned = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+    turned = [node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")]
     return [left[turned[0]], right[1 - turned[1]]]
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.files import atomic_path
 from ortboost.core.printable import count_of
-from ortboost.core.tensor_file import TensorFile
 
 __all__ = ["principal_components", "weight_blocks"]
 
@@ -119,32 +119,40 @@ def weight_blocks(
     Raises:
         FileError: A file cannot be read, or lacks a tensor of that shape.
     """
-    files = [_opened(path, shapes) for path in paths]
-    for name, shape in shapes.items() if files else ():
+    for path in paths:
+        _check(path, shapes)
+    for name, shape in shapes.items() if paths else ():
         rows = shape[0] if shape else 1
         # Bytes in float64 of one row of this tensor, from all files.
-        width = int(np.prod(shape[1:], dtype=np.int64)) * 8 * len(files)
+        width = int(np.prod(shape[1:], dtype=np.int64)) * 8 * len(paths)
         step = max(1, _BLOCK // max(1, width))
         for start in range(0, rows, step):
-            piece = range(start, min(start + step, rows))
-            parts = (file.rows(name, piece) if shape else file[name] for file in files)
-            yield np.stack([np.asarray(part, np.float32).reshape(-1) for part in parts])
+            parts = []
+            for path in paths:  # one open file at a time: there may be more than a process can open
+                with safe_open(path, framework="numpy") as file:
+                    # A scalar cannot be sliced.
+                    if shape:
+                        part = file.get_slice(name)[start : min(start + step, rows)]
+                    else:
+                        part = file.get_tensor(name)
+                parts.append(np.asarray(part, np.float32).reshape(-1))
+            yield np.stack(parts)
 
 
-def _opened(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
+def _check(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     fix = "Use undamaged checkpoints of this program or network."
     try:
-        file = TensorFile(path)
-    except (OSError, ValueError) as error:
+        with safe_open(path, framework="numpy") as file:
+            known = set(file.keys())
+            for name, wanted in shapes.items():
+                shape = tuple(file.get_slice(name).get_shape()) if name in known else None
+                if shape != wanted:
+                    raise FileError(
+                        f"The checkpoint has '{name}' with shape {shape} instead of {wanted}.",
+                        where=str(path),
+                        fix=fix,
+                    )
+    except (OSError, SafetensorError) as error:
         raise FileError(
             "A checkpoint cannot be read.", where=f"{path}: {error}", fix=fix
         ) from error
-    for name, wanted in shapes.items():
-        shape = file.form(name)[0] if name in file else None
-        if shape != wanted:
-            raise FileError(
-                f"The checkpoint has '{name}' with shape {shape} instead of {wanted}.",
-                where=str(path),
-                fix=fix,
-            )
-    return file

@@ -78,7 +78,7 @@ class Reporter(Protocol):
 
 
 class QuietProgress:
-    """Shows messages only (with ``results``, also the results of epochs), or nothing.
+    """Shows messages only, or nothing.
 
     Args:
         stream: Where messages go; None drops them.

@@ -11,7 +11,7 @@ from PIL import Image
 
 import ortboost as ob
 from ortboost.cli import main
-from ortboost.core.errors import FileError, UsageError
+from ortboost.core.errors import ConfigError, FileError, UsageError
 from tests.support import small_convnet
 
 SETTINGS = ["--images", "resize=12,normalize=0.4/0.3"]
@@ -103,3 +103,10 @@ def test_running_statistics_are_estimated_of_the_same_pixels(run, folder):
     kept = ob.evaluate(run, folder, update_bn=folder, checkpoint="last")
     said = ob.evaluate(run, folder, update_bn=folder, checkpoint="last", images="normalize=0.4/0.3")
     assert kept == said
+
+
+@pytest.mark.parametrize("verb", [ob.export, ob.compare])
+def test_wrong_settings_are_refused_before_the_network_is_rewritten(verb, tmp_path, monkeypatch):
+    monkeypatch.setattr("ortboost.api.export_subject.export_network", None)
+    with pytest.raises(ConfigError, match="Unknown setting 'croop'"):
+        verb(small_convnet(), tmp_path / "out.onnx", images="croop=6")

@@ -60,6 +60,7 @@ CASES = {
     "y = Conv(h, c)": ["n", 5, None, 1],
     "a = Transpose(w) y = Gemm<transB = 1>(a, a)": [6, 6],
     "y = Gemm<transB = 1>(w, v)": ["n", 2],
+    "y = Gemm<transB = 2>(w, v)": ["n", 2],  # true as any number but 0
     "a = Transpose<perm = [0, 1, 3, 2]>(h) y = MatMul(h, a)": ["n", 4, "s", "s"],
     "l = Shape(k) y = Add(l, single)": [2],
 }

@@ -113,8 +113,10 @@ def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
             return None
         stored = site.const(index.reshape(1), ir.DataType.from_numpy(index.dtype))
         return [site.op("Gather", source, stored, dtype=out.dtype, shape=out.shape, axis=axis)]
-    axes = reduced_axes(first) if first.attributes.get_int("keepdims", 1) == 0 else None
-    if axes is None or sorted(axis % rank for axis in axes) != restored:
+    axes = reduced_axes(first)
+    if axes is None or first.attributes.get_int("keepdims", 1) != 0:
+        return None
+    if sorted(axis % rank for axis in axes) != restored:
         return None
     first.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
     first.outputs[0].shape = out.shape

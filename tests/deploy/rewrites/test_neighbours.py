@@ -230,3 +230,14 @@ def answer(model):
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     return session.run(None, {"c": np.array(True), "x": np.ones(4, np.float32)})[0]
+
+
+def test_a_custom_operator_may_have_an_attribute_of_that_name():
+    model = ir.from_onnx_text(
+        """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+        net (float[2,3] x) => (float[2,1,3] y) <int64[1] a = {1}> {
+          t = my.Reduce<keepdims = "no">(x)
+          y = Unsqueeze(t, a)
+        }"""
+    )
+    assert not merge_neighbours(model).changed
