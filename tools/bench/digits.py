@@ -74,6 +74,7 @@ def epochs(
 
 def parts(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     """Indices of the samples of one step after the other, for ever, in a new order each time."""
+    size = min(size, count)
     while True:
         chosen = rng.permutation(count)
         for start in range(0, count - size + 1, size):
