@@ -37,6 +37,11 @@ NODES = {
     "Atan": ("", "N,4", "y = Atan(h)"),
     "Atanh": ("", "N,4", "t = Tanh(h) d = Constant<value_float=0.9>() c = Mul(t, d) y = Atanh(c)"),
     "Celu": ("", "N,4", "y = Celu<alpha=0.7>(h)"),
+    "Compress": (
+        "",
+        "N,4",
+        "k = Constant<value_ints=[1,0,1]>() c = Cast<to=9>(k) y = Compress<axis=1>(h, c)",
+    ),
     "ConvTranspose": (
         "float[4,2,3,3] k",
         "N,4,H,W",
