@@ -133,6 +133,8 @@ class SplitGraphs:
             draws_first=not levels,
         )
         self.update = UpdateGraph(split.update, state, group, threads=threads, placed=placed)
+        # Where the update exchanges sums, too, one message less hardly matters.
+        self.in_one_message = self.in_one_message and not self.update.exchanges
 
     def seed(self, seed: int | None, segment: int) -> int | None:
         """The seed of a segment: without exchanges, only the first draws random numbers."""

@@ -37,9 +37,9 @@ class UpdateGraph:
         states = [entry.next for entry in catalogue.state if entry.next is not None]
         form = for_device(model, device, states=states, threads=threads)
         levels = order_exchanges(form, [spec.name for spec in points])
-        self._exchanges = [Exchange(group, points, level, device) for level in levels]
+        self.exchanges = [Exchange(group, points, level, device) for level in levels]
         # A segment for each level of exchange points, and one for the rest.
-        buffers = [exchange.buffer for exchange in self._exchanges]
+        buffers = [exchange.buffer for exchange in self.exchanges]
         self._graph = SegmentedGraph(
             form,
             catalogue,
@@ -53,7 +53,7 @@ class UpdateGraph:
     def run(self, rates: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Update the state with these learning rates; the other outputs."""
         values = self._graph.run(0, rates)
-        for number, exchange in enumerate(self._exchanges, 1):
+        for number, exchange in enumerate(self.exchanges, 1):
             exchange.run(1.0)
             values |= self._graph.run(number, rates)
         return values
