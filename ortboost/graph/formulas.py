@@ -59,7 +59,11 @@ class Term:
     def _as_value(self, operand: Operand) -> ir.Value:
         if isinstance(operand, Term):
             return operand.value
-        return operand if isinstance(operand, ir.Value) else self.b.const(operand, self._dtype)
+        if isinstance(operand, ir.Value):
+            return operand
+        if self._dtype.is_integer() and operand != int(operand):
+            raise TypeError(f"{operand} beside a term of {self._dtype.name} would be cut")
+        return self.b.const(operand, self._dtype)
 
     def __add__(self, other: Operand) -> Term:
         return self.call("Add", other)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,8 @@ from ortboost.runtime.update_graph import UpdateGraph
 
 __all__ = ["SharedStep"]
 
+_Compute: TypeAlias = Callable[[int], dict[str, NDArray[Any]]]
+"""Runs a segment of the gradients on this process's part; the outputs without a buffer."""
 _SEGMENTS: Final = 4  # default between machines; see docs/scale.md
 _SMALL: Final = 2**18  # bytes of gradients below which segments do not pay off
 
@@ -138,8 +140,14 @@ class SharedStep:
         rates = {name: feeds[name] for name in graphs.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
         own = count_samples(self.program.catalogue.batch, feeds)
+
+        def compute(segment: int) -> dict[str, NDArray[Any]]:
+            # The lock is not held while processes communicate: threads could deadlock.
+            with drawing(graphs.seed(seed, segment)):
+                return graphs.gradients.run(segment, feeds)
+
         sum_parts = self._sum_at_once if graphs.in_one_message else self._sum_in_turn
-        shown = sum_parts(graphs, own, feeds, state, seed)
+        shown = sum_parts(graphs, own, state, compute)
         # From here on the processes of a server have the same values, and make the same update.
         self.state.moved = True
         numbers = {
@@ -149,21 +157,15 @@ class SharedStep:
             return {**numbers, **graphs.update.run(rates)}
 
     def _sum_at_once(
-        self,
-        graphs: SplitGraphs,
-        own: Counts,
-        feeds: Mapping[str, NDArray[Any]],
-        state: DeviceState,
-        seed: int | None,
+        self, graphs: SplitGraphs, own: Counts, state: DeviceState, compute: _Compute
     ) -> list[float]:
-        """Sum all that the parts of a batch contribute in one message.
+        """Sum all that the parts of a batch contribute in one message; the loss and the metrics.
 
         Every message takes time, however short; for small networks more than their computation.
         """
         values = dict[str, NDArray[Any]]()
         if own.terms:
-            with drawing(graphs.seed(seed, 0)):
-                values = graphs.gradients.run(0, feeds)
+            values = compute(0)
         else:
             graphs.clear(state, empty=True)
         # `n` is known only after the sum: n_r G_r are summed, in units of about `n` terms.
@@ -178,45 +180,29 @@ class SharedStep:
             else 0.0
             for s in graphs.shown
         ]
-        sums = graphs.sum_at_once(share, [*own.digits(), *self.requests, *parts])
-        self.whole = whole = Counts.of_digits(sums[:6])
-        self.agreed = np.array(sums[6:8])
+        digits, self.agreed, shown = graphs.sum_at_once(share, own.digits(), self.requests, parts)
+        self.whole = whole = Counts.of_digits(digits.tolist())
         _require_samples(whole, self.program.catalogue.batch)
         if is_mean and whole.terms:
             graphs.scale_sums(self._unit / whole.terms)
         self._share = own.terms / whole.terms if whole.terms else 0.0
         divisors = [whole.divisor(s.name, self._reduction) for s in graphs.shown]
-        return [
-            total / divisor if divisor else 0.0
-            for total, divisor in zip(sums[8:], divisors, strict=True)
-        ]
+        return [x / divisor if divisor else 0.0 for x, divisor in zip(shown, divisors, strict=True)]
 
     def _sum_in_turn(
-        self,
-        graphs: SplitGraphs,
-        own: Counts,
-        feeds: Mapping[str, NDArray[Any]],
-        state: DeviceState,
-        seed: int | None,
+        self, graphs: SplitGraphs, own: Counts, state: DeviceState, compute: _Compute
     ) -> NDArray[np.float64]:
-        """Sum what the parts of a batch contribute as soon as it is there."""
+        """Sum what the parts contribute as soon as it is there; the loss and the metrics."""
         # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
         ran = bool(own.terms or (own.samples and (graphs.means or graphs.exchanges)))
-        values = dict[str, NDArray[Any]]()
-
-        def run_segment(number: int) -> None:
-            if ran:  # the lock not around communication, which could deadlock with threads
-                with drawing(graphs.seed(seed, number)):
-                    values.update(graphs.gradients.run(number, feeds))
-
         weighing = self._start_weighing(own, ran, exchanges=bool(graphs.exchanges))
-        run_segment(0)
+        values = compute(0) if ran else {}
         weights = weighing()  # the counts traveled while the first segment ran
         self._share, self.whole = weights.in_server, weights.whole
         sent: list[Handle] = []
         for i in range(len(graphs.gradients)):
-            if i:
-                run_segment(i)
+            if i and ran:
+                values |= compute(i)
             # These gradients travel while the next segment runs; exchanged sums it has to wait for.
             sent += graphs.start_sums(i, weights.gradients)
             graphs.exchange(i, weights.gradients if ran else None)

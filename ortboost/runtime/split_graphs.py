@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ortboost.core.errors import ModelError
 from ortboost.program import names
@@ -169,13 +170,22 @@ class SplitGraphs:
         for name in self._raw:
             self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
 
-    def sum_at_once(self, share: float, numbers: Sequence[float]) -> list[float]:
-        """Sum the weighted gradients and some numbers in one message; returns the numbers' sums."""
+    def sum_at_once(self, share: float, *numbers: ArrayLike) -> list[NDArray[np.float64]]:
+        """Sum the weighted gradients in place, and some numbers, in one message.
+
+        Args:
+            share: The weight of this process's gradients.
+            numbers: Vectors of ``numbers`` numbers in all, and one number for each of ``shown``.
+
+        Returns:
+            The sums of each vector.
+        """
         ((buffer,),) = self._sums
         buffer.scale(share)
-        buffer.write(_NUMBERS, np.array(numbers, np.float32))
+        buffer.write(_NUMBERS, np.concatenate(numbers))
         buffer.start_sum().wait()
-        return [float(total) for total in buffer.read(_NUMBERS)]
+        ends = np.cumsum([np.size(vector) for vector in numbers])
+        return np.split(buffer.read(_NUMBERS).astype(np.float64), ends[:-1])
 
     def scale_sums(self, factor: float) -> None:
         """Multiply the summed gradients of :meth:`sum_at_once`."""

@@ -62,3 +62,13 @@ def test_a_branch_has_the_type_of_the_other_or_of_what_is_compared(formula, kind
 def test_products_of_matrices_and_casts():
     found = built(lambda x: (x @ x).cast(ir.DataType.DOUBLE))
     assert (found.dtype, found) == (np.float64, 4.25)
+
+
+def test_a_fraction_beside_an_integer_is_not_cut():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (int64[2] x) => () { u = Neg(x) }'
+    )
+    term = Term(Builder(model.graph, "formula"), model.graph.inputs[0])
+    assert (term * 2).value.dtype == ir.DataType.INT64
+    with pytest.raises(TypeError, match=r"0.5 beside a term of INT64"):
+        term * 0.5
