@@ -82,6 +82,7 @@ EITHER_RUNTIME = (
     "deploy/test_check_cuda.py",
     "program/test_growth.py",
     "runtime/cuda/test_forms.py",
+    "runtime/cuda/test_replay.py",
     "test_doctests.py",
     "test_public_api.py",
     "test_quickstart.py",

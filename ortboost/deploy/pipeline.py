@@ -22,11 +22,6 @@ from ortboost.deploy.fold_bn import fold_bn
 from ortboost.deploy.fold_full_norm import fold_full_norm
 from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
 from ortboost.deploy.rewrites.dead_code import dead_code
-from ortboost.deploy.rewrites.declared_shapes import (
-    declared_shapes,
-    forget_declared,
-    restore_declared,
-)
 from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
@@ -47,6 +42,11 @@ from ortboost.deploy.rewrites.merge_views import merge_views
 from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
+from ortboost.graph.declared_shapes import (
+    declared_shapes,
+    forget_declared,
+    restore_declared,
+)
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.static_shapes import static_shapes
 

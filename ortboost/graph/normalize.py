@@ -16,6 +16,7 @@ from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
 from ortboost.graph.convert_opset import convert_opset
+from ortboost.graph.declared_shapes import declared_shapes, restore_declared
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
@@ -75,6 +76,7 @@ def normalize(
     # The operators in one form, whatever the exporter and its opset.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     separate_branch_names(model)
+    declared = declared_shapes(model)
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
@@ -112,7 +114,7 @@ def normalize(
     _infer(model)
     replace_missing_kernels(model)
     check_lengths(model)
-    reports += _settle(model, keep_fused)
+    reports += [*_settle(model, keep_fused), restore_declared(model, declared)]
     return [report for report in reports if report.modified]
 
 
@@ -174,17 +176,10 @@ def free_weights(model: ir.Model) -> Report:
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:
-    """Drop inferred shapes, which old exporters wrote for the batch size of the trace.
-
-    This includes a graph output that nodes also read: user-given names of its dimensions may be
-    stale too.
-    """
-    # The file's inputs and results keep theirs: they are what the user declared.
-    ends = (value for value in model.graph.outputs if not value.uses())
-    kept = {id(value) for value in (*model.graph.inputs, *ends)}
+    """Drop inferred and declared shapes: old exporters wrote those of the batch of the trace."""
     for node in model.graph.all_nodes():
         for output in node.outputs:
-            if id(output) not in kept and is_standard(node):
+            if is_standard(node):
                 output.shape = None
 
 

@@ -27,7 +27,7 @@ import onnx_ir as ir
 from ortboost.graph.dimensions import Key, elements
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of, scalar
 
-__all__ = ["is_cut", "name_lengths"]
+__all__ = ["is_cut", "is_placeholder", "name_lengths"]
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
@@ -87,8 +87,13 @@ def is_cut(dim: Dim, whole: Dim) -> bool:
     return found is not None and found[1] == whole
 
 
+def is_placeholder(dim: Dim) -> bool:
+    """Whether a dimension has a name that ONNX invented for a length that it does not know."""
+    return isinstance(dim, str) and bool(_PLACEHOLDER.fullmatch(dim))
+
+
 def _is_invented(dim: Dim, given: set[Dim]) -> bool:
-    return isinstance(dim, str) and dim not in given and bool(_PLACEHOLDER.fullmatch(dim))
+    return dim not in given and is_placeholder(dim)
 
 
 def _is_simple(dim: Dim, given: set[Dim]) -> bool:
