@@ -65,7 +65,7 @@ def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
         pieces.append(part)
     if numbers or not pieces:
         pieces.append(b.ints(*numbers))
-    return pieces[0] if len(pieces) == 1 else b.op("Concat", *pieces, axis=0)
+    return b.builder.combined("Concat", pieces, axis=0)
 
 
 def computed(b: Site, op_type: str, left: Size, right: Size) -> Size:

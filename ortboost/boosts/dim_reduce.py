@@ -352,7 +352,7 @@ def _momentum(parameter: Parameter) -> str:
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
     flat = [b.op("Reshape", value, b.ints(-1)) for value in values]
-    return b.op("Concat", *flat, axis=0) if len(flat) > 1 else flat[0]
+    return b.combined("Concat", flat, axis=0)
 
 
 def _parts(b: Builder, whole: ir.Value, trained: Sequence[Parameter]) -> list[ir.Value]:

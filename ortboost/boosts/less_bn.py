@@ -302,8 +302,7 @@ def _has_learned(norm: ir.Node) -> bool:
 def _remove(graph: ir.Graph, norm: ir.Node) -> dict[str, int]:
     """Bypass a normalization, and return the removed parameters with their sizes."""
     data, parameters = norm.inputs[0], norm.inputs[1:]
-    if data is None:
-        raise TypeError("BatchNormalization has five inputs")
+    assert data is not None  # BatchNormalization has five inputs
     ir.convenience.replace_all_uses_with(norm.outputs[0], data)
     graph.remove(norm, safe=True)
     gone: dict[str, int] = {}

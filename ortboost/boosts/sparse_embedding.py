@@ -248,4 +248,4 @@ def _summed(
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
     shape = [None, *(known_shape(values[0]) or ())[1:]]
-    return values[0] if len(values) == 1 else b.op("Concat", *values, axis=0, shape=shape)
+    return b.combined("Concat", values, axis=0, shape=shape)

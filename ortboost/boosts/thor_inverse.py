@@ -115,7 +115,7 @@ def inverted_factors(
         gains.append(b.op("Expand", gain, each))
 
     def chosen(parts: Sequence[ir.Value]) -> ir.Value:
-        joined = b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        joined = b.combined("Concat", parts, axis=0)
         return joined if places is None else b.op("Gather", joined, places, axis=0)
 
     stack = b.cast(chosen(matrices), _DOUBLE)

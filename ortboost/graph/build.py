@@ -140,6 +140,13 @@ class Builder:
         )
         return tuple(outputs)
 
+    def combined(self, op_type: str, values: Sequence[ir.Value], **options: Any) -> ir.Value:
+        """Combine values by an operator of any number of inputs (Concat, Sum); one stays as it is.
+
+        See :meth:`op` for the options.
+        """
+        return values[0] if len(values) == 1 else self.op(op_type, *values, **options)
+
     def cast(self, value: ir.Value, dtype: ir.DataType, name: str | None = None) -> ir.Value:
         """Cast a value to another element type; return the value itself if it has that type."""
         if value.dtype == dtype:

@@ -8,7 +8,7 @@ model says so: ``detach`` of torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -126,10 +126,13 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [value for value in (*node.inputs, *uses_inside(node)) if value is not None]
 
 
-def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
+def ancestors(
+    values: Iterable[ir.Value | None], past: Callable[[ir.Node], bool] = lambda _: True
+) -> set[ir.Node]:
     """The nodes that values depend on: their producers, and those of everything that these read.
 
-    A node with subgraphs reads what the nodes in them read, and these count, too.
+    A node with subgraphs reads what the nodes in them read, and these count, too. The search does
+    not go on to what a node reads if ``past`` is false for it.
     """
     found: set[ir.Node] = set()
     pending = list(values)
@@ -139,7 +142,8 @@ def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
         if node is None or node in found:
             continue
         found.add(node)
-        pending += values_read(node)
+        if past(node):
+            pending += values_read(node)
     return found
 
 

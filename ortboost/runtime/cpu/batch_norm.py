@@ -71,8 +71,8 @@ def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]
 def _fuse(node: ir.Node, old_mean: ir.Value, old_variance: ir.Value, builder: Builder) -> None:
     x, scale, bias, mean, variance = node.inputs
     channels = _channels(node)
-    if mean is None or variance is None:
-        raise TypeError("checked before")
+    assert mean is not None  # see `batch_centered`
+    assert variance is not None
     y, new_mean, new_variance = builder.ops(
         "BatchNormalization",
         *(x, scale, bias, old_mean, old_variance),

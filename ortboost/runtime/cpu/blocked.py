@@ -117,8 +117,8 @@ def reorder(builder: Builder, value: ir.Value) -> ir.Value:
 
 def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.Value:
     x, w, bias = (*node.inputs, None)[:3]
-    if x is None or w is None:
-        raise TypeError("the operator has an image and a weight")
+    assert x is not None  # see `_layer`
+    assert w is not None
     outputs = -(-layer.outputs // block) * block  # whole blocks; the last is padded by zeros
     more = outputs - layer.outputs
     if layer.depthwise:  # [M, 1, k...] is reordered like an image with M channels

@@ -71,15 +71,11 @@ def _to_scan(site: Site) -> list[ir.Value | None]:
         layer = _Layer(site, index, count, own)
         parts.append(layer.run(mask, backwards=direction == "reverse" or index == 1))
     # Y, Y_h and, of an LSTM, Y_c, each with an axis for the directions
-    joined: list[ir.Value | None] = [
-        _join(site, [site.op("Unsqueeze", value, site.ints(axis)) for value in values], axis)
-        for values, axis in zip(zip(*parts, strict=True), (1, 0, 0), strict=False)
-    ]
+    joined: list[ir.Value | None] = []
+    for values, axis in zip(zip(*parts, strict=True), (1, 0, 0), strict=False):
+        each = [site.op("Unsqueeze", value, site.ints(axis)) for value in values]
+        joined.append(site.builder.combined("Concat", each, axis=axis))
     return joined[: len(site.node.outputs)]
-
-
-def _join(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:
-    return parts[0] if len(parts) == 1 else site.op("Concat", *parts, axis=axis)
 
 
 def _mask(site: Site, lengths: ir.Value) -> ir.Value:

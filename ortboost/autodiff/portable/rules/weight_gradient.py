@@ -207,7 +207,7 @@ def _taps(
         seen = image if window.pointwise else _seen(b, image, tap, window, steps, axes)
         found.append(b.op("MatMul", left, b.op("Reshape", seen, rows)))  # [(N,) M, C]
     if per_image:
-        joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=2)
+        joined = b.builder.combined("Concat", found, axis=2)
         found = [b.op("ReduceSum", joined, b.ints(0), keepdims=0)]
     return _as_weight(b, found, channels, w, window)
 
@@ -217,7 +217,7 @@ def _as_weight(
 ) -> ir.Value:
     """Concatenate pieces to ``[M, k C]`` and reorder: ``-> [M, C, k...]``."""
     shape = b.shape_of(w)
-    joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=1)
+    joined = b.builder.combined("Concat", found, axis=1)
     if math.prod(window.kernel) == 1:
         return b.op("Reshape", joined, shape, shape=w.shape)
     apart = b.op("Reshape", joined, b.ints(0, -1, channels))  # [M, k..., C]
@@ -258,5 +258,5 @@ def _depthwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Windo
         product = b.op("Mul", _seen(b, image, tap, window, steps, axes), g, shape=g.shape)
         total = b.op("ReduceSum", product, summed, keepdims=0)  # [C]
         found.append(b.op("Unsqueeze", total, b.ints(1)))
-    joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=1)
+    joined = b.builder.combined("Concat", found, axis=1)
     return b.op("Reshape", joined, b.shape_of(w), shape=w.shape)
