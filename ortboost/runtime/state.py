@@ -22,7 +22,7 @@ from ortboost.core.arrays import as_dtype
 from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
 from ortboost.program.catalogue import Catalogue, StateEntry
-from ortboost.program.program import check_state
+from ortboost.program.state_file import check_state
 from ortboost.runtime.session import runtime
 
 __all__ = ["DeviceState"]
