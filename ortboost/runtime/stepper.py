@@ -19,7 +19,6 @@ from ortboost.graph.query import format_shape
 from ortboost.program import names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
-from ortboost.program.config import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
@@ -33,11 +32,11 @@ from ortboost.runtime.session import drawing, training_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
+from ortboost.runtime.step_counters import StepCounters
 
 __all__ = ["Stepper"]
 
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2**64: its multiples are far apart (Knuth)
-_COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
 
 
 class Stepper(Shown):
@@ -98,15 +97,14 @@ class Stepper(Shown):
         part = (0, 1) if group is None else (group.rank, group.size)
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
         self._compiled: dict[str, CompiledGraph | ReplayedGraph] = {}
-        self._plan = step_plan(program.config, program.graphs)
         labels = [s for s in program.catalogue.batch if s.ignored is not None or s.weights]
         is_mean = program.config.loss.reduction == "mean"
         self._counts = is_mean and bool(labels)
         self._weighs = is_mean and any(spec.weights for spec in labels)
-        self._counters = dict.fromkeys(_COUNTERS, 0)
         self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None
-        self._read_counters()
+        self._counters = StepCounters(program)
+        self._counters.read(self._state)
         # Open the first graph now: errors of the runtime appear here, not at the first step.
         if self.shared is None:
             self._graph(self.next_graph)
@@ -117,8 +115,8 @@ class Stepper(Shown):
         return {
             "of": self.program.source,
             "device": self.device,
-            "updates": self._counters[names.STEP],
-            "skipped": self._counters[names.TOTAL_SKIPS] or None,
+            "updates": self._counters.updates,
+            "skipped": self._counters.total_skips or None,
             "next": self.next_graph,
             "inputs": ", ".join(f"{s.name} {s.dtype}{format_shape(s.shape)}" for s in self.inputs),
         }
@@ -162,11 +160,7 @@ class Stepper(Shown):
     @property
     def next_graph(self) -> str:
         """Name of the graph that the next step runs."""
-        return names.graph_name(names.STEP_GRAPH, self._group())
-
-    def _group(self) -> int:
-        """The freeze group of the next update; the plan repeats."""
-        return int(self._plan[self._counters[names.STEP] % len(self._plan)])
+        return names.graph_name(names.STEP_GRAPH, self._counters.group)
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -206,24 +200,13 @@ class Stepper(Shown):
             self._scales = {
                 e.name: self._state.read(e.name) for e in self.catalogue.entries("scale")
             }
-        group, before = self._group(), self._counters[names.STEP]
-        name = names.graph_name(names.STEP_GRAPH, group)
-        drawn = self._seed_for(self.catalogue, seed)
-        try:
-            if self.shared is None:
-                with drawing(drawn):
-                    values = self._graph(name).run(ready)
-            else:
-                values = self.shared.run(name, ready, self._state, self._threads, seed=drawn)
-        except OrtBoostError:
-            raise
-        except Exception as error:  # the bindings raise bare exceptions of many kinds
-            batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
-            raise refused_batch(error, batch, "step") from error
+        name, group, before = self.next_graph, self._counters.group, self._counters.updates
+        values = self._run(name, ready, self._seed_for(self.catalogue, seed))
         overflow = bool(values.pop(names.OVERFLOW))
-        self._count(overflow)  # as the graph has just done
+        self._counters.count(overflow)  # as the graph has just done
+        updated = self._counters.updates > before
         if self.shared is not None:
-            if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
+            if self.program.config.accumulator is not None and updated:
                 self._close_window(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
@@ -242,17 +225,32 @@ class Stepper(Shown):
             loss=float(losses.mean()),
             overflow=overflow,
             loss_scale=float(values.pop(names.LOSS_SCALE)),
-            applied_steps=self._counters[names.STEP],
-            consecutive_skips=self._counters[names.CONSECUTIVE_SKIPS],
-            total_skips=self._counters[names.TOTAL_SKIPS],
+            applied_steps=self._counters.updates,
+            consecutive_skips=self._counters.consecutive_skips,
+            total_skips=self._counters.total_skips,
             metrics={name: float(value) for name, value in values.items()},
             losses=losses,
-            updated=self._counters[names.STEP] > before,
+            updated=updated,
             group=group,
             loss_scales=tuple(float(scale) for scale in scales),
             labels=counts.labels if counts else None,
             label_weight=counts.terms if counts and self._weighs else None,
         )
+
+    def _run(
+        self, name: str, ready: Mapping[str, NDArray[Any]], seed: int | None
+    ) -> dict[str, NDArray[Any]]:
+        """Run a step graph, here or in all processes; its outputs."""
+        try:
+            if self.shared is not None:
+                return self.shared.run(name, ready, self._state, self._threads, seed=seed)
+            with drawing(seed):
+                return self._graph(name).run(ready)
+        except OrtBoostError:
+            raise
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
+            raise refused_batch(error, batch, "step") from error
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window of accumulation, as the mean of its micro-batches.
@@ -266,11 +264,10 @@ class Stepper(Shown):
         Raises:
             UsageError: A learning rate is unknown or missing.
         """
-        if not self._counters[names.MICRO_STEPS]:
+        if not self._counters.micro_steps:
             return False
-        self._apply(self._group(), hyper)
-        self._counters[names.MICRO_STEPS] = 0
-        self._counters[names.STEP] += 1
+        self._apply(self._counters.group, hyper)
+        self._counters.count_update()
         return True
 
     def _close_window(self, group: int, hyper: Mapping[str, float]) -> None:
@@ -332,23 +329,6 @@ class Stepper(Shown):
     def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
         return check_rates(hyper, self.groups)
 
-    def _count(self, overflow: bool) -> None:
-        """Track the counters on the host to avoid reads from the device."""
-        if overflow:
-            self._counters[names.CONSECUTIVE_SKIPS] += 1
-            self._counters[names.TOTAL_SKIPS] += 1
-            return
-        self._counters[names.CONSECUTIVE_SKIPS] = 0
-        self._counters[names.MICRO_STEPS] += 1  # also without accumulation, with a window of 1
-        if self._counters[names.MICRO_STEPS] == self.program.config.accumulate:
-            self._counters[names.MICRO_STEPS] = 0
-            self._counters[names.STEP] += 1
-
-    def _read_counters(self) -> None:
-        known = {entry.name for entry in self.catalogue.state}
-        for name in self._counters:
-            self._counters[name] = int(self._state.read(name)) if name in known else 0
-
     # ---- state ---------------------------------------------------------------------------------
 
     def state(self, *, copy: bool = True) -> Mapping[str, NDArray[Any]]:
@@ -372,7 +352,7 @@ class Stepper(Shown):
         self._state.write_all(state)
         if self.shared is not None:
             self.shared.state.take(self._state)
-        self._read_counters()
+        self._counters.read(self._state)
 
     def get(self, name: str) -> NDArray[Any]:
         """Copy one state tensor to the host.
@@ -389,7 +369,7 @@ class Stepper(Shown):
             UsageError: The state is unknown, or the shape differs.
         """
         self._state.write(name, value)
-        self._read_counters()
+        self._counters.read(self._state)
 
     def evaluator(self) -> Evaluator | SharedEvaluator:
         """An evaluator on the state of this stepper."""
