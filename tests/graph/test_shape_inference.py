@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.graph import shape_inference
+from ortboost.graph.inference_model import describe_model
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
@@ -335,7 +336,7 @@ def test_the_value_of_a_long_vector_is_not_propagated_through_a_cast():
     }"""
     model = ir.from_onnx_text(text)
     infer_shapes(model)
-    kinds = [node.op_type for node in shape_inference._described(model).graph.node]
+    kinds = [node.op_type for node in describe_model(model).graph.node]
     assert kinds == ["Constant", "Reshape", "CastLike", "CastLike", "Cast", "Cast"]
     y, z, k, m = model.graph.outputs
     assert m.dtype == ir.DataType.INT64  # sizes may be computed in float32: their values are used
