@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -67,7 +67,6 @@ class SplitGraphs:
         self.rates = tuple(spec.name for spec in second.hyper)
         device = state.device
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
-        gradients = [spec for spec in split.kept if spec.name not in self._raw]
         form = for_device(split.gradients, device, threads=threads)
         # Segments end at exchange points if there are any, else where a group of gradients is
         # ready; `parts` are the groups that each segment completes.
@@ -101,11 +100,13 @@ class SplitGraphs:
             [Buffer(server, shapes, dtype, device, wire) for dtype, shapes in part]
             for part in buckets
         ]
-        self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
-        self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
-        self._own = [Buffer(group, p, d, device) for d, p in _buckets(gradients)]
-        statistics = [spec for spec in split.kept if spec.name in self._raw]
-        self._statistics = [Buffer(group, p, d, device) for d, p in _buckets(statistics)]
+
+        def buffers(specs: Iterable[TensorSpec]) -> list[Buffer]:
+            return [Buffer(group, shapes, dtype, device) for dtype, shapes in _buckets([*specs])]
+
+        self.means, self._checks = buffers(split.averaged), buffers(split.checks)
+        self._own = buffers(spec for spec in split.kept if spec.name not in self._raw)
+        self._statistics = buffers(spec for spec in split.kept if spec.name in self._raw)
         placed = {
             name: buffer
             for buffer in (
