@@ -238,7 +238,7 @@ def _summed(
     place = b.op("Compress", place, again, axis=0, shape=[None])
     place = b.op("Sub", place, b.const(1, _INT64), shape=[None])
     added = b.op("Gather", gradient, others, axis=0, shape=row)
-    # ScatterElements wants one index for each element.
+    # ScatterElements needs one index for each element.
     column = b.op("Reshape", place, b.ints(-1, *[1] * len(rest)), shape=[None, *[1] * len(rest)])
     column = b.op("Expand", column, b.op("Shape", added), shape=row)
     total = b.op("Gather", gradient, first, axis=0, shape=row)

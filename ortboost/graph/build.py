@@ -1,7 +1,7 @@
 """A builder of nodes with unique names and deduplicated constants.
 
 All rewrites of ortboost create nodes through :class:`Builder`, so that names never clash, every
-node has a name, and constants have the element type that is asked for.
+node has a name, and constants have the element type that the caller gives.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _scatters(node: ir.Node, source: ir.Value) -> bool:
 
 def _run_before(node: ir.Node) -> set[ir.Node]:
     """The nodes that must run before a node starts."""
-    # A runtime folds a length that it knows: what has this length may run at any time.
+    # A runtime folds a known length: the node that the length is of may run at any time.
     return ancestors(values_read(node), past=lambda other: not is_standard(other, "Shape", "Size"))
 
 

@@ -194,6 +194,6 @@ class ParameterUpdate:
         if rows is None:
             return value
         b = self._b
-        # ScatterND wants a list of coordinates, here of one: [rows] -> [rows, 1].
+        # ScatterND needs coordinates, here one for each row: [rows] -> [rows, 1].
         places = b.shared(("places", rows.name), lambda: b.op("Unsqueeze", rows, b.ints(1)))
         return b.op("ScatterND", old, places, value, shape=old.shape)

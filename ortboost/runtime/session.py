@@ -259,7 +259,7 @@ def try_device(device: str) -> None:
 
 
 def training_device(device: str) -> str:
-    """The device of a step; see :func:`resolve_device`. CUDA really works if it is asked for.
+    """The device of a step; see :func:`resolve_device`. If it is given, CUDA is tried out.
 
     Raises:
         DependencyError: Also if its libraries do not load.

@@ -195,9 +195,9 @@ def lift_large_constants(
 
 
 def cut_stopped(model: ir.Model) -> dict[str, str]:
-    """Let the readers of detached values read new inputs: the builder knows no such node.
+    """Let the readers of detached values read new inputs: the builder has no form of such a node.
 
-    Nor does it know that a few operators read only the shape of their input.
+    Nor does it treat a few operators as reading only the shape of their input.
 
     Returns:
         Name of each new input to the name of the detached value, for :func:`join_stopped`.

@@ -23,7 +23,7 @@ import math
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.autodiff.portable.rewrites.batch_norm import batch_normalizations
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
     constant,
@@ -48,18 +48,11 @@ def statistics_by_image(model: ir.Model) -> bool:
     """Compute the statistics of batch normalizations image by image; whether there was one."""
     if model.opset_imports.get("", 0) < _OPSET:
         return False
-    seen: set[int] = set()
-    done = False
     builder = Builder(model.graph, "ortboost/statistics")
-    for node in list(model.graph):
-        centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
-        if centered is None or id(centered) in seen:  # later ones belong to the gradient
-            continue
-        seen.add(id(centered))
-        done |= _replace(node, builder)
-    if done:
+    done = [_replace(node, builder) for node in batch_normalizations(model.graph)]
+    if any(done):
         model.graph.sort()  # the statistics may have been read before the normalization
-    return done
+    return any(done)
 
 
 def _replace(node: ir.Node, b: Builder) -> bool:
