@@ -171,12 +171,7 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
 
 
 def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | None:
-    """Find the full-normalization head that computes an output.
-
-    Args:
-        model: A normalized model.
-        output: Name of the output; the only or first one if not given.
-    """
+    """Find the full-normalization head that computes an output, by default the first."""
     outputs = [v for v in model.graph.outputs if output is None or v.name == output]
     value = outputs[0] if outputs else None
     while value is not None and (node := value.producer()) is not None:
@@ -189,11 +184,7 @@ def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | No
 
 
 def read_full_norm(node: ir.Node) -> FoundHead | None:
-    """Match the head that ends in a Mul; ``None`` if there is none.
-
-    Args:
-        node: Any node of type Mul.
-    """
+    """Match the head that ends in a node of type Mul; ``None`` if there is none."""
     multiplier = node.inputs[1]
     product = producer_of(node.inputs[0], "Gemm", "MatMul")
     if product is None or multiplier is None or static_shape(multiplier) != ():

@@ -72,11 +72,7 @@ def insert_boundaries(
 ) -> tuple[ScaleGroups, Report]:
     """Insert boundaries between the groups of a forward graph, in place.
 
-    Args:
-        model: The forward graph; parameters are its inputs.
-        trained: The trained parameters.
-        objective: Name of the loss to differentiate.
-        config: The groups.
+    Parameters are inputs of the graph; ``objective`` is the name of the loss to differentiate.
 
     Raises:
         ConfigError: A parameter is in no group; there are fewer layers than groups; a mark is not
@@ -263,12 +259,9 @@ def _mismatch(name: str, one: int, other: int, outside: int) -> ConfigError:
 def resolve_boundaries(
     model: ir.Model, groups: ScaleGroups, scales: ir.Value
 ) -> dict[tuple[int, int], list[ir.Value]]:
-    """After differentiation, insert the ratios and restore the original forward pass.
+    """Insert the ratios into a gradient graph, and restore the original forward pass, in place.
 
-    Args:
-        model: The gradient graph; modified in place.
-        groups: The result of :func:`insert_boundaries`.
-        scales: The scales of the groups, float32 ``[number]``, an input of the graph.
+    ``scales`` is the input with the scales of the groups, float32 ``[number]``.
 
     Returns:
         Pairs of groups with a boundary, the lower one first, to the gradients that cross it

@@ -90,11 +90,7 @@ class NormLayer:
 def find_layers(
     model: ir.Model, trained: Sequence[Parameter]
 ) -> tuple[list[Layer | NormLayer], dict[str, str]]:
-    """Find the layers of trained parameters.
-
-    Args:
-        model: The training graph, before operators are decomposed.
-        trained: The trained parameters.
+    """Find the layers of trained parameters in the training graph, before operators are decomposed.
 
     Returns:
         The layers in the order of the parameters; and other parameters with the reason why they

@@ -38,15 +38,7 @@ _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "D
 
 
 def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
-    """Find the states whose input and next output may share one buffer.
-
-    Args:
-        model: A step graph.
-        catalogue: Its catalogue.
-
-    Returns:
-        Names of the states.
-    """
+    """Find the states of a step graph whose input and next output may share one buffer, by name."""
     inputs = {value.name: value for value in model.graph.inputs}
     outputs = {value.name: value for value in model.graph.outputs}
     before: dict[ir.Node, set[ir.Node]] = {}  # writer to its ancestors

@@ -82,10 +82,7 @@ class Lowered:
 def lower_forward(forward: Forward, config: ProgramConfig, engine: Engine) -> Lowered:
     """Let boosts rewrite the forward graph, decompose it, turn weights into inputs, scale the loss.
 
-    Args:
-        forward: The forward graph; its model is changed in place.
-        config: The configuration.
-        engine: The engine.
+    The model of the forward graph is changed in place.
     """
     model, loss, trained = forward.model, forward.loss, forward.trained
     log = RewriteLog(model, forward.reports)

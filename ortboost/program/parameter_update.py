@@ -56,15 +56,7 @@ class StepState:
         *,
         sharded: bool = False,
     ) -> None:
-        """Declare a state.
-
-        Args:
-            name: Its name.
-            kind: See :class:`~ortboost.program.catalogue.StateEntry`.
-            initial: Its initial value.
-            role: See :class:`~ortboost.program.catalogue.StateEntry`.
-            sharded: Whether each process holds some of the rows.
-        """
+        """Declare a :class:`~ortboost.program.catalogue.StateEntry` and its initial value."""
         array = np.asarray(initial)
         shape = (None, *array.shape[1:]) if sharded else array.shape
         self.input(name, ir.DataType.from_numpy(array.dtype), shape)

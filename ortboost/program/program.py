@@ -139,11 +139,7 @@ class Program(Shown):
         return {STEP_GRAPH: self.step, **self.variants}
 
     def catalogue_of(self, graph: str) -> Catalogue:
-        """Inputs, states and outputs of one graph; its states are among those of the program.
-
-        Args:
-            graph: A name from :attr:`graphs`.
-        """
+        """Inputs, states and outputs of one of the :attr:`graphs`."""
         return read_catalogue(self.graphs[graph])
 
     @property

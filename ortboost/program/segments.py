@@ -94,15 +94,10 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
 
 
 def order_exchanges(model: ir.Model, exchanged: Iterable[str]) -> list[list[str]]:
-    """Divide exchange points into levels that can be summed together.
+    """Divide exchange points of a gradient graph into levels that can be summed together, in order.
 
-    Args:
-        model: The gradient graph: the values of the process are outputs ``X/cut``, the sums over
-            the processes inputs ``X``.
-        exchanged: The names ``X``.
-
-    Returns:
-        The names of each level, in order.
+    The values of the process are outputs ``X/cut``, the sums over the processes inputs ``X``;
+    ``exchanged`` are the names ``X``, and so are the results.
     """
     pending = list(exchanged)
     if not pending:
@@ -126,13 +121,8 @@ def place_gradients(
 ) -> list[list[list[str]]]:
     """The groups of gradients of each segment: the first after which all of a group are ready.
 
-    Args:
-        model: The gradient graph.
-        levels: The result of :func:`order_exchanges`.
-        groups: The result of :func:`order_gradients`.
-
-    Returns:
-        For each level, and the last segment, a list of groups, possibly empty.
+    ``levels`` are those of :func:`order_exchanges`, ``groups`` those of :func:`order_gradients`.
+    The result has a list of groups, possibly empty, for each level and for the last segment.
     """
     needs = _needs(model.graph)
     made = {value.name: value for value in model.graph.outputs}

@@ -142,10 +142,8 @@ def split_program(program: Program) -> dict[str, SplitStep]:
 def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
     """Write the two graphs of each step, for use in other programs without ortboost.
 
-    Args:
-        program: The program.
-        folder: Folder for ``gradients.onnx``, ``update.onnx`` (``gradients.1.onnx``, ... with
-            gradient freeze), for example that of the program.
+    The files are ``gradients.onnx`` and ``update.onnx`` (``gradients.1.onnx``, ... with gradient
+    freeze) in the folder, for example that of the program.
 
     Raises:
         FileError: The files cannot be written.

@@ -95,11 +95,9 @@ def append_update(
 
 
 def append_flush(graph: GraphContext, config: ProgramConfig) -> StepParts:
-    """Append the update with an incomplete window of gradients, see :func:`append_update`.
+    """Append the update with an incomplete window of gradients, in place.
 
-    Args:
-        graph: The context of a graph whose inputs are the parameters. Changed in place.
-        config: The configuration.
+    The inputs of the graph are the parameters. See :func:`append_update`.
     """
     return _Writer(graph, config).flush()
 

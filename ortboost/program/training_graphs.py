@@ -49,11 +49,7 @@ class TrainingGraph:
 
 
 def build_graphs(lowered: Lowered) -> list[TrainingGraph]:
-    """The graphs of each group: a step, with accumulation a flush, with a line search its trials.
-
-    Args:
-        lowered: What they are made from; its graph keeps its form.
-    """
+    """The graphs of each group: a step, with accumulation a flush, with a line search trials."""
     config, found = lowered.config, list[TrainingGraph]()
     for number in range(len(lowered.groups)):
         step = _build_step(lowered, number)

@@ -91,12 +91,9 @@ def list_nonfinite(
     """List at most ten tensors of a step that are not finite, in topological order.
 
     If loss and gradients are all finite, the overflow is that of a square: then gradients whose
-    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead.
-
-    Args:
-        catalogue: The catalogue of the program.
-        inputs: Batch, learning rates and the whole state before the step.
-        inner: The result of :func:`inner_tensors`.
+    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead. ``inputs``
+    are batch, learning rates and the whole state before the step, ``inner`` the result of
+    :func:`inner_tensors`.
     """
     bad = [name for name, array in {**inputs, **inner}.items() if not _finite(array)]
     gradients = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]

@@ -55,13 +55,10 @@ _CPU = (
 def for_device(
     model: ir.Model, device: str, *, states: Collection[str] = (), threads: int | None = None
 ) -> ir.Model:
-    """The form of a step graph for a device: the model itself, or a modified copy.
+    """The form of a step graph for ``cpu`` or ``cuda``: the model itself, or a modified copy.
 
-    Args:
-        model: The graph; it is not modified.
-        device: ``cpu`` or ``cuda``.
-        states: Outputs that may get another shape with as many elements.
-        threads: Intra-op threads; the runtime's choice if not given.
+    ``states`` are outputs that may get another shape with as many elements. Without a number of
+    intra-op threads, it is that of the processors.
     """
     if device == "cuda":
         return for_cuda(model, kernels_of(runtime().__version__))

@@ -258,12 +258,9 @@ class ProcessGroup:
         return found
 
     def exchange(self, array: NDArray[Any], partner: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Send an array to a process and receive one from it.
+        """Send an array to the process of a global rank, and receive one from it.
 
-        Args:
-            array: The array to send.
-            partner: Global rank of the process.
-            like: An array of the shape and dtype of the one to receive.
+        The received array has the shape and dtype of ``like``.
         """
         torch = require_torch()
         received = torch.empty(like.shape, dtype=getattr(torch, like.dtype.name))

@@ -158,9 +158,7 @@ class SplitGraphs:
     def clear(self, state: DeviceState, *, empty: bool) -> None:
         """The outputs for a part without labels: no 0 / 0 among the means of its gradients.
 
-        Args:
-            state: The state.
-            empty: Whether the part has no gradients either; its statistics stay unchanged.
+        A part that is ``empty`` has no gradients either; its statistics stay unchanged.
         """
         for buffer in self.means:
             buffer.drop_not_finite()

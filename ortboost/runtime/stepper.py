@@ -255,11 +255,7 @@ class Stepper(Shown):
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window of accumulation, as the mean of its micro-batches.
 
-        Args:
-            hyper: Learning-rate input to value.
-
-        Returns:
-            Whether there was anything to apply.
+        ``hyper`` is as for :meth:`step`. The result is false if there was nothing to apply.
 
         Raises:
             UsageError: A learning rate is unknown or missing.
@@ -381,18 +377,11 @@ class Stepper(Shown):
     def nonfinite(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> list[str]:
-        """List tensors that overflow on this batch, in topological order.
+        """List at most ten tensors that overflow on this batch: inputs and states first.
 
         The step runs again with its intermediate tensors as outputs; the state is not changed. If
-        no loss or gradient is non-finite, gradients whose square overflows are listed.
-
-        Args:
-            feeds: The batch.
-            hyper: The learning rates.
-            seed: Seed of the step in question.
-
-        Returns:
-            At most ten names: inputs and states first, then forward values, then gradients.
+        no loss or gradient is non-finite, gradients whose square overflows are listed. The seed is
+        that of the step in question.
         """
         if self.shared is not None:
             feeds = arrays_of(feeds, self.inputs)
@@ -413,14 +402,9 @@ class Stepper(Shown):
     ) -> Diagnosis:
         """Locate the overflow of the last step; see :mod:`ortboost.runtime.diagnosis`.
 
-        The step runs again; the state is not changed. A skipped step has changed the loss scale,
-        but nothing else that the gradients depend on: it runs with its original scale if
-        :meth:`watch` was called before, otherwise with the current one.
-
-        Args:
-            feeds: The batch.
-            hyper: The learning rates.
-            seed: Seed of the step in question.
+        The step runs again, with its batch, rates and seed; the state is not changed. A skipped
+        step has changed the loss scale, but nothing else that the gradients depend on: it runs with
+        its original scale if :meth:`watch` was called before, otherwise with the current one.
 
         Raises:
             ModelError: The runtime fails, for example for lack of memory.

@@ -80,12 +80,8 @@ class BatchStatistics:
     ) -> dict[str, NDArray[np.generic]]:
         """Average the statistics over batches, with the weights of a state, as in a checkpoint.
 
-        Args:
-            batches: Shuffled data, preferably in the batch size of training.
-            state: State name to value; not modified.
-
-        Returns:
-            Name of each running mean and variance to its new value.
+        The batches are shuffled data, preferably in the batch size of training. The result has the
+        new value of each running mean and variance, by name.
 
         Raises:
             DivergedError: A statistic is not finite.

@@ -87,9 +87,7 @@ class Window:
 def window_of(site: Site, weight: int | None = None) -> Window:
     """The window of a node, with `auto_pad` converted to pads.
 
-    Args:
-        site: The node.
-        weight: Index of the input whose shape gives the kernel if the attribute is missing.
+    The shape of the input with the index ``weight`` gives the kernel if the attribute is missing.
 
     Raises:
         Refusal: The sizes are unknown, or the attribute is not the shape of the weight.
