@@ -177,7 +177,7 @@ class DimReduce(LineSearch):
         b = Builder(graph.model.graph, _OWN)
         made = values_by_name(graph.model.graph)
         inputs = graph.model.graph.inputs
-        scale = next((value for value in inputs if value.name == SCALE), None)
+        scale = made.get(SCALE)
         kinds = {_STARTED: _INT64, **dict.fromkeys((_BASIS, _B, _GK_LAST, _SK), _FLOAT)}
         if self.shard:
             kinds[_ROWS] = _FLOAT

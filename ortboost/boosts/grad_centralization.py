@@ -38,6 +38,7 @@ from ortboost.boosts.base import Boost, GraphContext, Key, Stage, UpdateContext
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter, named_parameters
+from ortboost.graph.reach import values_by_name
 
 __all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 
@@ -110,8 +111,7 @@ def centralize(
         ConfigError: A pattern matches nothing.
     """
     report = Report("grad_centralization")
-    tensors = (*model.graph.inputs, *model.graph.initializers.values())
-    values = {value.name: value for value in tensors}
+    values = values_by_name(model.graph)
     asked = None
     if config.patterns is not None:
         asked = named_parameters(trained, config.patterns, "centralize, patterns")

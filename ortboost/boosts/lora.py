@@ -25,7 +25,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.boosts.grad_centralization import HEAD_MARK
@@ -33,6 +32,7 @@ from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.origins import original_name
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import (
@@ -175,8 +175,8 @@ class Lora(Boost):
         x = layer.node.inputs[0]
         kind = (x.dtype if x is not None else None) or ir.DataType.FLOAT
         return (
-            _weight(f"{stem}.lora_A", drawn.astype(kind.numpy()), b),
-            _weight(f"{stem}.lora_B", np.zeros(second, kind.numpy()), b),
+            add_initializer(b.graph, b.unique(f"{stem}.lora_A"), drawn.astype(kind.numpy())),
+            add_initializer(b.graph, b.unique(f"{stem}.lora_B"), np.zeros(second, kind.numpy())),
         )
 
     def _add_path(self, layer: _Layer, first: ir.Value, second: ir.Value, b: Builder) -> None:
@@ -300,12 +300,6 @@ def _stored(value: ir.Value | None, data: set[ir.Node]) -> ir.Value | None:
         return None
     read = [v for n in ancestors([value]) for v in n.inputs if v is not None and v.is_initializer()]
     return max(read, key=lambda v: math.prod(static_shape(v) or ()), default=value)
-
-
-def _weight(name: str, array: NDArray[Any], b: Builder) -> ir.Value:
-    value = ir.val(b.unique(name), const_value=ir.tensor(array))
-    b.graph.register_initializer(value)
-    return value
 
 
 def _first(report: Report, model: ir.Model) -> str:

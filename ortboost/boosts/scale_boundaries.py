@@ -28,7 +28,7 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import subgraphs
-from ortboost.graph.reach import Reach, reach, values_read
+from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
 __all__ = ["Boundary", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
 
@@ -269,8 +269,7 @@ def resolve_boundaries(
     """
     graph = model.graph
     builder = Builder(graph, BOUNDARY)
-    inputs = {value.name: value for value in graph.inputs}
-    made = {o.name: o for node in graph for o in node.outputs if o.name}
+    made = values_by_name(graph)
     incoming: dict[tuple[int, int], list[ir.Value]] = {}
     for boundary in groups.boundaries:
         # First the forward pass, in which products are bypassed.
@@ -283,7 +282,7 @@ def resolve_boundaries(
     # Then the backward pass; the ratios stand at the start, before all nodes that read them.
     first = graph[0]
     for boundary in groups.boundaries:
-        one = inputs[boundary.one]
+        one = made[boundary.one]
         for usage in list(one.uses()):  # `dy * one` of the backward pass; no use if frozen
             ratio = _ratio(builder, scales, boundary, groups.number)
             for node in builder.take():

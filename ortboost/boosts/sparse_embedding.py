@@ -105,7 +105,7 @@ class SparseEmbedding(Boost):
         # Only values on a path to the loss have a gradient.
         tables = [p for p in graph.trained if p.name in asked]
         active = reach(graph.model, [p.name for p in tables], graph.objective).active
-        values = {value.name: value for value in graph.model.graph.inputs}
+        values = values_by_name(graph.model.graph)
         graph.memory[_LOOKUPS] = chosen = {}
         for parameter in tables:
             lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)

@@ -29,6 +29,7 @@ import onnx_ir as ir
 from ortboost.boosts.grad_centralization import readers_of
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import is_standard, known_shape, label
+from ortboost.graph.reach import values_by_name
 
 __all__ = ["Layer", "NormLayer", "find_layers"]
 
@@ -96,8 +97,7 @@ def find_layers(
         The layers in the order of the parameters; and other parameters with the reason why they
         are not preconditioned.
     """
-    values = {value.name: value for value in model.graph.initializers.values()}
-    values |= {value.name: value for value in model.graph.inputs}
+    values = values_by_name(model.graph)
     found: list[Layer | NormLayer] = []
     plain: dict[str, str] = {}
     for parameter in trained:

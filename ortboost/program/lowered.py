@@ -149,7 +149,7 @@ def lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
 def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
     """Rename new buffer values: they become the next state only if the step is not skipped."""
     renamed = {}
-    made = {output.name: output for node in model.graph for output in node.outputs}
+    made = values_by_name(model.graph)
     for buffer, name in next_of.items():
         made[name].name = renamed[buffer] = f"{names.RAW}{buffer}"
     return renamed
