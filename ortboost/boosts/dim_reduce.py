@@ -303,16 +303,11 @@ class DimReduce(LineSearch):
 def read_basis(
     path: str, length: int, number: int = 0, *, mapped: bool = False
 ) -> NDArray[np.float32]:
-    """Read the components.
+    """Read the components, float32 ``[k, n]``, of a ``.npy`` file.
 
-    Args:
-        path: The ``.npy`` file.
-        length: `n`, the number of elements of all trained weights.
-        number: Number of components to use; 0 for all.
-        mapped: Map the file instead of reading it into memory, if it has this type and order.
-
-    Returns:
-        The components, float32 ``[k, n]``.
+    ``length`` is `n`, the number of elements of all trained weights, ``number`` that of the
+    components to use, 0 for all. With ``mapped`` the file is mapped instead of read into memory, if
+    it has this type and order.
 
     Raises:
         FileError: The file cannot be read, is not a finite matrix, or its shape does not fit.

@@ -97,15 +97,10 @@ CentralizeConfig: TypeAlias = GradCentralization
 def centralize(
     model: ir.Model, trained: Sequence[Parameter], config: CentralizeConfig
 ) -> tuple[dict[str, tuple[int, ...]], Report]:
-    """Select the parameters whose gradients are centralized.
+    """Select the parameters whose gradients are centralized, before layers are decomposed.
 
-    Args:
-        model: The forward graph, before layers are decomposed.
-        trained: The trained parameters.
-        config: The configuration.
-
-    Returns:
-        Parameter name to the axes of the mean, and a report with the reason for each parameter.
+    The results are the axes of the mean for each of them, and a report with the reason for each
+    trained parameter.
 
     Raises:
         ConfigError: A pattern matches nothing.

@@ -53,8 +53,8 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
     """Precompute tensors that depend only on constants, and move weights out of branches, in place.
 
     Constants of the model are initializers, and its shapes inferred. What is computed from the
-    tensors of the names ``keep``, which the user selects, stays computed. The report has the
-    tensors computed, moved or copied, and those too large. The rewrite is idempotent.
+    tensors of the names ``keep``, which the user selects, stays computed. The rewrite is
+    idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -64,14 +64,9 @@ class Segment:
 def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> list[list[str]]:
     """Divide gradients into groups of about equal size, in the order in which they become ready.
 
-    Args:
-        model: The gradient graph.
-        sizes: Name of an output to its size in bytes.
-        number: Number of groups. There are fewer if there are fewer gradients, and only one if the
-            graph has operators with data-dependent shapes, which must not pass between segments.
-
-    Returns:
-        The names of the outputs of each group.
+    ``sizes`` has the size of each gradient in bytes. There are fewer groups if there are fewer
+    gradients, and only one if the graph has operators with data-dependent shapes, whose results
+    must not pass between segments.
     """
     if min(number, len(sizes)) < 2 or any(
         node.op_type in UNKNOWN_SIZES for node in model.graph.all_nodes()

@@ -26,12 +26,9 @@ def build_trials(
 ) -> dict[str, tuple[ir.Model, Catalogue]]:
     """Build both graphs, by name, with their catalogues; their states are those of the step.
 
-    Args:
-        forward: The training graph before differentiation, with weights as inputs; not changed.
-        search: The boost.
-        trained: The trained parameters.
-        step: The catalogue of the step graph.
-        loss: Name of the loss shown to users.
+    ``forward`` is the training graph before differentiation, with weights as inputs, and is not
+    changed; ``step`` is the catalogue of the step graph, ``loss`` the name of the loss that users
+    see.
     """
     known = {entry.name: entry for entry in step.state}
     trial = _trial(forward.clone(), search, trained, known, step, loss)

@@ -44,16 +44,10 @@ def inner_tensors(
     threads: int | None = None,
     seed: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Compute all float outputs of the nodes of a graph, in graph order.
+    """Compute all float outputs of the nodes of a graph, which is not modified, in graph order.
 
-    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32.
-
-    Args:
-        model: The graph; not modified.
-        inputs: Input name to value; other names are ignored.
-        device: ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
-        seed: Seed of the random generator, if the graph draws random numbers.
+    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32. ``inputs``
+    may have more names than the graph; the seed is for a graph that draws random numbers.
     """
     copy = emulated_for(model, device, keep_names=True).clone()
     shown: list[ir.Value] = []
