@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import SHORT_FLOATS, known_shape
 from ortboost.graph.rewriting import Site
 
 __all__ = [
@@ -125,7 +125,7 @@ def padded(
 
 def wider(dtype: ir.DataType) -> ir.DataType:
     """The type to divide by a count in: in 16 bits, counts overflow and their inverses are 0."""
-    return ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    return ir.DataType.FLOAT if dtype in SHORT_FLOATS else dtype
 
 
 def zeros(b: Site, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:

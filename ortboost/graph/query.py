@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+SHORT_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 ROLE_MARK = "ortboost.role"
 """Metadata key for the role of a tensor added by a rewrite, which the graph does not show."""

@@ -17,6 +17,7 @@ from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = [
+    "CONTROLS",
     "STOPS",
     "STOP_MARK",
     "Reach",
@@ -45,8 +46,7 @@ STOP_MARK = "ortboost.stop_gradient"
 _DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 
-# Float inputs that only control an operator: they get no gradient.
-_CONTROLS = {
+CONTROLS = {
     "BatchNormalization": (3, 4),
     "CastLike": (1,),
     "Dropout": (1, 2),
@@ -54,6 +54,7 @@ _CONTROLS = {
     "Resize": (1, 2),
     "Upsample": (1,),
 }
+"""Operator to its float inputs that only control it: they get no gradient."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _carries(value: ir.Value) -> bool:
 
 
 def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
-    controls = _CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
+    controls = CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
     if node.op_type == "BatchNormalization" and not node.attributes.get_int("training_mode", 0):
         controls = ()  # it normalizes by the given statistics; in training mode by its own
     read = (value for index, value in enumerate(node.inputs) if index not in controls)

@@ -20,6 +20,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.graph.query import SHORT_FLOATS
 from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.chunks import chunked_chains
@@ -103,4 +104,4 @@ def short_types(model: ir.Model) -> list[ir.DataType]:
         if node.op_type != "Cast"
         for value in node.outputs
     }
-    return [dtype for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) if dtype in found]
+    return [dtype for dtype in SHORT_FLOATS if dtype in found]

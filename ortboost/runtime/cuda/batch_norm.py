@@ -26,6 +26,7 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_normalizations
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
+    SHORT_FLOATS,
     constant,
     input_at,
     known_shape,
@@ -38,7 +39,6 @@ from ortboost.graph.rewriting import Site, rewrite_nodes
 __all__ = ["factors_by_channel", "statistics_by_image"]
 
 _FLOAT = ir.DataType.FLOAT
-_SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _POSITIONS = 128  # minimum: the kernel has 128 threads for each image and channel
 _OPSET = 18  # the first in which the axes of ReduceMean are an input
 _EPSILON = 1e-20  # of the normalization: far below the variance of anything that is not constant
@@ -74,7 +74,7 @@ def _replace(node: ir.Node, b: Builder) -> bool:
     if (
         len(space) < len(shape) - 2
         or positions < _POSITIONS
-        or source.dtype not in (_FLOAT, *_SHORT)
+        or source.dtype not in (_FLOAT, *SHORT_FLOATS)
     ):
         return False
     rows = b.op("Reshape", source, b.ints(0, 0, positions), shape=[*shape[:2], positions])

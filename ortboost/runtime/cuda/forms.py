@@ -36,6 +36,7 @@ from onnx_ir.passes import common
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
+    SHORT_FLOATS,
     constant,
     find_schema,
     has_subgraph,
@@ -56,7 +57,6 @@ __all__ = ["for_cuda"]
 
 _OLDEST: Final = 18  # of the engines; see their `opsets`
 _RANKS: Final = 16  # more ones than this are not one for each axis of a tensor
-_SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _SHORT_NAMES: Final = ("float16", "bfloat16")
 # Operators whose meaning changed with unchanged attributes, and the opset of the change.
 _OTHER_MEANING: Final = {
@@ -214,7 +214,7 @@ def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
                 done = True
                 continue
         operands = [value for value in (*node.inputs, *node.outputs) if value is not None]
-        short = [value for value in operands if value.dtype in _SHORT]
+        short = [value for value in operands if value.dtype in SHORT_FLOATS]
         if (
             not short
             or not is_standard(node)
@@ -239,11 +239,11 @@ def _cast_around(node: ir.Node, b: Builder) -> None:
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     for position, value in enumerate(node.inputs):
-        if value is not None and value.dtype in _SHORT:
+        if value is not None and value.dtype in SHORT_FLOATS:
             node.replace_input_with(position, b.cast(value, ir.DataType.FLOAT))
     graph.insert_before(node, b.take())
     for value in node.outputs:
-        if value.dtype not in _SHORT:
+        if value.dtype not in SHORT_FLOATS:
             continue
         # The cast back takes over name and readers, the list of the graph's outputs included.
         uses, name, dtype = list(value.uses()), value.name, value.dtype

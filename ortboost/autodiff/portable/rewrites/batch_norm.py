@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
-from ortboost.graph.query import find_nodes, is_read, producer_of
+from ortboost.autodiff.portable.rewrites.normalization import FLOAT, as_float, as_given
+from ortboost.graph.query import SHORT_FLOATS, find_nodes, is_read, producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["batch_centered", "batch_normalizations", "batch_statistics"]
@@ -27,7 +27,7 @@ def batch_statistics(site: Site) -> list[ir.Value | None] | None:
     """
     training = bool(site.integer("training_mode", 0))
     given = [site.input(index) for index in range(5)]
-    if not training and all(value.dtype not in HALF for value in given):
+    if not training and all(value.dtype not in SHORT_FLOATS for value in given):
         return None
     dtype, (x, scale, bias, *stored) = given[0].dtype, (as_float(site, value) for value in given)
     shape, vector = site.shape(), scale.shape
