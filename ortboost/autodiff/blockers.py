@@ -75,13 +75,10 @@ class Blocker:
 def standing_blockers(
     model: ir.Model, wrt: Sequence[str], targets: Sequence[str], *, selected: bool = False
 ) -> list[Blocker]:
-    """What stands in the way whatever is rewritten.
+    """What stands in the way of training the parameters ``wrt``, whatever is rewritten.
 
-    Args:
-        model: The forward graph.
-        wrt: Names of the parameters to train.
-        targets: Names of the outputs that the loss is computed from.
-        selected: Whether the user chose the parameters: then quantized weights may stay frozen.
+    The loss is computed from the outputs ``targets``. If the user ``selected`` the parameters,
+    quantized weights may stay frozen.
     """
     return [
         *_about_tensors(model, wrt),

@@ -102,13 +102,10 @@ def mean_name(side: str, weight: str) -> str:
 def layer_cost(
     layer: Layer | NormLayer, sides: Sides, kept: int, output: ir.Value | None
 ) -> dict[str, str | int | None]:
-    """Compute the costs of a layer.
+    """Compute the costs of a layer, for the report.
 
-    Args:
-        layer: The layer.
-        sides: Its factors.
-        kept: Copies of the factors in the state, including the inverses.
-        output: Its output in the training graph, which determines the rows per sample.
+    ``kept`` is the number of copies of the factors in the state, including the inverses; ``output``
+    is its output in the training graph, which determines the rows per sample.
 
     Returns:
         Column to value: ``layer``; ``A`` and ``G``, rows and blocks of the factors;

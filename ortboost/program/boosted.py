@@ -91,11 +91,7 @@ def split_settings(
 
 
 def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> ProgramConfig:
-    """Set single keys of parts of a configuration.
-
-    Args:
-        config: The configuration.
-        sets: Pairs such as ``("centralize.multiple_of", 1)``; a missing part is created.
+    """Set single keys of parts of a configuration; a missing part is created.
 
     Raises:
         ConfigError: An unknown part or key, or an invalid value.

@@ -304,14 +304,10 @@ def _values_to_cut(
 
 
 def cut_exchanges(model: ir.Model) -> tuple[ir.Model, tuple[TensorSpec, ...]]:
-    """Cut an update or flush graph at its exchange points.
+    """Cut a copy of an update or flush graph at its exchange points.
 
-    Args:
-        model: The graph; it is not changed.
-
-    Returns:
-        The graph with one more input and output for each point, also in its catalogue; and the
-        points.
+    It has one more input and output for each point, also in its catalogue. The points are returned,
+    too.
     """
     points = _exchange_points(model)
     if not points:

@@ -276,11 +276,7 @@ class ProcessGroup:
         return found
 
     def agree(self, facts: Mapping[str, object], *, fix: str) -> None:
-        """Check that facts are the same in all processes.
-
-        Args:
-            facts: Values that must be the same, by name; the version of ortboost is added.
-            fix: How to fix a difference.
+        """Check that facts by name, and the version of ortboost, are the same in all processes.
 
         Raises:
             UsageError: Processes differ; the message names the first such fact and its values.

@@ -172,12 +172,8 @@ class SplitGraphs:
     def sum_at_once(self, share: float, *numbers: ArrayLike) -> list[NDArray[np.float64]]:
         """Sum the weighted gradients in place, and some numbers, in one message.
 
-        Args:
-            share: The weight of this process's gradients.
-            numbers: Vectors of ``numbers`` numbers in all, and one number for each of ``shown``.
-
-        Returns:
-            The sums of each vector.
+        ``share`` is the weight of this process's gradients. The results are the sums of the
+        vectors, which have ``numbers`` numbers in all, and one number for each of ``shown``.
         """
         ((buffer,),) = self._sums
         buffer.scale(share)

@@ -124,21 +124,15 @@ def to_training(
     frozen: Callable[[ir.Node], bool] = lambda _: False,
     running_variance: RunningVariance = "unbiased",
 ) -> BatchNormState:
-    """Put BatchNormalization nodes in training mode, in place.
+    """Put BatchNormalization nodes of the main graph in training mode, in place.
 
     A node in training mode normalizes by the statistics of the batch and computes the next running
     mean and variance, shape ``[C]`` each, named ``ortboost/next/<buffer>``. If a module is applied
     twice (two nodes share scale, bias and both statistics), the second update starts from the
     result of the first, as in PyTorch. If nodes share only the statistics (exporters store equal
-    tensors once), each gets its own copy.
+    tensors once), each gets its own copy. The rewrite is idempotent.
 
-    Args:
-        model: Model whose main graph is changed.
-        frozen: Returns whether a node keeps its running statistics and stays in inference form.
-        running_variance: ``"unbiased"`` (PyTorch, MindSpore) or ``"onnx"`` (biased).
-
-    Returns:
-        The report, and the names of the next statistics. The rewrite is idempotent.
+    ``frozen`` tells whether a node keeps its running statistics and stays in inference form.
 
     Raises:
         ModelError: Running statistics are computed in the graph instead of stored, or a node in a

@@ -171,12 +171,7 @@ def lift_large_constants(
 ) -> dict[str, ir.TensorProtocol]:
     """Turn large constants into inputs temporarily, as the builder takes the model as bytes.
 
-    Args:
-        model: The graph, changed in place.
-        also: Names of constants to lift regardless of their size.
-
-    Returns:
-        Name to tensor of the lifted constants.
+    Those with a name in ``also`` are lifted whatever their size. The result is name to tensor.
     """
     lifted: dict[str, ir.TensorProtocol] = {}
     for name, value in list(model.graph.initializers.items()):

@@ -212,12 +212,8 @@ def _lstm_step(
 ) -> list[ir.Value]:
     """`c' = f c + i c~`, `h' = o act(c')`; gates in the order i, o, f, c.
 
-    Args:
-        site: The node.
-        x: The projected input and the biases, `[batch, 4 * hidden]`.
-        states: `h` and `c`.
-        recurrent: The weight, `[hidden, 4 * hidden]`.
-        names: The activations.
+    ``x`` is the projected input with the biases, `[batch, 4 * hidden]`, ``states`` are `h` and `c`,
+    ``recurrent`` is the weight, `[hidden, 4 * hidden]`, and ``names`` are the activations.
     """
     state, cell = states
     summed = Term(site, x) + site.op("MatMul", state, recurrent)

@@ -71,11 +71,9 @@ def _form(node: ir.Node) -> str | None:
 
 
 def body_reason(body: ir.Graph, sources: Iterable[str] = ()) -> str | None:
-    """Why a body has no gradient, or ``None``.
+    """Why the body of an If, Loop or Scan has no gradient, or ``None``.
 
-    Args:
-        body: The body of an If, Loop or Scan.
-        sources: Names of its inputs that may need a gradient, as all captured values may.
+    ``sources`` are the names of its inputs that may need a gradient, as all captured values may.
     """
     for node in body.all_nodes():
         if node.op_type in _RANDOM:  # the backward pass runs it again

@@ -57,13 +57,7 @@ def weight_gradient(
 ) -> ir.Value:
     """The gradient of the weight ``w`` of a convolution of ``x``, whose output has gradient ``g``.
 
-    Args:
-        b: Receives the nodes.
-        x: ``[N, C, L...]``.
-        g: ``[N, M, O...]``.
-        w: ``[M, C/groups, k...]``.
-        window: The window of the convolution.
-        groups: Number of groups of the convolution.
+    The shapes are ``[M, C/groups, k...]``, ``[N, C, L...]`` and ``[N, M, O...]``.
     """
     channels = (known_shape(x) or ())[1]
     outputs = (known_shape(g) or (None, None))[1]
