@@ -65,7 +65,7 @@ class SplitGraphs:
         cut |= {cut_name(spec.name) for spec in split.exchanged}
         self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
         self.rates = tuple(spec.name for spec in second.hyper)
-        device = state.device
+        self._state, device = state, state.device
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
         form = for_device(split.gradients, device, threads=threads)
         # Segments end at exchange points if there are any, else where a group of gradients is
@@ -155,7 +155,7 @@ class SplitGraphs:
             buffer.scale(share)
             buffer.start_sum().wait()
 
-    def clear(self, state: DeviceState, *, empty: bool) -> None:
+    def clear(self, *, empty: bool) -> None:
         """The outputs for a part without labels: no 0 / 0 among the means of its gradients.
 
         A part that is ``empty`` has no gradients either; its statistics stay unchanged.
@@ -167,7 +167,7 @@ class SplitGraphs:
         for buffer in (*self._checks, *self._own):
             buffer.scale(0.0)
         for name in self._raw:
-            self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
+            self._placed[name].write(name, self._state.read(name.removeprefix(names.RAW)))
 
     def sum_at_once(self, share: float, *numbers: ArrayLike) -> list[NDArray[np.float64]]:
         """Sum the weighted gradients in place, and some numbers, in one message.

@@ -20,6 +20,7 @@ from ortboost.program import names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.program import Program
+from ortboost.program.split import SplitStep, split_program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
@@ -87,15 +88,18 @@ class Stepper(Shown):
     ) -> None:
         self.program = program
         self.group, self._check_sync = group, check_sync
-        self.shared = None if group is None else SharedStep(program, group, wire, segments)
+        splits = {} if group is None else split_program(program)
         self.catalogue = program.catalogue
         self.device = training_device(device)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
         self._replay = cuda_graph and group is None and can_replay(program, self.device)
-        proven = self._in_place() if in_place and not self._replay else frozenset[str]()
+        proven = self._in_place(splits) if in_place and not self._replay else frozenset[str]()
         part = (0, 1) if group is None else (group.rank, group.size)
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
+        self.shared = None
+        if group is not None:
+            self.shared = SharedStep(program, splits, self._state, group, threads, wire, segments)
         self._compiled: dict[str, CompiledGraph | ReplayedGraph] = {}
         labels = [s for s in program.catalogue.batch if s.ignored is not None or s.weights]
         is_mean = program.config.loss.reduction == "mean"
@@ -109,7 +113,7 @@ class Stepper(Shown):
         if self.shared is None:
             self._graph(self.next_graph)
         else:
-            self.shared.open(self.next_graph, self._state, threads)
+            self.shared.open(self.next_graph)
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -121,14 +125,12 @@ class Stepper(Shown):
             "inputs": ", ".join(f"{s.name} {s.dtype}{format_shape(s.shape)}" for s in self.inputs),
         }
 
-    def _in_place(self) -> frozenset[str]:
+    def _in_place(self, splits: Mapping[str, SplitStep]) -> frozenset[str]:
         """States that all graphs writing them can update in place."""
         written: set[str] = set()
         unproven: set[str] = set()
         graphs = [(model, self._catalogues[name]) for name, model in self.program.graphs.items()]
-        if self.shared is not None:
-            halves = (split.update for split in self.shared.splits.values())
-            graphs += [(model, read_catalogue(model)) for model in halves]
+        graphs += [(split.update, read_catalogue(split.update)) for split in splits.values()]
         for model, catalogue in graphs:
             writes = {entry.name for entry in catalogue.state if entry.next is not None}
             written |= writes
@@ -151,9 +153,9 @@ class Stepper(Shown):
         """Open every graph now instead of on first use."""
         for name in self.program.graphs:
             if self.shared is not None and name.startswith(names.STEP_GRAPH):
-                self.shared.open(name, self._state, self._threads)
+                self.shared.open(name)
             elif self.shared is not None and name.startswith(names.FLUSH_GRAPH):
-                self.shared.open_flush(name, self._state, self._threads)
+                self.shared.open_flush(name)
             else:
                 self._graph(name)
 
@@ -210,7 +212,7 @@ class Stepper(Shown):
                 self._close_window(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
-                self.shared.state.check(self._state, self._steps)
+                self.shared.state.check(self._steps)
         # What is left of the outputs after this are metrics.
         losses = values.pop(names.LOSS)
         if self.program.config.line_search is not None and not overflow:
@@ -243,7 +245,7 @@ class Stepper(Shown):
         """Run a step graph, here or in all processes; its outputs."""
         try:
             if self.shared is not None:
-                return self.shared.run(name, ready, self._state, self._threads, seed=seed)
+                return self.shared.run(name, ready, seed=seed)
             with drawing(seed):
                 return self._graph(name).run(ready)
         except OrtBoostError:
@@ -279,7 +281,7 @@ class Stepper(Shown):
         if self.shared is None:
             self._graph(name).run(rates)
         else:
-            self.shared.flush(name, rates, self._state, self._threads)
+            self.shared.flush(name, rates)
 
     def _line_search(
         self, search: LineSearch, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
@@ -336,7 +338,7 @@ class Stepper(Shown):
                 that moment: read them before the next step.
         """
         if self.shared is not None:
-            self.shared.state.settle(self._state)
+            self.shared.state.settle()
         return self._state.read_all(copy=copy)
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -347,7 +349,7 @@ class Stepper(Shown):
         """
         self._state.write_all(state)
         if self.shared is not None:
-            self.shared.state.take(self._state)
+            self.shared.state.take()
         self._counters.read(self._state)
 
     def get(self, name: str) -> NDArray[Any]:
