@@ -31,7 +31,7 @@ from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.origins import original_name
 from ortboost.graph.parameters import find_parameters
@@ -44,7 +44,6 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.reach import ancestors, descendants
-from ortboost.graph.rewriting import replace_value
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
@@ -192,12 +191,8 @@ class Lora(Boost):
         scaled = b.op(
             "Mul", path, b.const(self.alpha / self.rank, first.dtype or ir.DataType.FLOAT)
         )
-        added = b.op("Add", output, scaled)
-        b.graph.insert_after(node, b.take())
-        replace_value(output, added)
-        for usage in tuple(added.uses()):
-            if usage.node is added.producer():  # that Add reads itself now
-                usage.node.replace_input_with(usage.idx, output)
+        added = b.op("Add", output, scaled, shape=output.shape)
+        insert_after(output, added, b, suffix="replaced" if output.is_graph_output() else None)
 
 
 @dataclass(frozen=True)

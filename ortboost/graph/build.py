@@ -265,6 +265,37 @@ def detach(node: ir.Node) -> None:
         node.replace_input_with(index, None)
 
 
+def insert_after(
+    value: ir.Value, new: ir.Value, builder: Builder, *, suffix: str | None = None
+) -> None:
+    """Insert the collected nodes after the producer of ``value``; all others then read ``new``.
+
+    The collected nodes compute ``new`` from ``value``. If ``value`` is an output of the graph,
+    ``new`` takes its place.
+
+    Args:
+        value: The value that all have read so far.
+        new: Its replacement.
+        builder: Builder that holds the new nodes.
+        suffix: With it, ``new`` takes over the name of ``value``, which gets the suffix.
+    """
+    producer = value.producer()
+    assert producer is not None
+    graph = producer.graph
+    assert isinstance(graph, ir.Graph)
+    own = set(builder.nodes)
+    graph.insert_after(producer, builder.take())
+    for node, index in list(value.uses()):
+        if node not in own:
+            node.replace_input_with(index, new)
+    if value.is_graph_output():
+        graph.outputs[:] = [new if output is value else output for output in graph.outputs]
+    if suffix is not None:
+        name = value.name
+        value.name = builder.unique(f"{name}/{suffix}")
+        new.name = name
+
+
 def replace_node(
     node: ir.Node, outputs: Iterable[ir.Value | None], builder: Builder, *, remove: bool = True
 ) -> None:

@@ -67,7 +67,7 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
             return None  # it is replaced together with the Slice
     swapped = _swap(turned)
     guard = producer_of(swapped, "Where")  # of an empty batch
-    if guard is not None and not _asks_for_size(guard.inputs[0]):
+    if guard is not None and not _is_not_empty(guard.inputs[0]):
         return None
     conv = producer_of(swapped if guard is None else guard.inputs[1], "Conv")
     if conv is None or len(conv.inputs) != 2 or conv.attributes.get_int("group", 1) != 1:
@@ -110,7 +110,7 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Reshape", found, site.ints(*taps), shape=taps)]
 
 
-def _asks_for_size(value: ir.Value | None) -> bool:
+def _is_not_empty(value: ir.Value | None) -> bool:
     """Whether a condition is `Size(...) > 0`."""
     greater = producer_of(value, "Greater")
     return greater is not None and producer_of(greater.inputs[0], "Size") is not None
