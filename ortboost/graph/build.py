@@ -102,8 +102,8 @@ class Builder:
             op_type: Operator name.
             *inputs: Input values; ``None`` omits an optional input.
             name: Name of the output; derived from the prefix and operator if not given.
-            dtype: Element type of the output, if it is not what the operator and its inputs tell:
-                that of the first input, of the branches of Where, bool of a comparison.
+            dtype: Element type of the output, by default that of the first input or of the
+                branches of Where, bool for a comparison, int64 for a shape or index.
             shape: Shape of the output, if known.
             domain: Operator domain, ``""`` for standard ONNX.
             **attributes: Attributes as Python values.
@@ -156,7 +156,7 @@ class Builder:
     def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
         """Return an initializer with this number or array; equal ones share one initializer."""
         array = np.asarray(value).astype(dtype.numpy())
-        # The bytes alone do not tell apart zeros of different types or shapes.
+        # Zeros of different types or shapes may have the same bytes.
         key = (str(dtype), array.shape, array.tobytes())
         constant, tensor = self._constants.get(key, (None, None))
         if constant is None or constant.const_value is not tensor:  # a rewrite has changed it
@@ -210,7 +210,7 @@ _RESULTS = {
 def _result_dtype(
     op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> ir.DataType | None:
-    """The element type of the first output, as far as the operator and its inputs tell."""
+    """The element type of the first output by the operator and its inputs, if known."""
     if op_type in _RESULTS:
         return _RESULTS[op_type]
     if op_type == "Cast" and isinstance(attributes["to"], int):

@@ -15,7 +15,7 @@ __all__ = ["SMALL", "describe_model", "describe_value", "take_over", "take_type"
 
 SMALL = 1000
 """Bytes of weights whose values inference may need: sizes, axes."""
-# What ONNX's inference, which has no schemas of com.microsoft, has to know of these operators.
+# Definitions for ONNX's inference, which has no schemas of com.microsoft.
 _ELEMENTWISE = {
     "BiasGelu": "y = Add(x, bias)",
     **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),

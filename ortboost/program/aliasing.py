@@ -1,8 +1,8 @@
 """Proof on the graph that states may be updated in place.
 
 Binding the input `S` and the output `next(S)` to one buffer saves the second copy of the state. The
-runtime's memory planner does not know about this: a node that still has to read `S` may run after
-the one that writes `next(S)`, and training is silently wrong. It is safe if
+runtime's memory planner does not take this into account: a node that reads `S` may run after the
+one that writes `next(S)`, and training is silently wrong. It is safe if
 
 1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside
    `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts (not by a Shape

@@ -112,7 +112,7 @@ class _Writer:
         self.inputs = self.state.inputs
         # With separate states, each freeze group has its own slots and count of updates.
         separate = config.splitter is not None and config.splitter.separate_state
-        # The last one is the count that the optimizer sees, see `_update_context`.
+        # The optimizer reads the last one as its step count, see `_update_context`.
         self.counters = [names.STEP] + ([names.group_step(graph.number)] if separate else [])
         self.parameters = ParameterUpdate(
             self.b, graph, config, self.state, graph.number if separate else 0

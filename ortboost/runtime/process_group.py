@@ -282,7 +282,7 @@ class ProcessGroup:
             UsageError: Processes differ; the message names the first such fact and its values.
         """
         found = self.gather({"version of ortboost": __version__, **facts})
-        for name in found[0]:  # `get`: another version may know other facts
+        for name in found[0]:  # `get`: another version may have other facts
             for rank, other in enumerate(found):
                 if other.get(name) != found[0][name]:
                     raise UsageError(

@@ -42,7 +42,7 @@ _AS_ALL = frozenset(("Add", "Concat", "Div", "Max", "Mean", "Min", "Mul", "Sub",
 """Operators whose output has the same axes as every operand of the same rank."""
 
 _Known = dict[ir.Value | None, int | None]
-"""The feature axis of each value, as far as the operators that compute it tell."""
+"""The feature axis of each value, or ``None`` if its operators do not determine it."""
 
 
 def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = None) -> int:

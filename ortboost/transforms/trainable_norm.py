@@ -132,7 +132,7 @@ def to_training(
     result of the first, as in PyTorch. If nodes share only the statistics (exporters store equal
     tensors once), each gets its own copy. The rewrite is idempotent.
 
-    ``frozen`` tells whether a node keeps its running statistics and stays in inference form.
+    ``frozen`` returns whether a node keeps its running statistics and stays in inference form.
 
     Raises:
         ModelError: Running statistics are computed in the graph instead of stored, or a node in a

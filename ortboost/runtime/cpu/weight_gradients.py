@@ -213,7 +213,7 @@ def _stacked(taps: _Taps, image: ir.Value, builder: Builder) -> ir.Value:
     )
     last = taps.kernel[-1] - 1
     shifted = []
-    for tap in range(last + 1):  # a negative padding removes what no window sees
+    for tap in range(last + 1):  # a negative padding removes what no window reads
         pads = builder.ints(0, *begins, begin - tap, 0, *ends, end - last + tap)
         shifted.append(builder.op("Pad", image, pads))
     return builder.combined("Concat", shifted, axis=0)
