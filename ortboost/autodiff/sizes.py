@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.graph.query import SHORT_FLOATS, known_shape
+from ortboost.graph.query import SHORT_FLOATS, known_shape, static_shape
 from ortboost.graph.rewriting import Site
 
 __all__ = [
@@ -45,10 +45,8 @@ def length(b: Site, value: ir.Value, axis: int) -> Size:
 
 def dims(b: Site, value: ir.Value) -> ir.Value:
     """The shape as an int64 vector, constant if known."""
-    shape = known_shape(value)
-    if shape is None or not all(isinstance(dim, int) for dim in shape):
-        return b.shape_of(value)
-    return b.ints(*(int(dim) for dim in shape if isinstance(dim, int)))
+    shape = static_shape(value)
+    return b.shape_of(value) if shape is None else b.ints(*shape)
 
 
 def joined(b: Site, parts: Sequence[Size]) -> ir.Value:

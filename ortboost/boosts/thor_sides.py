@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.boosts.thor_inverse import inverse_cost, padded_rows
 from ortboost.boosts.thor_layers import Layer, NormLayer
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 
 __all__ = ["Blocks", "Sides", "cost_words", "layer_cost", "mean_name", "state_name"]
 
@@ -165,5 +165,5 @@ def _rows(output: ir.Value | None, last: int) -> int | None:
     node = output.producer()
     conv = node is not None and node.op_type == "Conv"
     inner = shape[2:] if conv else shape[1 : len(shape) - last]
-    sizes = [d for d in inner if isinstance(d, int)]
-    return math.prod(sizes) if len(sizes) == len(inner) else None
+    sizes = fixed_lengths(inner)
+    return None if sizes is None else math.prod(sizes)

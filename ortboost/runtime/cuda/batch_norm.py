@@ -28,6 +28,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import (
     SHORT_FLOATS,
     constant,
+    fixed_lengths,
     input_at,
     known_shape,
     producer_of,
@@ -69,13 +70,11 @@ def _replace(node: ir.Node, b: Builder) -> bool:
         return False
     if mean.dtype != _FLOAT or variance.dtype != _FLOAT:
         return False
-    space = [length for length in shape[2:] if isinstance(length, int)]
+    space = fixed_lengths(shape[2:])
+    if space is None or source.dtype not in (_FLOAT, *SHORT_FLOATS):
+        return False
     positions = math.prod(space)
-    if (
-        len(space) < len(shape) - 2
-        or positions < _POSITIONS
-        or source.dtype not in (_FLOAT, *SHORT_FLOATS)
-    ):
+    if positions < _POSITIONS:
         return False
     rows = b.op("Reshape", source, b.ints(0, 0, positions), shape=[*shape[:2], positions])
     ones = b.const([1.0] * positions, source.dtype)

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.graph.query import fixed_lengths, is_standard, known_shape
 
 __all__ = ["shifted_maxima"]
 
@@ -71,14 +71,14 @@ def _windows(node: ir.Node) -> _Windows | None:
     plain = not attributes.get_int("ceil_mode") and not attributes.get_int("storage_order")
     if shape is None or (attributes.get_string("auto_pad") or "NOTSET") != "NOTSET" or not plain:
         return None
-    lengths = [length for length in shape[1:] if isinstance(length, int)]
-    if len(lengths) != len(shape) - 1 or not 0 < math.prod(kernel) <= _MOST:
+    lengths = fixed_lengths(shape[1:])
+    if lengths is None or not 0 < math.prod(kernel) <= _MOST:
         return None
     rank = len(kernel)
     pads = list(attributes.get_ints("pads") or [0] * 2 * rank)
     return _Windows(
         channels=lengths[0],
-        image=lengths[1:],
+        image=list(lengths[1:]),
         kernel=kernel,
         strides=list(attributes.get_ints("strides") or [1] * rank),
         dilations=list(attributes.get_ints("dilations") or [1] * rank),

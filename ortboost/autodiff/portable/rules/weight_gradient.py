@@ -39,7 +39,7 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward
 from ortboost.autodiff.portable.rules.swapped import swapped
 from ortboost.autodiff.portable.rules.windows import Window
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 
 __all__ = ["weight_gradient"]
 
@@ -82,8 +82,9 @@ def weight_gradient(
 
 def _space(g: ir.Value) -> int | None:
     """Number of windows of an image, if known."""
-    sizes = [length for length in (known_shape(g) or ())[2:] if isinstance(length, int)]
-    return math.prod(sizes) if len(sizes) == len(known_shape(g) or ()) - 2 else None
+    shape = known_shape(g)
+    sizes = None if shape is None else fixed_lengths(shape[2:])
+    return None if sizes is None else math.prod(sizes)
 
 
 def _small_product(channels: int, outputs: object, g: ir.Value) -> bool:
@@ -149,10 +150,9 @@ def _channels_last(b: Backward, x: ir.Value, window: Window) -> ir.Value:
 
 def _steps(b: Backward, g: ir.Value, window: Window) -> list[int] | ir.Value:
     """`(O - 1) s + 1` for each axis: the span of the first taps of all windows."""
-    lengths = (known_shape(g) or ())[2:]
-    numbers = [length for length in lengths if isinstance(length, int)]
-    if len(numbers) == len(lengths):
-        return [(o - 1) * s + 1 for o, s in zip(numbers, window.strides, strict=True)]
+    lengths = fixed_lengths((known_shape(g) or ())[2:])
+    if lengths is not None:
+        return [(o - 1) * s + 1 for o, s in zip(lengths, window.strides, strict=True)]
     scaled = b.op("Mul", b.shape_of(g, 2), b.ints(*window.strides))
     return b.op("Sub", scaled, b.ints(*(s - 1 for s in window.strides)))
 
