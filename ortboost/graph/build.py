@@ -6,8 +6,9 @@ node has a name, and constants have the element type that the caller gives.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,15 @@ from numpy.typing import ArrayLike
 from ortboost.core.errors import ModelError
 from ortboost.graph.query import all_graphs, all_nodes, find_schema
 
-__all__ = ["Builder", "all_names", "detach", "free_name", "replace_node", "unused_name"]
+__all__ = [
+    "Builder",
+    "all_names",
+    "detach",
+    "free_name",
+    "insert_after",
+    "replace_node",
+    "unused_name",
+]
 
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
@@ -194,6 +203,16 @@ class Builder:
         taken, self.nodes = self.nodes, []
         self._shared.clear()
         return taken
+
+    @contextlib.contextmanager
+    def inner_graph(self) -> Iterator[None]:
+        """Context that collects the nodes of an inner graph; :meth:`take` them before it ends.
+
+        The nodes collected before it are there again afterwards.
+        """
+        outer = self.take()
+        yield
+        self.nodes = outer
 
     def flush(self) -> None:
         """Append the collected nodes to the end of the graph."""

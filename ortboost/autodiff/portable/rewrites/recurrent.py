@@ -123,33 +123,33 @@ class _Layer:
             projected = site.op("Add", projected, bias[1])
         late_bias = bias[1] if bias is not None and late else None
 
-        outer = builder.take()  # the nodes below belong to the body
-        before = [self._inner(state, "state") for state in states]
-        x = self._inner(projected, "x")
-        if site.node.op_type == "LSTM":
-            after = _lstm_step(site, x, before, recurrent, self.activations)
-        elif site.node.op_type == "GRU":
-            after = [_gru_step(site, x, before[0], recurrent, late_bias, self.activations, late)]
-        else:
-            product = site.op("MatMul", before[0], recurrent)
-            after = [site.op(self.activations[0], site.op("Add", x, product))]
-        inside = None if mask is None else self._inner(mask, "inside")
-        if inside is None:
-            output = site.op("Identity", after[0])
-        else:  # behind its end, a sequence keeps its states and its outputs are 0
-            output = site.op("Where", inside, after[0], site.const(0.0))
-            pairs = zip(after, before, strict=True)
-            after = [site.op("Where", inside, *pair) for pair in pairs]
-        read = [(x, projected)]
-        if mask is not None and inside is not None:
-            read.append((inside, mask))
-        body = ir.Graph(
-            [*before, *(inner for inner, _ in read)],
-            [*after, output],
-            nodes=builder.take(),
-            name=builder.unique("step"),
-        )
-        builder.nodes = outer
+        with builder.inner_graph():
+            before = [self._inner(state, "state") for state in states]
+            x = self._inner(projected, "x")
+            if site.node.op_type == "LSTM":
+                after = _lstm_step(site, x, before, recurrent, self.activations)
+            elif site.node.op_type == "GRU":
+                names = self.activations
+                after = [_gru_step(site, x, before[0], recurrent, late_bias, names, late)]
+            else:
+                product = site.op("MatMul", before[0], recurrent)
+                after = [site.op(self.activations[0], site.op("Add", x, product))]
+            inside = None if mask is None else self._inner(mask, "inside")
+            if inside is None:
+                output = site.op("Identity", after[0])
+            else:  # behind its end, a sequence keeps its states and its outputs are 0
+                output = site.op("Where", inside, after[0], site.const(0.0))
+                pairs = zip(after, before, strict=True)
+                after = [site.op("Where", inside, *pair) for pair in pairs]
+            read = [(x, projected)]
+            if mask is not None and inside is not None:
+                read.append((inside, mask))
+            body = ir.Graph(
+                [*before, *(inner for inner, _ in read)],
+                [*after, output],
+                nodes=builder.take(),
+                name=builder.unique("step"),
+            )
         *last, outputs = site.ops(
             "Scan",
             *states,

@@ -42,21 +42,20 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
     graph = source.clone(allow_outer_scope_values=True)
     rename_values(graph, b.builder.unique)
     seeds: dict[str, ir.Value] = {}
-    waiting = b.builder.take()  # the nodes of the outer graph: those below belong to the branch
-    for output, given in zip(graph.outputs, b.gradients, strict=True):
-        name = output.name or ""
-        if given is not None:
-            seeds[name] = b.op("Add", seeds[name], given) if name in seeds else given
-    reached = reach(ir.Model(graph, ir_version=10), captured, seeds)
-    found = reverse_pass(reached, seeds, list(captured), b.builder, b.opset)
-    results = []
-    for name, value in captured.items():
-        gradient = found[name]
-        if gradient is None:  # only the other branch depends on it
-            gradient = b.zeros_like(value)
-        results.append(b.op("Identity", gradient, shape=value.shape))
-    graph.extend(b.builder.take())
-    b.builder.nodes = waiting
+    with b.builder.inner_graph():
+        for output, given in zip(graph.outputs, b.gradients, strict=True):
+            name = output.name or ""
+            if given is not None:
+                seeds[name] = b.op("Add", seeds[name], given) if name in seeds else given
+        reached = reach(ir.Model(graph, ir_version=10), captured, seeds)
+        found = reverse_pass(reached, seeds, list(captured), b.builder, b.opset)
+        results = []
+        for name, value in captured.items():
+            gradient = found[name]
+            if gradient is None:  # only the other branch depends on it
+                gradient = b.zeros_like(value)
+            results.append(b.op("Identity", gradient, shape=value.shape))
+        graph.extend(b.builder.take())
     graph.outputs[:] = results
     return graph
 
