@@ -75,13 +75,10 @@ class Blocker:
 def standing_blockers(
     model: ir.Model, wrt: Sequence[str], targets: Sequence[str], *, selected: bool = False
 ) -> list[Blocker]:
-    """What stands in the way whatever is rewritten.
+    """What stands in the way of training the parameters ``wrt``, whatever is rewritten.
 
-    Args:
-        model: The forward graph.
-        wrt: Names of the parameters to train.
-        targets: Names of the outputs that the loss is computed from.
-        selected: Whether the user chose the parameters: then quantized weights may stay frozen.
+    The loss is computed from the outputs ``targets``. If the user ``selected`` the parameters,
+    quantized weights may stay frozen.
     """
     return [
         *_about_tensors(model, wrt),
@@ -186,7 +183,7 @@ def quantizers_between(
 
 def _wrong_exports(model: ir.Model) -> Iterator[Blocker]:
     """Nodes that torch's exporters (2.14) write without what ONNX does not have."""
-    told: set[str] = set()  # one call may become several nodes
+    reported: set[str] = set()  # one call may become several nodes
     for node in model.graph:
         labels = input_at(node, 1) if is_standard(node, *_LOSSES) else None
         if labels is not None and labels.dtype in FLOAT_TYPES:
@@ -195,9 +192,9 @@ def _wrong_exports(model: ir.Model) -> Iterator[Blocker]:
             yield Blocker(label(node), node.op_type, reason, fix)
             continue
         call = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
-        for operators, argument, name, fix in _DROPPED if call not in told else ():
+        for operators, argument, name, fix in _DROPPED if call not in reported else ():
             found = argument.search(call) if is_standard(node, *operators) else None
             if found is not None:
-                told.add(call)
+                reported.add(call)
                 reason = f"the exporter dropped its {name} {found[1]}"
                 yield Blocker(label(node), node.op_type, reason, fix)

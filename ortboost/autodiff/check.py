@@ -157,9 +157,8 @@ def find_blockers(
 ) -> tuple[Blocker, ...]:
     """The blockers of :func:`check_trainable`, without a copy of a model that has none.
 
-    An engine says of a node as it is whether it can be differentiated after
-    :meth:`~ortboost.autodiff.engine.Engine.prepare`. Only where it cannot, rewriting may help, and
-    is tried.
+    :meth:`~ortboost.autodiff.engine.Engine.gradient_support` tells whether a node can be
+    differentiated after ``prepare``. Only where one cannot, other rewrites are tried on a copy.
     """
     reached = reach(model, wrt, loss)
     able = all(engine.gradient_support(node) is None for node in reached.nodes)

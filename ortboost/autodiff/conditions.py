@@ -59,7 +59,7 @@ def unknown_rank(node: ir.Node, *indices: int) -> str | None:
 def unfit_shapes(node: ir.Node) -> str | None:
     """Whether the inputs of a product or of elementwise arithmetic cannot be combined.
 
-    A runtime does not load such a file; shape inference knows nothing of what is behind the node.
+    A runtime does not load such a file; shape inference leaves all shapes after the node unknown.
     """
     if not is_standard(node, "Add", "Sub", "Mul", "Div", "MatMul"):
         return None

@@ -84,7 +84,7 @@ def engine_names() -> list[str]:
 
 
 def get_engine(name: str = "auto") -> Engine:
-    """The first of :func:`available_engines`; the others are not asked.
+    """The first of :func:`available_engines`; the others are not loaded.
 
     Example:
         >>> get_engine("nativ")

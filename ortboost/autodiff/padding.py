@@ -25,7 +25,7 @@ def explicit_padding(model: ir.Model) -> Report:
     ``SAME_*`` of Conv, MaxPool and AveragePool with a stride above 1 requires fixed spatial
     dimensions, and so does the ``output_shape`` of a ConvTranspose.
     """
-    explicit = (_rule, "auto_pad replaced by pads")
+    explicit = (_window, "auto_pad replaced by pads")
     rules: dict[str, tuple[Rule, str]] = {
         **dict.fromkeys(("Conv", "MaxPool", "AveragePool"), explicit),
         "ConvTranspose": (_transposed, "auto_pad or output_shape replaced by pads"),
@@ -55,7 +55,8 @@ def _pad(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Pad", site.input(0), all_pads, site.optional(2), mode=mode)]
 
 
-def _rule(site: Site) -> Sequence[ir.Value] | None:
+def _window(site: Site) -> Sequence[ir.Value] | None:
+    """Write the padding of a convolution or pool as ``pads``."""
     mode = site.text("auto_pad", "NOTSET")
     if mode == "NOTSET":
         return None
@@ -73,6 +74,7 @@ def _rule(site: Site) -> Sequence[ir.Value] | None:
 
 
 def _transposed(site: Site) -> Sequence[ir.Value] | None:
+    """Write the padding or the output shape of a ConvTranspose as ``pads``."""
     if site.text("auto_pad", "NOTSET") == "NOTSET" and not site.integers("output_shape"):
         return None
     attributes: dict[str, Any] = dict(site.node.attributes)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import SHORT_FLOATS, known_shape, static_shape
 from ortboost.graph.rewriting import Site
 
 __all__ = [
@@ -45,10 +45,8 @@ def length(b: Site, value: ir.Value, axis: int) -> Size:
 
 def dims(b: Site, value: ir.Value) -> ir.Value:
     """The shape as an int64 vector, constant if known."""
-    shape = known_shape(value)
-    if shape is None or not all(isinstance(dim, int) for dim in shape):
-        return b.shape_of(value)
-    return b.ints(*(int(dim) for dim in shape if isinstance(dim, int)))
+    shape = static_shape(value)
+    return b.shape_of(value) if shape is None else b.ints(*shape)
 
 
 def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
@@ -65,7 +63,7 @@ def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
         pieces.append(part)
     if numbers or not pieces:
         pieces.append(b.ints(*numbers))
-    return pieces[0] if len(pieces) == 1 else b.op("Concat", *pieces, axis=0)
+    return b.builder.combined("Concat", pieces, axis=0)
 
 
 def computed(b: Site, op_type: str, left: Size, right: Size) -> Size:
@@ -125,7 +123,7 @@ def padded(
 
 def wider(dtype: ir.DataType) -> ir.DataType:
     """The type to divide by a count in: in 16 bits, counts overflow and their inverses are 0."""
-    return ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    return ir.DataType.FLOAT if dtype in SHORT_FLOATS else dtype
 
 
 def zeros(b: Site, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:

@@ -215,7 +215,7 @@ class UpdateContext(StepContext):
 
 
 class Boost(Configuration):
-    """Base class of all boosts; the module docstring tells when the methods are called.
+    """Base class of all boosts; the module docstring says when the methods are called.
 
     A subclass is a frozen dataclass with a ``name``. This class checks the types of its settings;
     the subclass checks their ranges in ``__post_init__``.
@@ -342,8 +342,8 @@ class Boost(Configuration):
         """Tensors that the update needs, as sums of parts that the processes compute.
 
         They are float32 of static shape, by unique names, and available as ``sums`` of the update.
-        The state :data:`~ortboost.boosts.roles.PART` tells which part a process computes. The nodes
-        run before all branches, in every step: those that cost much belong into an ``If``.
+        The state :data:`~ortboost.boosts.roles.PART` says which part a process computes. The nodes
+        run before all branches, in every step: those that cost much belong in an ``If``.
 
         Args:
             update: The context of the update. Next values of states can be set already.

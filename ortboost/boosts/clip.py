@@ -61,7 +61,7 @@ class Clip(Boost):
             # In float64: the squares of many large norms may overflow together.
             doubles = [b.cast(norm, ir.DataType.DOUBLE) for norm in norms.values()]
             squares = [b.op("Mul", norm, norm) for norm in doubles]
-            total = b.op("Sum", *squares, shape=()) if len(squares) > 1 else squares[0]
+            total = b.combined("Sum", squares, shape=())
             norm = b.cast(b.op("Sqrt", total), ir.DataType.FLOAT)
             factors = dict.fromkeys(norms, self._factor(b, norm))
         return {name: b.op("Mul", g, factors[name]) for name, g in gradients.items()}

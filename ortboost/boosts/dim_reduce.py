@@ -177,7 +177,7 @@ class DimReduce(LineSearch):
         b = Builder(graph.model.graph, _OWN)
         made = values_by_name(graph.model.graph)
         inputs = graph.model.graph.inputs
-        scale = next((value for value in inputs if value.name == SCALE), None)
+        scale = made.get(SCALE)
         kinds = {_STARTED: _INT64, **dict.fromkeys((_BASIS, _B, _GK_LAST, _SK), _FLOAT)}
         if self.shard:
             kinds[_ROWS] = _FLOAT
@@ -303,16 +303,11 @@ class DimReduce(LineSearch):
 def read_basis(
     path: str, length: int, number: int = 0, *, mapped: bool = False
 ) -> NDArray[np.float32]:
-    """Read the components.
+    """Read the components, float32 ``[k, n]``, of a ``.npy`` file.
 
-    Args:
-        path: The ``.npy`` file.
-        length: `n`, the number of elements of all trained weights.
-        number: Number of components to use; 0 for all.
-        mapped: Map the file instead of reading it into memory, if it has this type and order.
-
-    Returns:
-        The components, float32 ``[k, n]``.
+    ``length`` is `n`, the number of elements of all trained weights, ``number`` that of the
+    components to use, 0 for all. With ``mapped`` the file is mapped instead of read into memory, if
+    it has this type and order.
 
     Raises:
         FileError: The file cannot be read, is not a finite matrix, or its shape does not fit.
@@ -352,7 +347,7 @@ def _momentum(parameter: Parameter) -> str:
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
     flat = [b.op("Reshape", value, b.ints(-1)) for value in values]
-    return b.op("Concat", *flat, axis=0) if len(flat) > 1 else flat[0]
+    return b.combined("Concat", flat, axis=0)
 
 
 def _parts(b: Builder, whole: ir.Value, trained: Sequence[Parameter]) -> list[ir.Value]:

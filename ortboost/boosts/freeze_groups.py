@@ -33,16 +33,9 @@ __all__ = ["freeze_groups"]
 def freeze_groups(
     model: ir.Model, trained: Sequence[Parameter], config: FreezeConfig
 ) -> tuple[tuple[tuple[str, ...], ...], Report]:
-    """Find the parameters that each group trains.
+    """Find the parameters that each group trains, by name, among those of a forward graph.
 
-    Args:
-        model: The forward graph.
-        trained: The parameters trained when nothing is frozen.
-        config: The configuration.
-
-    Returns:
-        One tuple of names per group, and a report. If there are fewer layers than groups, a single
-        group, and a note.
+    If there are fewer layers than groups, there is a single group, and the report has a note.
 
     Raises:
         ConfigError: A group contains an untrained name, or the cost of the layers is unknown.

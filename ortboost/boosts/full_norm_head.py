@@ -147,22 +147,11 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
             f"full-norm-head changes nothing: {error.what[0].lower()}{error.what[1:]}"
         )
         return report
-    # Build the head beside the old layer.
+    # Build the head beside the old layer, and replace that.
     last, biases = _with_bias(head)  # of a MatMul with an Add, the Add
     b = Builder(model.graph, f"{head.node.name}/full_norm")
-    dtype = head.weight.dtype or ir.DataType.FLOAT
-    multiplier = _multiplier(b, head.weight.name or "", dtype)
-    rows = _normalized(b, data, -1, dtype)
-    weight = _normalized(b, head.weight, axis, dtype)
-    shape = known_shape(last.outputs[0])
-    if head.node.op_type == "Gemm":
-        product = b.op("Gemm", rows, weight, shape=shape, transB=1 if axis == 1 else 0)
-    else:
-        if axis == 1:
-            weight = b.op("Transpose", weight, perm=[1, 0])
-        product = b.op("MatMul", rows, weight, shape=shape)
-    scaled = b.op("Mul", product, multiplier, shape=shape)
-    # Replace the layer.
+    multiplier = _multiplier(b, head.weight)
+    scaled = _scaled(b, head, data, axis, multiplier, known_shape(last.outputs[0]))
     head.weight.metadata_props[HEAD_MARK] = "weight"
     transpose = producer_of(head.node.inputs[1], "Transpose")  # between the weight and a MatMul
     replace_node(last, [scaled], b)
@@ -182,12 +171,7 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
 
 
 def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | None:
-    """Find the full-normalization head that computes an output.
-
-    Args:
-        model: A normalized model.
-        output: Name of the output; the only or first one if not given.
-    """
+    """Find the full-normalization head that computes an output, by default the first."""
     outputs = [v for v in model.graph.outputs if output is None or v.name == output]
     value = outputs[0] if outputs else None
     while value is not None and (node := value.producer()) is not None:
@@ -200,11 +184,7 @@ def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | No
 
 
 def read_full_norm(node: ir.Node) -> FoundHead | None:
-    """Match the head that ends in a Mul; ``None`` if there is none.
-
-    Args:
-        node: Any node of type Mul.
-    """
+    """Match the head that ends in a node of type Mul; ``None`` if there is none."""
     multiplier = node.inputs[1]
     product = producer_of(node.inputs[0], "Gemm", "MatMul")
     if product is None or multiplier is None or static_shape(multiplier) != ():
@@ -260,13 +240,36 @@ def _with_bias(head: DenseLayer) -> tuple[ir.Node, list[ir.Value]]:
     return uses[0].node, [*biases, added]
 
 
-def _multiplier(b: Builder, weight: str, dtype: ir.DataType) -> ir.Value:
+def _scaled(
+    b: Builder,
+    head: DenseLayer,
+    data: ir.Value,
+    axis: int,
+    multiplier: ir.Value,
+    shape: tuple[int | str | None, ...] | None,
+) -> ir.Value:
+    """`m <n(x), n(w)>` with the operator of the old layer, whose result has this shape."""
+    dtype = head.weight.dtype or ir.DataType.FLOAT
+    rows = _normalized(b, data, -1, dtype)
+    weight = _normalized(b, head.weight, axis, dtype)
+    if head.node.op_type == "Gemm":
+        product = b.op("Gemm", rows, weight, shape=shape, transB=1 if axis == 1 else 0)
+    else:
+        if axis == 1:
+            weight = b.op("Transpose", weight, perm=[1, 0])
+        product = b.op("MatMul", rows, weight, shape=shape)
+    return b.op("Mul", product, multiplier, shape=shape)
+
+
+def _multiplier(b: Builder, value: ir.Value) -> ir.Value:
+    """A new scalar parameter of 1, named after the weight."""
+    weight, dtype = value.name or "", value.dtype or ir.DataType.FLOAT
     stem = weight.removesuffix(".weight").removesuffix("/weight")
     name = b.unique(f"{stem}{'/' if weight.endswith('/weight') else '.'}multiplier")
     one = ir.tensor(np.ones((), dtype.numpy()), dtype=dtype, name=name)
-    value = ir.val(name, const_value=one, metadata_props={ROLE_MARK: "norm_scale"})
-    b.graph.register_initializer(value)
-    return value
+    multiplier = ir.val(name, const_value=one, metadata_props={ROLE_MARK: "norm_scale"})
+    b.graph.register_initializer(multiplier)
+    return multiplier
 
 
 def _normalized(b: Builder, value: ir.Value, axis: int, dtype: ir.DataType) -> ir.Value:

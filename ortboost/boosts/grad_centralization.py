@@ -38,6 +38,7 @@ from ortboost.boosts.base import Boost, GraphContext, Key, Stage, UpdateContext
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter, named_parameters
+from ortboost.graph.reach import values_by_name
 
 __all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 
@@ -96,22 +97,16 @@ CentralizeConfig: TypeAlias = GradCentralization
 def centralize(
     model: ir.Model, trained: Sequence[Parameter], config: CentralizeConfig
 ) -> tuple[dict[str, tuple[int, ...]], Report]:
-    """Select the parameters whose gradients are centralized.
+    """Select the parameters whose gradients are centralized, before layers are decomposed.
 
-    Args:
-        model: The forward graph, before layers are decomposed.
-        trained: The trained parameters.
-        config: The configuration.
-
-    Returns:
-        Parameter name to the axes of the mean, and a report with the reason for each parameter.
+    The results are the axes of the mean for each of them, and a report with the reason for each
+    trained parameter.
 
     Raises:
         ConfigError: A pattern matches nothing.
     """
     report = Report("grad_centralization")
-    tensors = (*model.graph.inputs, *model.graph.initializers.values())
-    values = {value.name: value for value in tensors}
+    values = values_by_name(model.graph)
     asked = None
     if config.patterns is not None:
         asked = named_parameters(trained, config.patterns, "centralize, patterns")

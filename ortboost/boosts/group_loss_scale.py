@@ -105,7 +105,7 @@ class GroupLossScale(LossScaler):
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Replace the placeholders of the boundaries by ratios."""
-        scale = next(value for value in graph.model.graph.inputs if value.name == SCALE)
+        scale = values_by_name(graph.model.graph)[SCALE]
         crossing = resolve_boundaries(graph.model, graph.memory[_GROUPS], scale)
         graph.memory[_INCOMING] = {
             ends: [value.name or "" for value in values] for ends, values in crossing.items()

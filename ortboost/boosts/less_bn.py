@@ -102,18 +102,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
     """
     report = Report("less_bn")
     norms = list(batch_norms(model))
-    verdicts: dict[int, _Verdict] = {}
-    # Blocks with two branches, found from the node that joins them.
-    for node in model.graph:
-        for norm, verdict in _joined(node):
-            old = verdicts.get(id(norm))
-            # A block may be found from two ends: removing wins over keeping.
-            if old is None or (not old.removed and verdict.removed):
-                verdicts[id(norm)] = verdict
-    for node in norms:  # blocks that end in a sum are already decided
-        if id(node) not in verdicts:
-            verdicts.update((id(norm), verdict) for norm, verdict in _linear(node))
-    # Remove, in the order of the graph.
+    verdicts = _decide(model.graph, norms)
     trained, parameters = False, dict[str, int]()
     for norm in norms:
         label = norm.name or norm.outputs[0].name or "?"
@@ -148,6 +137,22 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
             "report has the reason for each (--explain)"
         )
     return report
+
+
+def _decide(graph: ir.Graph, norms: Iterable[ir.Node]) -> dict[int, _Verdict]:
+    """The decisions on the normalizations that are in a block, by the ``id`` of the node."""
+    verdicts: dict[int, _Verdict] = {}
+    # Blocks with two branches, found from the node that joins them.
+    for node in graph:
+        for norm, verdict in _joined(node):
+            old = verdicts.get(id(norm))
+            # A block may be found from two ends: removing wins over keeping.
+            if old is None or (not old.removed and verdict.removed):
+                verdicts[id(norm)] = verdict
+    for node in norms:  # blocks that end in a sum are already decided
+        if id(node) not in verdicts:
+            verdicts.update((id(norm), verdict) for norm, verdict in _linear(node))
+    return verdicts
 
 
 def _joined(node: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
@@ -302,8 +307,7 @@ def _has_learned(norm: ir.Node) -> bool:
 def _remove(graph: ir.Graph, norm: ir.Node) -> dict[str, int]:
     """Bypass a normalization, and return the removed parameters with their sizes."""
     data, parameters = norm.inputs[0], norm.inputs[1:]
-    if data is None:
-        raise TypeError("BatchNormalization has five inputs")
+    assert data is not None  # BatchNormalization has five inputs
     ir.convenience.replace_all_uses_with(norm.outputs[0], data)
     graph.remove(norm, safe=True)
     gone: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The blocks that LessBN knows, and how a chain of nodes is matched with one.
+"""The blocks that LessBN supports, and the matching of a chain of nodes with them.
 
 A block is described by its steps from the input to the end: ``conv`` (any convolution but a
 depthwise one), ``pointwise`` (kernel size 1), ``depthwise``, ``bn``, ``act`` (one activation),

@@ -25,14 +25,14 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, insert_after
+from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.origins import original_name
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import (
@@ -44,7 +44,6 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.reach import ancestors, descendants
-from ortboost.graph.rewriting import replace_value
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
@@ -175,8 +174,8 @@ class Lora(Boost):
         x = layer.node.inputs[0]
         kind = (x.dtype if x is not None else None) or ir.DataType.FLOAT
         return (
-            _weight(f"{stem}.lora_A", drawn.astype(kind.numpy()), b),
-            _weight(f"{stem}.lora_B", np.zeros(second, kind.numpy()), b),
+            add_initializer(b.graph, b.unique(f"{stem}.lora_A"), drawn.astype(kind.numpy())),
+            add_initializer(b.graph, b.unique(f"{stem}.lora_B"), np.zeros(second, kind.numpy())),
         )
 
     def _add_path(self, layer: _Layer, first: ir.Value, second: ir.Value, b: Builder) -> None:
@@ -192,12 +191,8 @@ class Lora(Boost):
         scaled = b.op(
             "Mul", path, b.const(self.alpha / self.rank, first.dtype or ir.DataType.FLOAT)
         )
-        added = b.op("Add", output, scaled)
-        b.graph.insert_after(node, b.take())
-        replace_value(output, added)
-        for usage in tuple(added.uses()):
-            if usage.node is added.producer():  # that Add reads itself now
-                usage.node.replace_input_with(usage.idx, output)
+        added = b.op("Add", output, scaled, shape=output.shape)
+        insert_after(output, added, b, suffix="replaced" if output.is_graph_output() else None)
 
 
 @dataclass(frozen=True)
@@ -300,12 +295,6 @@ def _stored(value: ir.Value | None, data: set[ir.Node]) -> ir.Value | None:
         return None
     read = [v for n in ancestors([value]) for v in n.inputs if v is not None and v.is_initializer()]
     return max(read, key=lambda v: math.prod(static_shape(v) or ()), default=value)
-
-
-def _weight(name: str, array: NDArray[Any], b: Builder) -> ir.Value:
-    value = ir.val(b.unique(name), const_value=ir.tensor(array))
-    b.graph.register_initializer(value)
-    return value
 
 
 def _first(report: Report, model: ir.Model) -> str:

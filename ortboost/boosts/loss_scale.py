@@ -155,12 +155,9 @@ class LossScale(LossScaler):
 
 
 def multiply_loss(graph: GraphContext, scale: ir.Value, index: int | None = None) -> None:
-    """Append `loss * scale`; the product becomes the objective.
+    """Append `loss * scale` to a forward graph; the product becomes the objective.
 
-    Args:
-        graph: The forward graph.
-        scale: float32 scalar, or ``[groups]`` with an index.
-        index: Index of the scale.
+    The scale is a float32 scalar, or ``[groups]`` with the index of one.
     """
     b = Builder(graph.model.graph, "ortboost/scale")
     if index is not None:

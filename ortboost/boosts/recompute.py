@@ -375,11 +375,7 @@ def _depending(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[int
     return found
 
 
-def _descendants(nodes: Iterable[ir.Node], starts: Iterable[ir.Node]) -> set[int]:
-    """The starts and the nodes that depend on them; the nodes are in topological order."""
-    found = {id(node) for node in starts}
-    for node in nodes:
-        made = (value.producer() for value in values_read(node))
-        if any(id(producer) in found for producer in made if producer is not None):
-            found.add(id(node))
-    return found
+def _descendants(nodes: Sequence[ir.Node], starts: Iterable[ir.Node]) -> set[int]:
+    """The starts and the nodes that depend on them; all are in ``nodes``, in topological order."""
+    values = _depending(nodes, (value for node in starts for value in node.outputs))
+    return {id(node) for node in nodes if id(node.outputs[0]) in values}

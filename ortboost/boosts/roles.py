@@ -33,7 +33,7 @@ __all__ = [
 SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
 FLUSHED: Final = "flushed"
-"""Name of the output of a flush that tells whether there was anything to apply."""
+"""Name of the output of a flush: whether there was anything to apply."""
 BOUNDARY: Final = "ortboost/boundary"
 """Prefix of the values of a forward graph that pass from one loss scale to another."""
 EXCHANGE_POINT: Final = "ortboost/to_exchange/"

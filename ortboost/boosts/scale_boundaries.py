@@ -28,7 +28,7 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import subgraphs
-from ortboost.graph.reach import Reach, reach, values_read
+from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
 __all__ = ["Boundary", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
 
@@ -72,11 +72,7 @@ def insert_boundaries(
 ) -> tuple[ScaleGroups, Report]:
     """Insert boundaries between the groups of a forward graph, in place.
 
-    Args:
-        model: The forward graph; parameters are its inputs.
-        trained: The trained parameters.
-        objective: Name of the loss to differentiate.
-        config: The groups.
+    Parameters are inputs of the graph; ``objective`` is the name of the loss to differentiate.
 
     Raises:
         ConfigError: A parameter is in no group; there are fewer layers than groups; a mark is not
@@ -263,12 +259,9 @@ def _mismatch(name: str, one: int, other: int, outside: int) -> ConfigError:
 def resolve_boundaries(
     model: ir.Model, groups: ScaleGroups, scales: ir.Value
 ) -> dict[tuple[int, int], list[ir.Value]]:
-    """After differentiation, insert the ratios and restore the original forward pass.
+    """Insert the ratios into a gradient graph, and restore the original forward pass, in place.
 
-    Args:
-        model: The gradient graph; modified in place.
-        groups: The result of :func:`insert_boundaries`.
-        scales: The scales of the groups, float32 ``[number]``, an input of the graph.
+    ``scales`` is the input with the scales of the groups, float32 ``[number]``.
 
     Returns:
         Pairs of groups with a boundary, the lower one first, to the gradients that cross it
@@ -276,8 +269,7 @@ def resolve_boundaries(
     """
     graph = model.graph
     builder = Builder(graph, BOUNDARY)
-    inputs = {value.name: value for value in graph.inputs}
-    made = {o.name: o for node in graph for o in node.outputs if o.name}
+    made = values_by_name(graph)
     incoming: dict[tuple[int, int], list[ir.Value]] = {}
     for boundary in groups.boundaries:
         # First the forward pass, in which products are bypassed.
@@ -290,7 +282,7 @@ def resolve_boundaries(
     # Then the backward pass; the ratios stand at the start, before all nodes that read them.
     first = graph[0]
     for boundary in groups.boundaries:
-        one = inputs[boundary.one]
+        one = made[boundary.one]
         for usage in list(one.uses()):  # `dy * one` of the backward pass; no use if frozen
             ratio = _ratio(builder, scales, boundary, groups.number)
             for node in builder.take():

@@ -105,7 +105,7 @@ class SparseEmbedding(Boost):
         # Only values on a path to the loss have a gradient.
         tables = [p for p in graph.trained if p.name in asked]
         active = reach(graph.model, [p.name for p in tables], graph.objective).active
-        values = {value.name: value for value in graph.model.graph.inputs}
+        values = values_by_name(graph.model.graph)
         graph.memory[_LOOKUPS] = chosen = {}
         for parameter in tables:
             lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)
@@ -238,7 +238,7 @@ def _summed(
     place = b.op("Compress", place, again, axis=0, shape=[None])
     place = b.op("Sub", place, b.const(1, _INT64), shape=[None])
     added = b.op("Gather", gradient, others, axis=0, shape=row)
-    # ScatterElements wants one index for each element.
+    # ScatterElements needs one index for each element.
     column = b.op("Reshape", place, b.ints(-1, *[1] * len(rest)), shape=[None, *[1] * len(rest)])
     column = b.op("Expand", column, b.op("Shape", added), shape=row)
     total = b.op("Gather", gradient, first, axis=0, shape=row)
@@ -248,4 +248,4 @@ def _summed(
 
 def _joined(b: Builder, values: Sequence[ir.Value]) -> ir.Value:
     shape = [None, *(known_shape(values[0]) or ())[1:]]
-    return values[0] if len(values) == 1 else b.op("Concat", *values, axis=0, shape=shape)
+    return b.combined("Concat", values, axis=0, shape=shape)

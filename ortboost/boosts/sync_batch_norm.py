@@ -106,11 +106,10 @@ class SyncBatchNorm(Boost):
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Replace the products of the exchange points by Identity nodes."""
         inner = graph.model.graph
-        inputs = {value.name: value for value in inner.inputs}
         made = values_by_name(inner)
         b = Builder(inner, EXCHANGED)
         for name in graph.memory[_POINTS]:
-            one, shape = inputs[_one(name)], made[name].shape
+            one, shape = made[_one(name)], made[name].shape
             for product in [usage.node for usage in one.uses()]:
                 value = next(v for v in product.inputs if v is not None and v is not one)
                 # The forward product has kept its name; the engine named the others.

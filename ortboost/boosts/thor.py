@@ -293,7 +293,7 @@ class Thor(UpdateSplitter):
             b.op("ReduceSum", b.op("Mul", step, gradients[name]), keepdims=0, shape=())
             for name, step in steps.items()
         ]
-        total = b.op("Sum", *products) if len(products) > 1 else products[0]
+        total = b.combined("Sum", products)
         rate = Term(b, update.states[LEARNING_RATE])
         # No division by zero: without a change, the factor is 1.
         change = (rate * rate * total).call("Max", 1e-30)

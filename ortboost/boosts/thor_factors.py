@@ -226,13 +226,8 @@ def precondition(
 ) -> ir.Value:
     """Append nodes for `G^-1 dL/dW A^-1`, in the layout of the weight.
 
-    Args:
-        b: Builder for the nodes.
-        layer: The layer.
-        gradient: `dL/dW`.
-        a: Blocks of the inverse of `A`; for an embedding, the inverse of its diagonal.
-        g: Blocks of the inverse of `G`.
-        sides: The blocks of the factors.
+    ``a`` and ``g`` are the blocks of the inverses, for an embedding ``a`` the inverse of the
+    diagonal.
     """
     inner, outer = sides.blocks(layer, "a"), sides.blocks(layer, "g")
     if layer.kind == "embedding":

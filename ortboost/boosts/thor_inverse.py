@@ -92,17 +92,11 @@ def padded_rows(size: int) -> int:
 def inverted_factors(
     b: Builder, factors: Sequence[Factor], size: int, places: ir.Value | None = None
 ) -> tuple[ir.Value, ir.Value]:
-    """Invert the blocks of factors in one batched chain of products.
+    """Invert the blocks of factors, numbered in this order, in one batched chain of products.
 
-    Args:
-        b: Builder for the nodes.
-        factors: The factors; their blocks are numbered in this order.
-        size: Rows to which all blocks are padded; see :func:`padded_rows`.
-        places: Numbers of the blocks to invert, int64 vector; ``None`` for all.
-
-    Returns:
-        The inverses, float32 ``[count, size, size]``, and whether each is accurate, bool
-        ``[count, 1, 1]``; see :func:`damped_inverses`.
+    All blocks are padded to ``size`` rows, see :func:`padded_rows`. ``places`` are the numbers of
+    the blocks to invert, an int64 vector; ``None`` for all. The results are those of
+    :func:`damped_inverses`, in float32.
     """
     matrices, dampings, gains = [], [], []
     for factor in factors:
@@ -115,7 +109,7 @@ def inverted_factors(
         gains.append(b.op("Expand", gain, each))
 
     def chosen(parts: Sequence[ir.Value]) -> ir.Value:
-        joined = b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        joined = b.combined("Concat", parts, axis=0)
         return joined if places is None else b.op("Gather", joined, places, axis=0)
 
     stack = b.cast(chosen(matrices), _DOUBLE)
@@ -141,11 +135,8 @@ def damped_inverses(
 ) -> tuple[ir.Value, ir.Value]:
     """Append nodes for `(A + d I)^-1`.
 
-    Args:
-        b: Builder for the nodes.
-        matrices: float64 ``[count, size, size]``, symmetric and positive semidefinite.
-        size: At most :data:`LEAF`, or a multiple of it.
-        damping: `d > 0`, float64 ``[count, 1, 1]``.
+    The matrices are float64 ``[count, size, size]``, symmetric and positive semidefinite, of at
+    most :data:`LEAF` rows or a multiple of it; the damping `d > 0` is float64 ``[count, 1, 1]``.
 
     Returns:
         The inverses, float64 ``[count, size, size]``, and whether each is accurate, bool

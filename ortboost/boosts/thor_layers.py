@@ -29,6 +29,7 @@ import onnx_ir as ir
 from ortboost.boosts.grad_centralization import readers_of
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import is_standard, known_shape, label
+from ortboost.graph.reach import values_by_name
 
 __all__ = ["Layer", "NormLayer", "find_layers"]
 
@@ -90,18 +91,13 @@ class NormLayer:
 def find_layers(
     model: ir.Model, trained: Sequence[Parameter]
 ) -> tuple[list[Layer | NormLayer], dict[str, str]]:
-    """Find the layers of trained parameters.
-
-    Args:
-        model: The training graph, before operators are decomposed.
-        trained: The trained parameters.
+    """Find the layers of trained parameters in the training graph, before operators are decomposed.
 
     Returns:
         The layers in the order of the parameters; and other parameters with the reason why they
         are not preconditioned.
     """
-    values = {value.name: value for value in model.graph.initializers.values()}
-    values |= {value.name: value for value in model.graph.inputs}
+    values = values_by_name(model.graph)
     found: list[Layer | NormLayer] = []
     plain: dict[str, str] = {}
     for parameter in trained:

@@ -39,10 +39,8 @@ def own_blocks(
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Append nodes that find the blocks of this process.
 
-    Args:
-        b: Builder for the nodes.
-        part: Rank of this process, and number of processes, int64 ``[2]``.
-        kinds: Number of blocks of one cost, and that cost; costs in descending order.
+    ``part`` is the state :data:`~ortboost.boosts.roles.PART`; ``kinds`` has the number of blocks of
+    one cost, and that cost, in descending order of the costs.
 
     Returns:
         For each kind, whether each block is one of this process, bool ``[blocks]``; and whether any

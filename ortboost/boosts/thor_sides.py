@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.boosts.thor_inverse import inverse_cost, padded_rows
 from ortboost.boosts.thor_layers import Layer, NormLayer
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 
 __all__ = ["Blocks", "Sides", "cost_words", "layer_cost", "mean_name", "state_name"]
 
@@ -102,13 +102,10 @@ def mean_name(side: str, weight: str) -> str:
 def layer_cost(
     layer: Layer | NormLayer, sides: Sides, kept: int, output: ir.Value | None
 ) -> dict[str, str | int | None]:
-    """Compute the costs of a layer.
+    """Compute the costs of a layer, for the report.
 
-    Args:
-        layer: The layer.
-        sides: Its factors.
-        kept: Copies of the factors in the state, including the inverses.
-        output: Its output in the training graph, which determines the rows per sample.
+    ``kept`` is the number of copies of the factors in the state, including the inverses; ``output``
+    is its output in the training graph, which determines the rows per sample.
 
     Returns:
         Column to value: ``layer``; ``A`` and ``G``, rows and blocks of the factors;
@@ -168,5 +165,5 @@ def _rows(output: ir.Value | None, last: int) -> int | None:
     node = output.producer()
     conv = node is not None and node.op_type == "Conv"
     inner = shape[2:] if conv else shape[1 : len(shape) - last]
-    sizes = [d for d in inner if isinstance(d, int)]
-    return math.prod(sizes) if len(sizes) == len(inner) else None
+    sizes = fixed_lengths(inner)
+    return None if sizes is None else math.prod(sizes)

@@ -64,16 +64,10 @@ def _reduces_samples(node: ir.Node) -> bool:
 
 
 def count_terms(model: ir.Model, found: Terms, data: ir.Value, batch_size: int | None) -> str:
-    """Add the number of terms to the graph as :data:`TERMS`, an int64 scalar.
+    """Add the number of terms of the loss to the graph as :data:`TERMS`, an int64 scalar.
 
-    Args:
-        model: The training graph.
-        found: The terms.
-        data: A value whose axis 0 is the batch axis.
-        batch_size: The number of terms, if given.
-
-    Returns:
-        A note that says what the terms are.
+    Axis 0 of ``data`` is the batch axis; ``batch_size`` is the number of terms, if given. The
+    result is a note that says what the terms are.
     """
     b = Builder(model.graph, "ortboost/thor")
     labels = found.labels

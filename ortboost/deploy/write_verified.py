@@ -24,7 +24,8 @@ from ortboost.deploy.pipeline import Step
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import save_model
-from ortboost.runtime.session import TooNewError, open_session
+from ortboost.runtime.session import open_session
+from ortboost.runtime.session_errors import TooNewError
 from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["faulty_step", "write_verified"]

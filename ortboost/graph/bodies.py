@@ -19,6 +19,7 @@ __all__ = [
     "rename_values",
     "separate_branch_names",
     "states_of",
+    "unwrap",
 ]
 
 _SMALL = 1024  # elements of a captured constant that inference and rewrites may read
@@ -80,6 +81,30 @@ def rename_values(body: ir.Graph, new_name: Callable[[str], str]) -> None:
             for output in node.outputs:
                 if output.name:
                     output.name = new_name(output.name)
+
+
+def unwrap(branch: ir.Graph, node: ir.Node) -> list[ir.Value]:
+    """Move the nodes and constants of a branch to the graph of its node, in front of it.
+
+    Returns:
+        The results of the branch, which the caller puts in place of the outputs of the node.
+    """
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    taken = {value.name or "" for other in graph for value in other.outputs}
+    taken.update(graph.initializers)
+    # A node or value belongs to one graph: release them from the branch first.
+    results, nodes, stored = list(branch.outputs), list(branch), list(branch.initializers.values())
+    branch.outputs.clear()
+    branch.remove(nodes)
+    branch.initializers.clear()
+    for value in (*stored, *(output for inner in nodes for output in inner.outputs)):
+        if value.name:
+            value.name = unused_name(value.name, taken)
+    for value in stored:
+        graph.register_initializer(value)
+    graph.insert_before(node, nodes)
+    return results
 
 
 def separate_branch_names(model: ir.Model) -> None:

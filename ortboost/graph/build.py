@@ -1,13 +1,14 @@
 """A builder of nodes with unique names and deduplicated constants.
 
 All rewrites of ortboost create nodes through :class:`Builder`, so that names never clash, every
-node has a name, and constants have the element type that is asked for.
+node has a name, and constants have the element type that the caller gives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,15 @@ from numpy.typing import ArrayLike
 from ortboost.core.errors import ModelError
 from ortboost.graph.query import all_graphs, all_nodes, find_schema
 
-__all__ = ["Builder", "all_names", "detach", "free_name", "replace_node", "unused_name"]
+__all__ = [
+    "Builder",
+    "all_names",
+    "detach",
+    "free_name",
+    "insert_after",
+    "replace_node",
+    "unused_name",
+]
 
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
@@ -102,8 +111,8 @@ class Builder:
             op_type: Operator name.
             *inputs: Input values; ``None`` omits an optional input.
             name: Name of the output; derived from the prefix and operator if not given.
-            dtype: Element type of the output, if it is not what the operator and its inputs tell:
-                that of the first input, of the branches of Where, bool of a comparison.
+            dtype: Element type of the output, by default that of the first input or of the
+                branches of Where, bool for a comparison, int64 for a shape or index.
             shape: Shape of the output, if known.
             domain: Operator domain, ``""`` for standard ONNX.
             **attributes: Attributes as Python values.
@@ -140,6 +149,13 @@ class Builder:
         )
         return tuple(outputs)
 
+    def combined(self, op_type: str, values: Sequence[ir.Value], **options: Any) -> ir.Value:
+        """Combine values by an operator of any number of inputs (Concat, Sum); one stays as it is.
+
+        See :meth:`op` for the options.
+        """
+        return values[0] if len(values) == 1 else self.op(op_type, *values, **options)
+
     def cast(self, value: ir.Value, dtype: ir.DataType, name: str | None = None) -> ir.Value:
         """Cast a value to another element type; return the value itself if it has that type."""
         if value.dtype == dtype:
@@ -149,7 +165,7 @@ class Builder:
     def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
         """Return an initializer with this number or array; equal ones share one initializer."""
         array = np.asarray(value).astype(dtype.numpy())
-        # The bytes alone do not tell apart zeros of different types or shapes.
+        # Zeros of different types or shapes may have the same bytes.
         key = (str(dtype), array.shape, array.tobytes())
         constant, tensor = self._constants.get(key, (None, None))
         if constant is None or constant.const_value is not tensor:  # a rewrite has changed it
@@ -188,6 +204,16 @@ class Builder:
         self._shared.clear()
         return taken
 
+    @contextlib.contextmanager
+    def inner_graph(self) -> Iterator[None]:
+        """Context that collects the nodes of an inner graph; :meth:`take` them before it ends.
+
+        The nodes collected before it are there again afterwards.
+        """
+        outer = self.take()
+        yield
+        self.nodes = outer
+
     def flush(self) -> None:
         """Append the collected nodes to the end of the graph."""
         self.graph.extend(self.take())
@@ -203,7 +229,7 @@ _RESULTS = {
 def _result_dtype(
     op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> ir.DataType | None:
-    """The element type of the first output, as far as the operator and its inputs tell."""
+    """The element type of the first output by the operator and its inputs, if known."""
     if op_type in _RESULTS:
         return _RESULTS[op_type]
     if op_type == "Cast" and isinstance(attributes["to"], int):
@@ -256,6 +282,37 @@ def detach(node: ir.Node) -> None:
     """Disconnect the inputs of a node, so that it can be removed."""
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
+
+
+def insert_after(
+    value: ir.Value, new: ir.Value, builder: Builder, *, suffix: str | None = None
+) -> None:
+    """Insert the collected nodes after the producer of ``value``; all others then read ``new``.
+
+    The collected nodes compute ``new`` from ``value``. If ``value`` is an output of the graph,
+    ``new`` takes its place.
+
+    Args:
+        value: The value that all have read so far.
+        new: Its replacement.
+        builder: Builder that holds the new nodes.
+        suffix: With it, ``new`` takes over the name of ``value``, which gets the suffix.
+    """
+    producer = value.producer()
+    assert producer is not None
+    graph = producer.graph
+    assert isinstance(graph, ir.Graph)
+    own = set(builder.nodes)
+    graph.insert_after(producer, builder.take())
+    for node, index in list(value.uses()):
+        if node not in own:
+            node.replace_input_with(index, new)
+    if value.is_graph_output():
+        graph.outputs[:] = [new if output is value else output for output in graph.outputs]
+    if suffix is not None:
+        name = value.name
+        value.name = builder.unique(f"{name}/{suffix}")
+        new.name = name
 
 
 def replace_node(

@@ -67,7 +67,7 @@ def require_network(model: ir.Model) -> None:
 
 
 def infer_elementwise(model: ir.Model) -> bool:
-    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX lacks; tell if any was."""
+    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX lacks; whether any was."""
     found = False
     for node in model.graph.all_nodes():
         if node.domain != _DOMAIN or node.op_type not in _ELEMENTWISE:

@@ -2,7 +2,7 @@
 
 Operators whose meaning changed in a way that the converter of onnx ignores are refused. Operators
 that the older opset lacks are expanded by their definitions. onnxscript converts the rest, but it
-forgets what resizing meant before opset 11: Upsample (opsets 7 and 9) and Resize of opset 10 place
+loses what resizing meant before opset 11: Upsample (opsets 7 and 9) and Resize of opset 10 place
 the samples at `position / scale`. Resize of opset 11 has an attribute for that, whose default is
 another rule: without it, images of a converted model are shifted by up to half a pixel. The
 standard is silent about opset 10; what counts is onnxruntime, where the nearest sample is that
@@ -33,7 +33,7 @@ __all__ = ["convert_opset", "quiet"]
 
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
-# Opsets that changed what an operator computes, which onnx's converter does not know.
+# Opsets that changed what an operator computes; onnx's converter ignores these changes.
 _SCAN_WITHOUT_BATCH = 9
 _BATCH_NORM_PER_CHANNEL = 9
 _HARDMAX_OF_ONE_AXIS = 13

@@ -105,12 +105,9 @@ def count_cost(model: ir.Model, dims: Mapping[str, int] | None = None, *, batch:
 def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) -> ir.Model:
     """A copy with functions inlined, open dimensions of the inputs fixed, and shapes re-inferred.
 
-    Dimensions with the same name get the same length in every input.
-
-    Args:
-        model: The model.
-        dims: Lengths of open dimensions, see :class:`~ortboost.graph.input_config.InputConfig`.
-        batch: Length of open first dimensions that are not in ``dims``.
+    ``dims`` are lengths of open dimensions, as in ``InputConfig.dims``, ``batch`` is that of open
+    first dimensions that are not among them. Dimensions with the same name get the same length in
+    every input.
 
     Raises:
         UsageError: A dimension is unknown, or has another fixed length.

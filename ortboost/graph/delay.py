@@ -10,7 +10,7 @@ __all__ = ["false_after"]
 
 
 def false_after(b: Builder, value: ir.Value) -> ir.Value:
-    """False, as a bool scalar that no runtime can know before it has a value.
+    """False, as a bool scalar that no runtime can compute before ``value``.
 
     It is `a and not a`, where `a` says whether the first element of the value, a tensor of floats,
     is negative. Cast to a number and added to the input of a node, it delays that node.

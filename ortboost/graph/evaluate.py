@@ -17,11 +17,9 @@ __all__ = ["add_initializer", "evaluate_node"]
 def evaluate_node(
     node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int
 ) -> list[NDArray[Any]] | None:
-    """Compute a standard node of an opset with the reference implementation of ONNX.
+    """Compute the outputs of a standard node of an opset with the reference implementation of ONNX.
 
-    Returns:
-        One array for each output, or ``None`` if the reference implementation cannot compute it
-        (other checks report invalid nodes).
+    ``None`` if it cannot compute them (other checks report invalid nodes).
     """
     empty = onnx.helper.make_empty_tensor_value_info
     outputs = [empty(value.name or "") for value in node.outputs]

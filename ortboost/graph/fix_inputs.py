@@ -75,16 +75,11 @@ def fit_inputs(
     config: InputConfig,
     where: str = "",
 ) -> tuple[dict[str, np.ndarray], dict[str, Dims]]:
-    """Resolve a configuration for given inputs; the shape of a value fixes those of its input.
+    """Resolve a configuration for inputs with these shapes and types.
 
-    Args:
-        shapes: Input to shape, where the rank is known.
-        dtypes: Input to element type.
-        config: Lengths and values.
-        where: The model, for error messages.
-
-    Returns:
-        Input to its value, and input to its shape with all known lengths.
+    The shape of a value fixes that of its input. ``shapes`` has the inputs whose rank is known;
+    ``where`` names the model in errors. The results are the value of each fixed input, and the
+    shape of each input with all known lengths.
 
     Raises:
         UsageError: An input or dimension is unknown, or a length or value does not fit.

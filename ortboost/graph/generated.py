@@ -36,12 +36,10 @@ def counting(value: ir.Value) -> str | None:
 
 
 def generated(value: ir.Value, *, plain: bool = False) -> str | None:
-    """The formula that generates a tensor, in words; ``None`` if no known one does.
+    """The formula that generates an initializer, in words; ``None`` if no known one does.
 
-    Args:
-        value: An initializer.
-        plain: Also look for masks and filter banks, whose values a freshly initialized parameter
-            could hold as well.
+    With ``plain``, masks and filter banks count, too, whose values a freshly initialized parameter
+    could hold as well.
 
     Example:
         >>> mask = np.triu(np.ones((4, 4)), 1) * -1e9

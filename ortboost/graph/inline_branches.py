@@ -11,7 +11,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.graph.build import detach, unused_name
+from ortboost.graph.bodies import unwrap
+from ortboost.graph.build import detach
 from ortboost.graph.query import find_nodes
 
 __all__ = ["inline_branches"]
@@ -43,20 +44,8 @@ def inline_branches(model: ir.Model) -> Report:
 
 
 def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
-    # A node or value belongs to one graph: release them from the branch first.
-    results = list(branch.outputs)
-    nodes = list(branch)
-    stored = list(branch.initializers.values())
-    branch.outputs.clear()
-    branch.remove(nodes)
-    taken = set(graph.initializers)
-    for value in stored:
-        branch.initializers.pop(value.name or "")
-        value.name = unused_name(value.name or "constant", taken)
-        graph.register_initializer(value)
-    graph.insert_before(node, nodes)
     shown = {id(value) for value in graph.outputs}
-    for old, new in zip(node.outputs, results, strict=True):
+    for old, new in zip(node.outputs, unwrap(branch, node), strict=True):
         if id(old) in shown:  # users know its name
             copy = ir.val(old.name, shape=old.shape, type=old.type)
             old.name = None

@@ -329,8 +329,8 @@ def _write_map_types(model: ir.Model, path: Path) -> None:
 def external_fault(tensor: ir.ExternalTensor, folder: Path | None = None) -> tuple[str, str] | None:
     """What keeps the data of a tensor from being read, and how to fix it; ``None`` for nothing.
 
-    The file is looked for in the ``folder`` of the model, else in the one that the tensor knows. It
-    is not opened.
+    The file is looked for in the ``folder`` of the model, else in the base directory of the tensor.
+    It is not opened.
     """
     location = Path(tensor.location)
     # Resolved, so that a symbolic link cannot lead outside.

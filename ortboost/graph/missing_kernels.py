@@ -7,7 +7,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.io import ModelSource
 from ortboost.graph.query import input_at, is_standard, producer_of, scalar, source_before
@@ -106,10 +106,6 @@ def _eye_of_floats(builder: Builder, node: ir.Node) -> None:
     if source.dtype == ir.DataType.BOOL:
         node.replace_input_with(0, builder.cast(source, ir.DataType.FLOAT))
         node.graph.insert_before(node, builder.take())
-    uses = list(eye.uses())
     eye.dtype = ir.DataType.FLOAT
     node.attributes["dtype"] = ir.AttrInt64("dtype", int(ir.DataType.FLOAT))
-    mask = builder.cast(eye, ir.DataType.BOOL)
-    node.graph.insert_after(node, builder.take())
-    for use in uses:
-        use.node.replace_input_with(use.idx, mask)
+    insert_after(eye, builder.cast(eye, ir.DataType.BOOL), builder)

@@ -74,7 +74,7 @@ def normalize(
     origins, padding = tensor_origins(model), find_padding_rows(model)
 
     # The operators in one form, whatever the exporter and its opset.
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _lift_constants(model)
     separate_branch_names(model)
     declared = declared_shapes(model)
     _drop_stale_shapes(model)
@@ -83,15 +83,8 @@ def normalize(
     drop_flat_biases(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
-        if has_runtime_operators(model):
-            opsets = range(max(opsets[0], oldest_opset(model)), opsets.stop)
-    newest = newest_opset(model)
-    if newest is not None:
-        opsets = range(min(opsets[0], newest), min(opsets[-1], newest) + 1)
-    reports.append(convert_opset(model, opsets))
-    if reports[-1].modified:
-        # The converter writes new Constant nodes, for example for axes that were attributes.
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    reports.append(convert_opset(model, _possible_opsets(model, opsets, keep_fused)))
+    _lift_constants(model)  # the converter writes some, for example for axes that were attributes
     _make_axes_vectors(model)
     for body in model.graph.subgraphs():
         own_outputs(body)
@@ -116,6 +109,21 @@ def normalize(
     check_lengths(model)
     reports += [*_settle(model, keep_fused), restore_declared(model, declared)]
     return [report for report in reports if report.modified]
+
+
+def _possible_opsets(model: ir.Model, opsets: range, keep_fused: bool) -> range:
+    """Those of the allowed opsets that the operators of a model can have."""
+    if not keep_fused and opsets[-1] >= OLDEST_OPSET and has_runtime_operators(model):
+        opsets = range(max(opsets[0], oldest_opset(model)), opsets.stop)
+    newest = newest_opset(model)
+    if newest is None:
+        return opsets
+    return range(min(opsets[0], newest), min(opsets[-1], newest) + 1)
+
+
+def _lift_constants(model: ir.Model) -> None:
+    """Turn Constant nodes into initializers."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:

@@ -5,9 +5,9 @@ ONNX has initializers but no notion of a parameter. Exporters leave traces:
 - torch's dynamo exporter writes for each initializer the kind that ``torch.export`` gave it
   (``PARAMETER``, ``BUFFER``, ``CONSTANT_TENSOR``), and the graph's whole signature. With
   ``optimize=True`` it folds some parameters into new tensors, called ``val_12`` or after the last
-  call, and lists all that a tensor was computed from; before it did, the module of the node that
-  reads such a tensor tells. A parameter that two modules share is stored once, under its name in
-  one of them.
+  call, and lists all that a tensor was computed from; older versions do not, and the origin is
+  taken from the module of the node that reads the tensor. A parameter that two modules share is
+  stored once, under its name in one of them.
 - torch's TorchScript exporter keeps the names of parameters and buffers, but does not distinguish
   them; folded tensors are called ``onnx::MatMul_123``, and literals in the code are ``Constant``
   nodes.
@@ -153,7 +153,7 @@ def tensor_origins(model: ir.Model) -> Origins:
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
     torch = bool(signature) or made_by_torch(model)
-    # torch.jit.freeze makes all weights Constant nodes: only their use tells them from numbers.
+    # torch.jit.freeze makes all weights Constant nodes: they differ from numbers only by their use.
     frozen = not signature and all(
         value.name in constants or _EXPORTER_NAME.match(value.name or "") for value in stored
     )
@@ -181,7 +181,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = _folded(value, missing)
         elif signature:  # `val_12` is a number; what has the name of a call was computed
             found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
-        # TorchScript: no signature; only the name tells what the exporter created.
+        # TorchScript: no signature; what the exporter created is recognized by its name.
         elif _EXPORTER_NAME.match(name):
             direct = _TORCHSCRIPT_FOLDED in name
             found[name] = Origin("folded", direct=direct, transposed=True)
@@ -247,9 +247,9 @@ def names_a_parameter(model: ir.Model, name: str) -> bool:
 def original_name(value: ir.Value, reader: ir.Node) -> str:
     """The name of the torch parameter that an exporter stored under a name of its own.
 
-    TorchScript does not tell it, but the name of the node that reads the tensor in a normalized
-    model has the path of the module: ``/encoder/encoder.0/query/MatMul``. The result is the name of
-    the tensor if the exporter kept it, or nothing is known.
+    TorchScript does not store it, but in a normalized model the name of the node that reads the
+    tensor has the path of the module: ``/encoder/encoder.0/query/MatMul``. The result is the name
+    of the tensor if the exporter kept it, or nothing is known.
     """
     name, origin = value.name or "", origin_of(value)
     if origin.kind != "folded" or (origin.known and len(origin.folded_from) != 1):

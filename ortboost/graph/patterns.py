@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import producer_of, scalar, sole_consumer
+from ortboost.graph.query import SHORT_FLOATS, producer_of, scalar, sole_consumer
 
 __all__ = ["Found", "Op", "Pattern", "match", "matches"]
 
@@ -26,7 +26,6 @@ Found: TypeAlias = Mapping[str, ir.Value]
 _COMMUTATIVE: Final = ("Add", "Mul")
 _CLOSE: Final = 1e-6  # a number written with the digits of float32
 _CLOSE_DOUBLE: Final = 1e-12
-_SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class Op:
@@ -96,7 +95,7 @@ def _is_number(value: ir.Value, expected: float) -> bool:
     # By broadcasting, a constant of shape [1, 1] may add an axis that the pattern does not show.
     if number is None or value.shape is None or len(value.shape) > 1:
         return False
-    if value.dtype in _SHORT:  # the number itself, rounded
+    if value.dtype in SHORT_FLOATS:  # the number itself, rounded
         return number == float(np.asarray(expected).astype(value.dtype.numpy()))
     close = _CLOSE_DOUBLE if value.dtype == ir.DataType.DOUBLE else _CLOSE
     return math.isclose(number, expected, rel_tol=close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "count_operators",
     "find_nodes",
     "find_schema",
+    "fixed_lengths",
     "format_shape",
     "has_subgraph",
     "input_at",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+SHORT_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 ROLE_MARK = "ortboost.role"
 """Metadata key for the role of a tensor added by a rewrite, which the graph does not show."""
@@ -95,10 +97,13 @@ def known_shape(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape if every dimension is an int, else ``None``."""
     shape = known_shape(value)
-    if shape is None:
-        return None
-    lengths = tuple(dim for dim in shape if isinstance(dim, int))
-    return lengths if len(lengths) == len(shape) else None
+    return None if shape is None else fixed_lengths(shape)
+
+
+def fixed_lengths(dims: Sequence[int | str | None]) -> tuple[int, ...] | None:
+    """The dimensions if every one is an int, else ``None``."""
+    lengths = tuple(dim for dim in dims if isinstance(dim, int))
+    return lengths if len(lengths) == len(dims) else None
 
 
 def format_shape(shape: Iterable[int | str | None] | None) -> str:

@@ -8,7 +8,7 @@ model says so: ``detach`` of torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
 __all__ = [
+    "CONTROLS",
     "STOPS",
     "STOP_MARK",
     "Reach",
@@ -45,8 +46,7 @@ STOP_MARK = "ortboost.stop_gradient"
 _DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 
-# Float inputs that only control an operator: they get no gradient.
-_CONTROLS = {
+CONTROLS = {
     "BatchNormalization": (3, 4),
     "CastLike": (1,),
     "Dropout": (1, 2),
@@ -54,6 +54,7 @@ _CONTROLS = {
     "Resize": (1, 2),
     "Upsample": (1,),
 }
+"""Operator to its float inputs that only control it: they get no gradient."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,13 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [value for value in (*node.inputs, *uses_inside(node)) if value is not None]
 
 
-def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
+def ancestors(
+    values: Iterable[ir.Value | None], past: Callable[[ir.Node], bool] = lambda _: True
+) -> set[ir.Node]:
     """The nodes that values depend on: their producers, and those of everything that these read.
 
-    A node with subgraphs reads what the nodes in them read, and these count, too.
+    A node with subgraphs reads what the nodes in them read, and these count, too. The search does
+    not go on to what a node reads if ``past`` is false for it.
     """
     found: set[ir.Node] = set()
     pending = list(values)
@@ -139,7 +143,8 @@ def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
         if node is None or node in found:
             continue
         found.add(node)
-        pending += values_read(node)
+        if past(node):
+            pending += values_read(node)
     return found
 
 
@@ -203,7 +208,7 @@ def _carries(value: ir.Value) -> bool:
 
 
 def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
-    controls = _CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
+    controls = CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
     if node.op_type == "BatchNormalization" and not node.attributes.get_int("training_mode", 0):
         controls = ()  # it normalizes by the given statistics; in training mode by its own
     read = (value for index, value in enumerate(node.inputs) if index not in controls)

@@ -1,8 +1,9 @@
 """Infer the shapes and types of all values in place, with ONNX's shape inference.
 
 This does what :class:`onnx_ir.passes.common.ShapeInferencePass` does in a fraction of the time: the
-serialized model contains only what inference reads, and only shapes and types are read back. The
-pass is quadratic in the number of weights, because it looks up each weight among the inputs.
+serialized model contains only what inference reads, and only shapes and types are read back
+(:mod:`ortboost.graph.inference_model`). The pass is quadratic in the number of weights, because it
+looks up each weight among the inputs.
 
 A layer whose input is too short gets an output of a negative length. The inference of a Slice that
 reads one aborts the process (onnx and onnxruntime 1.31 are built with the assertions of libstdc++).
@@ -26,15 +27,14 @@ from onnx_ir import serde
 
 from ortboost.core.errors import ModelError, first_line
 from ortboost.graph.classic_ml import infer_elementwise
-from ortboost.graph.query import (
-    FLOAT_TYPES,
-    find_schema,
-    input_at,
-    is_standard,
-    known_shape,
-    label,
-    subgraphs,
+from ortboost.graph.inference_model import (
+    SMALL,
+    describe_model,
+    describe_value,
+    take_over,
+    take_type,
 )
+from ortboost.graph.query import find_schema, is_standard, known_shape, label
 from ortboost.graph.structure import walk
 
 __all__ = [
@@ -49,16 +49,9 @@ __all__ = [
 _Lengths: TypeAlias = ChainMap[str, list[int] | None]
 _Reader: TypeAlias = tuple[onnx.NodeProto, _Lengths]
 _log = logging.getLogger(__name__)
-_SMALL = 1000  # bytes of weights whose values inference may need: sizes, axes
 _ROUNDS = 12  # more consecutive elementwise operators of ai.onnx.ml than any known model has
 _HIDDEN = "ortboost.not_yet_inferred"
 _CHAIN = 12  # more Slices, each reading what the one before computed, than any known model has
-# What ONNX's inference, which has no schemas of com.microsoft, has to know of these operators.
-_ELEMENTWISE = {
-    "BiasGelu": "y = Add(x, bias)",
-    **dict.fromkeys(("FastGelu", "Gelu", "QuickGelu"), "y = Identity(x)"),
-}
-_CAST_LIKE = 15  # the first opset with this operator
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -69,9 +62,9 @@ def infer_shapes(model: ir.Model) -> None:
     """
     # infer_elementwise fills in what ONNX cannot infer; then ONNX gets to the next such node.
     for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
-        found = _try_to_infer(_described(model))
+        found = _try_to_infer(describe_model(model))
         if found is not None:
-            _take_over(model.graph, found.graph)
+            take_over(model.graph, found.graph)
         if not infer_elementwise(model):
             break
 
@@ -114,7 +107,7 @@ def check_slices(model: ir.Model) -> None:
     """Raise a ModelError for a model as loaded with a Slice and an output of a negative length."""
     if not any(is_standard(node, "Slice") for node in model.graph.all_nodes()):
         return
-    proto = _described(model)
+    proto = describe_model(model)
     del proto.graph.value_info[:]  # it may be wrong
     found = _try_to_infer(proto)
     if found is None:
@@ -171,7 +164,7 @@ def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]
 
 def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) -> list[int | None]:
     """The shape of an output for these lengths of the inputs; empty if it cannot be inferred."""
-    proto = _described(model)
+    proto = describe_model(model)
     del proto.graph.value_info[:]  # it names dimensions, too
     for info in proto.graph.input:
         for dim in info.type.tensor_type.shape.dim:
@@ -199,9 +192,9 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
     for value in node.inputs:
         if value is not None and value.type is not None:
             info = onnx.ValueInfoProto()
-            _describe(info, value)
+            describe_value(info, value)
             types[info.name] = info.type
-            if (tensor := value.const_value) is not None and tensor.nbytes <= _SMALL:
+            if (tensor := value.const_value) is not None and tensor.nbytes <= SMALL:
                 data[info.name] = serde.serialize_tensor(tensor)
     try:
         found = onnx.shape_inference.infer_node_outputs(
@@ -212,7 +205,7 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
     for value in node.outputs:
         if value.name in found:
             shape = value.shape
-            _take_type(value, found[value.name])
+            take_type(value, found[value.name])
             value.shape = value.shape if shape is None else shape  # its names say more
     return None
 
@@ -287,130 +280,3 @@ def _lengths(graph: onnx.GraphProto, outer: _Lengths | None = None) -> Iterator[
         yield node, lengths
         for subgraph in walk.subgraphs(node):
             yield from _lengths(subgraph, lengths)
-
-
-def _described(model: ir.Model) -> onnx.ModelProto:
-    """Serialize the graph with weights as inputs; only small weights keep their values."""
-    graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
-    for domain, version in model.opset_imports.items():
-        proto.opset_import.add(domain=domain, version=version)
-    for function in model.functions.values():
-        serde.serialize_function_into(proto.functions.add(), function)
-    if "com.microsoft" in model.opset_imports and not model.functions:
-        proto.functions.extend(_elementwise())
-    given = {value.name for value in graph.inputs}  # old files list their weights there, too
-    for value in graph.inputs:
-        _describe(proto.graph.input.add(), value)
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        # onnxruntime.transformers transposes weights and leaves the shapes that torch noted.
-        if tensor is not None and known_shape(value) != (shape := tuple(tensor.shape.numpy())):
-            value.shape = ir.Shape(shape)
-        if tensor is not None and value.dtype is None:
-            value.dtype = tensor.dtype
-        if value.name not in given:
-            _describe(proto.graph.input.add(), value)
-        if tensor is not None and tensor.nbytes <= _SMALL:
-            tensor.name = value.name  # the serializer writes the tensor's own name
-            serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
-    examples: set[int] = set()
-    for node in graph:
-        made = proto.graph.node.add()
-        serde.serialize_node_into(made, node)
-        if _casts_floats(node) and model.opset_imports.get("", 0) >= _CAST_LIKE:
-            examples.add(_cast_by_example(made))
-        for value in node.outputs:
-            if value.name and value.type is not None and not value.is_graph_output():
-                _describe(proto.graph.value_info.add(), value)
-    for value in graph.outputs:
-        _describe(proto.graph.output.add(), value)
-    for dtype in examples:
-        info = onnx.helper.make_tensor_value_info(_example(dtype), dtype, [])
-        proto.graph.input.append(info)
-    return proto
-
-
-def _casts_floats(node: ir.Node) -> bool:
-    x = input_at(node, 0) if is_standard(node, "Cast") else None
-    # As a number: that of a damaged file may be no type.
-    floats = x is not None and x.dtype in FLOAT_TYPES
-    return floats and node.attributes.get_int("to", 1) in FLOAT_TYPES
-
-
-def _cast_by_example(node: onnx.NodeProto) -> int:
-    """Make a Cast a CastLike, whose value onnx does not propagate; returns the type.
-
-    From the length of a vector alone, it would propagate a placeholder for each element: for the
-    gradient of a max pooling, 25 million of them, which takes seconds and gigabytes.
-    """
-    to = int(next(attribute.i for attribute in node.attribute if attribute.name == "to"))
-    node.op_type = "CastLike"
-    node.input.append(_example(to))
-    del node.attribute[:]
-    return to
-
-
-def _example(dtype: int) -> str:
-    return f"ortboost/example/{dtype}"
-
-
-@functools.cache
-def _elementwise() -> tuple[onnx.FunctionProto, ...]:
-    """Operators of com.microsoft as functions with the shape of their result."""
-    header = '<domain: "com.microsoft", opset_import: ["" : 18]>'
-    return tuple(
-        onnx.parser.parse_function(f"{header} {name} (x, bias) => (y) {{ {body} }}")
-        for name, body in _ELEMENTWISE.items()
-    )
-
-
-def _describe(info: onnx.ValueInfoProto, value: ir.Value) -> None:
-    """Name, type and shape of a value."""
-    if not isinstance(value.type, ir.TensorType):
-        serde.serialize_value_into(info, value)
-        return
-    info.name = value.name or ""
-    info.type.tensor_type.elem_type = value.type.dtype.value
-    if value.shape is None:
-        return
-    shape = info.type.tensor_type.shape
-    shape.SetInParent()  # a scalar has a shape without dimensions, not no shape
-    for dim in known_shape(value) or ():
-        made = shape.dim.add()
-        if isinstance(dim, int):
-            made.dim_value = dim
-        elif dim is not None:
-            made.dim_param = dim
-
-
-def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
-    """Copy the inferred shapes and types of tensors, including those in subgraphs."""
-    infos = {info.name: info for info in (*found.input, *found.value_info, *found.output)}
-    values = [*graph.inputs, *graph.initializers.values()]
-    # Inference keeps the nodes and their order.
-    for node, made in zip(graph, found.node, strict=True):
-        values += node.outputs
-        for inner, described in zip(subgraphs(node), walk.subgraphs(made), strict=True):
-            _take_over(inner, described)
-    for value in values:
-        info = infos.get(value.name or "")
-        if info is not None:
-            _take_type(value, info.type)
-
-
-def _take_type(value: ir.Value, found: onnx.TypeProto) -> None:
-    """Copy the inferred shape and type of a tensor."""
-    if not found.HasField("tensor_type"):
-        return
-    tensor = found.tensor_type
-    if tensor.elem_type and tensor.elem_type != value.dtype:
-        value.type = ir.TensorType(ir.DataType(tensor.elem_type))  # clones share the old one
-    if tensor.HasField("shape"):
-        dims = tuple(_dim(dim) for dim in tensor.shape.dim)
-        if dims != known_shape(value):
-            value.shape = ir.Shape(dims)
-
-
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    kind = dim.WhichOneof("value")
-    return None if kind is None else getattr(dim, kind)

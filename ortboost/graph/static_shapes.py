@@ -191,7 +191,7 @@ def _cone(value: ir.Value) -> int:
         if node is None or id(node) in gone:
             continue
         users = [usage.node for out in node.outputs for usage in out.uses()]
-        if gone and any(id(user) not in gone for user in users):  # not asked of the first node
+        if gone and any(id(user) not in gone for user in users):  # does not apply to the first node
             continue
         if is_standard(node, *_COMPUTING, "Equal"):
             gone.add(id(node))

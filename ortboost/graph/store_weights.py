@@ -53,8 +53,8 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
     """Precompute tensors that depend only on constants, and move weights out of branches, in place.
 
     Constants of the model are initializers, and its shapes inferred. What is computed from the
-    tensors of the names ``keep``, which the user selects, stays computed. The report has the
-    tensors computed, moved or copied, and those too large. The rewrite is idempotent.
+    tensors of the names ``keep``, which the user selects, stays computed. The rewrite is
+    idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -75,10 +75,12 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
         # Only float results can be weights; the statistics may need integers, too, such as shapes.
-        computable = node in statistics or all(_is_constant(value, keep) for value in node.inputs)
-        if not computable or not is_standard(node, *_OPERATORS):
+        if node not in statistics and not (
+            all(_is_constant(value, keep) for value in node.inputs)
+            and any(out.dtype in FLOAT_TYPES for out in node.outputs)
+        ):
             continue
-        if not any(out.dtype in FLOAT_TYPES for out in node.outputs) and node not in statistics:
+        if not is_standard(node, *_OPERATORS):
             continue
         shapes = [static_shape(out) for out in node.outputs]
         if any(id(out) in outputs for out in node.outputs) or None in shapes:
@@ -110,11 +112,9 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
     weights = [name for name in made if name in model.graph.initializers]
     if weights:
         operators = ", ".join(sorted(set(made.values())))
-        count = count_of(len(weights), "tensor")
-        more = "" if len(weights) == 1 else ", ..."
         report.notes.append(
-            f"stored {count} that the model computes from constants ({operators}): "
-            f"'{weights[0]}'{more}"
+            f"stored {count_of(len(weights), 'tensor')} that the model computes from constants "
+            f"({operators}): '{weights[0]}'{', ...' if len(weights) > 1 else ''}"
         )
     # Those left over: others were only steps on the way to them.
     report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}

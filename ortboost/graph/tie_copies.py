@@ -62,8 +62,8 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
     builder = Builder(model.graph, "tied")
     named, earlier = _Index(list), _Index(list)
     tied: dict[ir.Value, ir.Value] = {}
-    # A copy made by torch's exporters may be used before the parameter itself, so all of these are
-    # known first. In other files, only the order of use tells the copy from its source.
+    # A copy made by torch's exporters may be used before the parameter itself, so parameters are
+    # collected first. In other files, the tensor that is used first counts as the source.
     for value in stored:
         if origin_of(value).kind in _NAMED:
             named[_key(_array(value))].append(value)
@@ -151,7 +151,7 @@ def _of_one_parameter(copy: ir.Value, source: ir.Value) -> bool:
 
 
 def _captured(copy: ir.Value, source: ir.Value) -> bool:
-    """Whether one of two tensors that names do not tell apart was in the body of a loop."""
+    """Whether one of two tensors of unknown origin was in the body of a loop."""
     unknown = origin_of(copy).kind == origin_of(source).kind == "unknown"
     return unknown and (MOVED in copy.meta or MOVED in source.meta)
 

@@ -5,10 +5,10 @@ export, float16 converters, scientific code) is the same network with other roun
 
     W: float16 -> float32,  x: float16 -> float32,  Cast(to=float16) -> Cast(to=float32)
 
-Each value of the type gets the type float32: inputs, results, weights, constants, and what nodes
-are told to return. A constant that float32 cannot hold becomes the nearest number that it can,
-neither an infinity nor 0: the smallest float64 marks masked positions, where a sum of two
-infinities would be NaN; tiny ones guard divisions.
+Each value of the type gets the type float32: inputs, results, weights, constants, and results whose
+type an attribute of the node sets. A constant that float32 cannot hold becomes the nearest number
+that it can, neither an infinity nor 0: the smallest float64 marks masked positions, where a sum of
+two infinities would be NaN; tiny ones guard divisions.
 """
 
 from __future__ import annotations

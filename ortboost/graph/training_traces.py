@@ -1,4 +1,4 @@
-"""What a network does in training and its ONNX file does not, as far as the file tells.
+"""What a network does in training and its ONNX file does not, found by traces in the file.
 
 torch's dynamo exporter stores with each node the call that it was written for and the lines of code
 that led there, and with the graph the tensors that ``forward`` changes in place. From these:
@@ -6,7 +6,7 @@ that led there, and with the graph the tensors that ``forward`` changes in place
 - ``tensor.detach()``, see :func:`ortboost.graph.reach.stops_gradient`;
 - a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
-  the vectors of a spectral norm, which names tell, too. Those of BatchNormalization do change;
+  the vectors of a spectral norm (also found by their names). Those of BatchNormalization do change;
 - ``nn.Embedding(scale_grad_by_freq=True)``;
 - blocks such as ``torch.no_grad()``, whose code ``torch.export`` generates, where a gradient flows
   through to parameters that are read outside, too (:mod:`ortboost.graph.parameters` doubts others).
@@ -97,8 +97,8 @@ _NOTES = {
 def find_training_traces(model: ir.Model) -> Report:
     """What becomes of values that the network detaches, and notes on what the file lacks.
 
-    The model, as loaded, is changed in place where an embedding shortens its rows, and where only a
-    name tells that a gradient stops.
+    The model, as loaded, is changed in place where an embedding shortens its rows, and where
+    the only trace of a stopped gradient is a name.
     """
     report = Report("training_traces")
     found: defaultdict[str, set[str]] = defaultdict(set)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ortboost.graph.bodies import states_of
 from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of, source_before, subgraphs
-from ortboost.graph.reach import STOPS, ancestors
+from ortboost.graph.reach import CONTROLS, STOPS, ancestors
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
 
@@ -58,15 +58,12 @@ _WEIGHTS = {
 _RECURRENT = ("LSTM", "GRU", "RNN")
 # Inputs that configure an operator; never learned.
 _SETTINGS = {
-    "BatchNormalization": (3, 4),
-    "CastLike": (1,),
+    **CONTROLS,
     "Clip": (1, 2),
-    "Dropout": (1, 2),
     "NegativeLogLikelihoodLoss": (2,),
     "Pad": (1, 2),
     "Pow": (1,),
     "Resize": (1, 2, 3),
-    "Upsample": (1,),
     "OneHot": (2,),
     "SoftmaxCrossEntropyLoss": (2,),
     "Range": (0, 1, 2),

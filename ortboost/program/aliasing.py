@@ -1,8 +1,8 @@
 """Proof on the graph that states may be updated in place.
 
 Binding the input `S` and the output `next(S)` to one buffer saves the second copy of the state. The
-runtime's memory planner does not know about this: a node that still has to read `S` may run after
-the one that writes `next(S)`, and training is silently wrong. It is safe if
+runtime's memory planner does not take this into account: a node that reads `S` may run after the
+one that writes `next(S)`, and training is silently wrong. It is safe if
 
 1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside
    `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts (not by a Shape
@@ -25,7 +25,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.query import is_standard, subgraphs
-from ortboost.graph.reach import values_read
+from ortboost.graph.reach import ancestors, values_read
 from ortboost.program.catalogue import Catalogue
 
 __all__ = ["in_place_states"]
@@ -38,15 +38,7 @@ _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "D
 
 
 def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
-    """Find the states whose input and next output may share one buffer.
-
-    Args:
-        model: A step graph.
-        catalogue: Its catalogue.
-
-    Returns:
-        Names of the states.
-    """
+    """Find the states of a step graph whose input and next output may share one buffer, by name."""
     inputs = {value.name: value for value in model.graph.inputs}
     outputs = {value.name: value for value in model.graph.outputs}
     before: dict[ir.Node, set[ir.Node]] = {}  # writer to its ancestors
@@ -60,7 +52,7 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
         if writer is None or not (writer.op_type == "If" or _scatters(writer, source)):
             continue
         if writer not in before:
-            before[writer] = _ancestors(writer, model.graph)
+            before[writer] = _run_before(writer)
         if _readers_precede(source, writer, before[writer]) and all(
             _branch_is_safe(branch, target.index() or 0, source) for branch in subgraphs(writer)
         ):
@@ -74,19 +66,10 @@ def _scatters(node: ir.Node, source: ir.Value) -> bool:
     return is_standard(node, "ScatterND") and [usage.idx for usage in uses] == [0]
 
 
-def _ancestors(node: ir.Node, graph: ir.Graph) -> set[ir.Node]:
-    """The nodes of ``graph`` that must run before a node starts."""
-    found: set[ir.Node] = set()
-    pending = values_read(node)
-    while pending:
-        producer = pending.pop().producer()
-        if producer is None or producer in found or producer.graph is not graph:
-            continue
-        found.add(producer)
-        # A runtime folds a length that it knows: what has this length may run at any time.
-        if not is_standard(producer, "Shape", "Size"):
-            pending += values_read(producer)
-    return found
+def _run_before(node: ir.Node) -> set[ir.Node]:
+    """The nodes that must run before a node starts."""
+    # A runtime folds a known length: the node that the length is of may run at any time.
+    return ancestors(values_read(node), past=lambda other: not is_standard(other, "Shape", "Size"))
 
 
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:
@@ -125,4 +108,4 @@ def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
     in_order = producer.op_type in _ELEMENTWISE or _scatters(producer, source)
     if producer in readers and not in_order:
         return False
-    return readers <= {producer, *_ancestors(producer, branch)}
+    return readers <= {producer, *_run_before(producer)}

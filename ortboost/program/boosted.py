@@ -27,16 +27,9 @@ SCALE_GROUPS_GIVEN = "the loss scale defines its own groups"
 
 
 def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, Report]:
-    """Add the enabled boosts to a configuration.
+    """Add the enabled boosts to a configuration; the report has what became of each.
 
     Boosts that the configuration already has are kept: its freeze, accumulation or centralization.
-
-    Args:
-        config: The configuration.
-        boost: The boosts, see :func:`ortboost.program.boost_config.resolve_boost`.
-
-    Returns:
-        The new configuration, and a report of each boost.
 
     Raises:
         ConfigError: ``dim_reduce`` without components, or ``loss_scale_group`` without a grouped
@@ -98,11 +91,7 @@ def split_settings(
 
 
 def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> ProgramConfig:
-    """Set single keys of parts of a configuration.
-
-    Args:
-        config: The configuration.
-        sets: Pairs such as ``("centralize.multiple_of", 1)``; a missing part is created.
+    """Set single keys of parts of a configuration; a missing part is created.
 
     Raises:
         ConfigError: An unknown part or key, or an invalid value.

@@ -42,14 +42,10 @@ class Chosen:
 
 
 def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
-    """Prepare a model for the first engine that can differentiate it.
+    """Prepare a copy of a model for the first engine that can differentiate it.
 
-    Args:
-        source: The model; it is not changed.
-        config: The configuration; an ``engine`` other than ``auto`` is the only candidate.
-
-    Returns:
-        The choice. If every engine has blockers, the first engine with its blockers.
+    An ``engine`` of the configuration other than ``auto`` is the only candidate. If every engine
+    has blockers, the result is the first engine with its blockers.
 
     Raises:
         DependencyError: No engine can run here.

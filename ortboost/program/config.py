@@ -303,11 +303,7 @@ def step_plan(config: ProgramConfig, graphs: Collection[str]) -> NDArray[np.int6
     """The index of the step graph for each update, int64 ``[period]``; the plan repeats.
 
     It is indexed by the number of applied updates: a resumed run continues with the same groups,
-    and an overflow retries the same group.
-
-    Args:
-        config: The configuration.
-        graphs: Names of the graphs of the program.
+    and an overflow retries the same group. ``graphs`` are the names of the graphs of the program.
 
     Example:
         >>> step_plan(ProgramConfig(), ["step"])

@@ -141,14 +141,9 @@ def _read(name: str, config: Any) -> Any:
 
 
 def join_boosts(boosts: Iterable[Boost], given: Mapping[str, Any]) -> tuple[Boost, ...]:
-    """Combine boosts with former fields, which replace corresponding boosts.
+    """All boosts in the order in which they act: boosts in any order, and former fields.
 
-    Args:
-        boosts: Boosts, in any order.
-        given: Former field to its value.
-
-    Returns:
-        All boosts in the order in which they act, including a loss scale.
+    A former field replaces the corresponding boost. If there is no loss scale, one is added.
 
     Raises:
         ConfigError: ``boosts`` contains other objects, or boosts that exclude each other.

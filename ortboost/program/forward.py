@@ -60,11 +60,7 @@ class Forward:
 
 
 def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
-    """Attach the loss, set training mode, and choose the trained parameters.
-
-    Args:
-        network: The network; its model is changed in place.
-        config: The configuration.
+    """Attach the loss, set training mode, and choose the trained parameters, in place.
 
     Raises:
         ModelError: A rewrite rejects the model, or no batch fits an input.

@@ -238,5 +238,4 @@ def _zero_sum(b: Builder, value: ir.Value, name: str) -> ir.Value:
 
 
 def _is_zero(b: Builder, sums: Sequence[ir.Value]) -> ir.Value:
-    total = b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
-    return b.op("Equal", total, b.const(0.0), shape=())
+    return b.op("Equal", b.combined("Sum", sums, shape=()), b.const(0.0), shape=())

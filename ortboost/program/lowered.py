@@ -82,10 +82,7 @@ class Lowered:
 def lower_forward(forward: Forward, config: ProgramConfig, engine: Engine) -> Lowered:
     """Let boosts rewrite the forward graph, decompose it, turn weights into inputs, scale the loss.
 
-    Args:
-        forward: The forward graph; its model is changed in place.
-        config: The configuration.
-        engine: The engine.
+    The model of the forward graph is changed in place.
     """
     model, loss, trained = forward.model, forward.loss, forward.trained
     log = RewriteLog(model, forward.reports)
@@ -152,7 +149,7 @@ def lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
 def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
     """Rename new buffer values: they become the next state only if the step is not skipped."""
     renamed = {}
-    made = {output.name: output for node in model.graph for output in node.outputs}
+    made = values_by_name(model.graph)
     for buffer, name in next_of.items():
         made[name].name = renamed[buffer] = f"{names.RAW}{buffer}"
     return renamed

@@ -68,12 +68,9 @@ PROMISED = "promised"
 
 
 def slot_name(slot: str, parameter: str, group: int = 0) -> str:
-    """The name of the state that an optimizer keeps for a parameter.
+    """The name of the state that an optimizer keeps for a parameter, in a slot of this name.
 
-    Args:
-        slot: Name of the slot.
-        parameter: Name of the parameter.
-        group: Number of the freeze group that the state belongs to.
+    ``group`` is the number of the freeze group that the state belongs to.
 
     Example:
         >>> slot_name("momentum", "fc1.weight")
@@ -105,11 +102,7 @@ def group_step(group: int) -> str:
 
 
 def graph_name(kind: str, group: int = 0) -> str:
-    """Name of a graph of a program.
-
-    Args:
-        kind: ``step`` or ``flush``.
-        group: Number of the freeze group that it trains.
+    """Name of the graph, a ``step`` or ``flush``, that trains a freeze group.
 
     Example:
         >>> graph_name("step"), graph_name("step", 2)

@@ -59,13 +59,10 @@ def read_network(
     *,
     widened: Collection[ir.DataType] = (),
 ) -> Network:
-    """Normalize a model, replace its head, and let boosts rewrite the network.
+    """Normalize a model as loaded, replace its head, and let boosts rewrite the network, in place.
 
-    Args:
-        model: The model as loaded; changed in place.
-        config: The configuration.
-        engine: The engine that will differentiate; it decides the opset.
-        widened: Floating-point types of the model that become float32.
+    The engine decides the opset; ``widened`` are floating-point types of the model that become
+    float32.
 
     Raises:
         ModelError: A rewrite rejects the model.

@@ -56,15 +56,7 @@ class StepState:
         *,
         sharded: bool = False,
     ) -> None:
-        """Declare a state.
-
-        Args:
-            name: Its name.
-            kind: See :class:`~ortboost.program.catalogue.StateEntry`.
-            initial: Its initial value.
-            role: See :class:`~ortboost.program.catalogue.StateEntry`.
-            sharded: Whether each process holds some of the rows.
-        """
+        """Declare a :class:`~ortboost.program.catalogue.StateEntry` and its initial value."""
         array = np.asarray(initial)
         shape = (None, *array.shape[1:]) if sharded else array.shape
         self.input(name, ir.DataType.from_numpy(array.dtype), shape)
@@ -194,6 +186,6 @@ class ParameterUpdate:
         if rows is None:
             return value
         b = self._b
-        # ScatterND wants a list of coordinates, here of one: [rows] -> [rows, 1].
+        # ScatterND needs coordinates, here one for each row: [rows] -> [rows, 1].
         places = b.shared(("places", rows.name), lambda: b.op("Unsqueeze", rows, b.ints(1)))
         return b.op("ScatterND", old, places, value, shape=old.shape)

@@ -14,16 +14,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -41,13 +38,21 @@ from ortboost.core.files import (
 )
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.core.tensor_file import Selection, TensorFile, form_of, pieces_of, write_tensors
+from ortboost.core.tensor_file import Selection, write_tensors
 from ortboost.core.version import __version__
 from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
+from ortboost.program.digests import (
+    EVALUATION,
+    Digests,
+    digest_graphs,
+    digest_settings,
+    digest_state,
+)
 from ortboost.program.names import STEP_GRAPH, slot_parameter
+from ortboost.program.state_file import check_state, read_tensors
 
 __all__ = [
     "EVAL",
@@ -55,33 +60,16 @@ __all__ = [
     "STATE",
     "STEP",
     "Program",
-    "check_state",
     "is_part",
-    "read_tensors",
 ]
 
 MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
 _FORMAT = 1
 # Names of graphs; no others are read from a manifest, because they become part of a path.
 _GRAPH = re.compile(r"(step|flush)(\.\d+)?|trial|accept")
-_GRAPHS, _EVAL = "graphs", "eval"  # of the state of a pickle
+_GRAPHS = "graphs"  # of the state of a pickle
 _NO_GRAPHS = {"step": None, "evaluation": None, "variants": None}
 _OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
-
-
-@dataclass(frozen=True)
-class _Digests:
-    """Digests of the graphs of a program.
-
-    Args:
-        fingerprint: Of all steps and the catalogue.
-        evaluation: Of the evaluation graph.
-        around: Graph to that of its opsets, functions and metadata.
-    """
-
-    fingerprint: str
-    evaluation: str
-    around: Mapping[str, str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,14 +119,18 @@ class Program(Shown):
     # following these links through a long graph exceeds Python's recursion limit.
 
     def __getstate__(self) -> dict[str, Any]:
-        graphs = {**self.graphs, _EVAL: self.evaluation}
+        graphs = {**self.graphs, EVALUATION: self.evaluation}
         data = {name: ir.to_proto(model).SerializeToString() for name, model in graphs.items()}
         return {**self.__dict__, **_NO_GRAPHS, "initial": dict(self.initial), _GRAPHS: data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         data = state.pop(_GRAPHS)
         read = {name: ir.from_proto(onnx.ModelProto.FromString(data[name])) for name in data}
-        graphs = {"step": read.pop(STEP_GRAPH), "evaluation": read.pop(_EVAL), "variants": read}
+        graphs = {
+            "step": read.pop(STEP_GRAPH),
+            "evaluation": read.pop(EVALUATION),
+            "variants": read,
+        }
         self.__dict__.update(state | graphs)
 
     @property
@@ -147,11 +139,7 @@ class Program(Shown):
         return {STEP_GRAPH: self.step, **self.variants}
 
     def catalogue_of(self, graph: str) -> Catalogue:
-        """Inputs, states and outputs of one graph; its states are among those of the program.
-
-        Args:
-            graph: A name from :attr:`graphs`.
-        """
+        """Inputs, states and outputs of one of the :attr:`graphs`."""
         return read_catalogue(self.graphs[graph])
 
     @property
@@ -160,40 +148,11 @@ class Program(Shown):
 
         It covers the catalogue and the nodes, not the initial values.
         """
-        return self._digests(steps_only=True).fingerprint
+        return digest_graphs(self.catalogue, self.graphs).fingerprint
 
     def initial_digest(self, names: Iterable[str] | None = None) -> str:
         """Identifies the initial values of some states, or of all; it reads them."""
-        return _state_digest(self.initial if names is None else Selection(self.initial, names))
-
-    def _digests(
-        self,
-        each: Callable[[str, ir.Model, onnx.ModelProto], None] = lambda *_: None,
-        *,
-        steps_only: bool = False,
-    ) -> _Digests:
-        """Serialize the graphs, ``eval`` among them, and digest them.
-
-        One after the other: weights that are no state, such as quantized ones, are in each.
-
-        Args:
-            each: Called for each graph with its name, model and serialized form.
-            steps_only: Leave ``eval`` out.
-        """
-        catalogue = json.dumps(self.catalogue.to_dict(), sort_keys=True).encode()
-        steps, evaluation = hashlib.sha256(catalogue), ""
-        around: dict[str, str] = {}
-        for name in (*sorted(self.graphs), *(() if steps_only else (_EVAL,))):
-            model = self.evaluation if name == _EVAL else self.graphs[name]
-            proto = ir.to_proto(model)
-            around[name] = _around(proto)
-            digest = hashlib.sha256() if name == _EVAL else steps
-            for piece in _serialized(proto.graph):
-                digest.update(piece)
-            if name == _EVAL:
-                evaluation = digest.hexdigest()[:32]
-            each(name, model, proto)
-        return _Digests(steps.hexdigest()[:32], evaluation, around)
+        return digest_state(self.initial if names is None else Selection(self.initial, names))
 
     @property
     def labels(self) -> str | None:
@@ -264,11 +223,14 @@ class Program(Shown):
             replace_files(made, target, {*former, *dropping})
         return target
 
+    def _digests(self, each: Callable[..., None] = lambda *_: None) -> Digests:
+        return digest_graphs(self.catalogue, self.graphs, self.evaluation, each)
+
     def manifest(self) -> dict[str, Any]:
         """The contents of ``program.json``."""
         return self._manifest(self._digests())
 
-    def _manifest(self, digests: _Digests) -> dict[str, Any]:
+    def _manifest(self, digests: Digests) -> dict[str, Any]:
         return {
             "format": _FORMAT,
             "ortboost": __version__,
@@ -280,10 +242,10 @@ class Program(Shown):
             "initial": self.initial_digest(),
             "models": digests.around,
             "prediction": self.prediction,
-            "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
+            "graphs": {**{name: _file(name) for name in self.graphs}, EVALUATION: EVAL},
             "state": STATE,
             "config": self.config.to_dict(),
-            "settings": _settings_digest(self.config.to_dict()),
+            "settings": digest_settings(self.config.to_dict()),
             "catalogue": self.catalogue.to_dict(),
             "reports": [report.to_dict() for report in self.reports],
         }
@@ -365,7 +327,7 @@ class Program(Shown):
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
                 fix=again,
             )
-        settings = _settings_digest(manifest["config"])
+        settings = digest_settings(manifest["config"])
         if settings != manifest.get("settings", settings):
             raise FileError(
                 "The configuration is not the one that the graphs were built with.",
@@ -415,33 +377,6 @@ def _file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def _serialized(graph: onnx.GraphProto) -> Iterator[bytes]:
-    """The serialized graph in pieces, weight by weight.
-
-    Serialized as a whole, it takes three times its size in addition.
-    """
-    before, after = onnx.GraphProto(), onnx.GraphProto()
-    place = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
-    for known, value in graph.ListFields():
-        part = before if known.number < place else after
-        if known.number == place:
-            continue
-        if isinstance(value, str):
-            setattr(part, known.name, value)
-        else:
-            getattr(part, known.name).extend(value)
-    yield before.SerializeToString(deterministic=True)
-    for tensor in graph.initializer:
-        data = tensor.SerializeToString(deterministic=True)
-        length, varint = len(data), bytearray([place << 3 | 2])  # the tag of a message
-        while length > 0x7F:
-            varint.append(length & 0x7F | 0x80)
-            length >>= 7
-        yield bytes([*varint, length])
-        yield data
-    yield after.SerializeToString(deterministic=True)
-
-
 def _load_part(path: Path) -> ir.Model:
     """Read a graph of a program; if it is damaged, do not advise to give the folder instead."""
     try:
@@ -450,72 +385,3 @@ def _load_part(path: Path) -> ir.Model:
         if error.fix != program_around(path):
             raise
         raise FileError(error.what, where=error.where, fix="Convert the model again.") from error
-
-
-def _around(proto: onnx.ModelProto) -> str:
-    """Digest of a graph's opsets, functions, and metadata including the catalogue."""
-    around = {
-        "opsets": sorted((entry.domain, entry.version) for entry in proto.opset_import),
-        "metadata": sorted((entry.key, entry.value) for entry in proto.metadata_props),
-        "functions": [f.SerializeToString(deterministic=True).hex() for f in proto.functions],
-    }
-    return hashlib.sha256(json.dumps(around).encode()).hexdigest()[:32]
-
-
-def _settings_digest(config: Any) -> str:
-    """Digest of a configuration without learning rates, which the graphs do not contain."""
-    if isinstance(config, Mapping):
-        config = {**config, "learning_rate": None}
-        # Whether a group has a rate is in the graph, as an input; which rate it is, is not.
-        groups = config.get("groups") or ()
-        config["groups"] = [
-            {**group, "learning_rate": group.get("learning_rate") is None} for group in groups
-        ]
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _state_digest(state: Mapping[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(name.encode())
-        for piece in pieces_of(state, name):
-            digest.update(piece.view(np.uint8).data)
-    return digest.hexdigest()[:32]
-
-
-def read_tensors(path: str | os.PathLike[str]) -> TensorFile:
-    """Open a safetensors file; each tensor is read on access.
-
-    Raises:
-        FileError: The file is missing or damaged.
-    """
-    try:
-        return TensorFile(path)
-    except (OSError, ValueError) as error:
-        raise FileError(
-            "A tensor file cannot be read.",
-            where=f"{path}: {error}",
-            fix="Restore it, or convert the model again.",
-        ) from error
-
-
-def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, where: str) -> None:
-    """Check that a state has exactly the tensors of the catalogue.
-
-    Raises:
-        FileError: Tensors are missing or superfluous, or have another shape or dtype.
-    """
-    expected = {entry.name: (entry.shape, entry.dtype) for entry in catalogue.state}
-    for name in [*expected, *state]:
-        if name not in state or name not in expected:
-            problem = "is missing" if name not in state else "does not belong to this program"
-        elif (found := form_of(state, name)) != expected[name]:
-            (shape, dtype), (wanted, kind) = found, expected[name]
-            problem = f"is {dtype}{list(shape)}, {kind}{list(wanted)} is expected"
-        else:
-            continue
-        raise FileError(
-            f"The state does not fit the program: '{name}' {problem}.",
-            where=where,
-            fix="Use the state of this program.",
-        )

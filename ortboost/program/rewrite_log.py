@@ -33,9 +33,8 @@ class RewriteLog:
     def add(self, *reports: Report | None, by: str = "") -> None:
         """Add the reports of a rewrite that just ran, and check the graph.
 
-        Args:
-            reports: The reports; a boost that did nothing may return ``None``.
-            by: Name of the rewrite for an invalid graph; that of the last report if not given.
+        A boost that did nothing may return ``None``. ``by`` names the rewrite if it leaves an
+        invalid graph; by default it is that of the last report.
 
         Raises:
             OrtBoostError: See :func:`ortboost.graph.checked_rewrites.check_rewritten`.

@@ -64,14 +64,9 @@ class Segment:
 def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> list[list[str]]:
     """Divide gradients into groups of about equal size, in the order in which they become ready.
 
-    Args:
-        model: The gradient graph.
-        sizes: Name of an output to its size in bytes.
-        number: Number of groups. There are fewer if there are fewer gradients, and only one if the
-            graph has operators with data-dependent shapes, which must not pass between segments.
-
-    Returns:
-        The names of the outputs of each group.
+    ``sizes`` has the size of each gradient in bytes. There are fewer groups if there are fewer
+    gradients, and only one if the graph has operators with data-dependent shapes, whose results
+    must not pass between segments.
     """
     if min(number, len(sizes)) < 2 or any(
         node.op_type in UNKNOWN_SIZES for node in model.graph.all_nodes()
@@ -94,15 +89,10 @@ def order_gradients(model: ir.Model, sizes: Mapping[str, int], number: int) -> l
 
 
 def order_exchanges(model: ir.Model, exchanged: Iterable[str]) -> list[list[str]]:
-    """Divide exchange points into levels that can be summed together.
+    """Divide exchange points of a gradient graph into levels that can be summed together, in order.
 
-    Args:
-        model: The gradient graph: the values of the process are outputs ``X/cut``, the sums over
-            the processes inputs ``X``.
-        exchanged: The names ``X``.
-
-    Returns:
-        The names of each level, in order.
+    The values of the process are outputs ``X/cut``, the sums over the processes inputs ``X``;
+    ``exchanged`` are the names ``X``, and so are the results.
     """
     pending = list(exchanged)
     if not pending:
@@ -126,13 +116,8 @@ def place_gradients(
 ) -> list[list[list[str]]]:
     """The groups of gradients of each segment: the first after which all of a group are ready.
 
-    Args:
-        model: The gradient graph.
-        levels: The result of :func:`order_exchanges`.
-        groups: The result of :func:`order_gradients`.
-
-    Returns:
-        For each level, and the last segment, a list of groups, possibly empty.
+    ``levels`` are those of :func:`order_exchanges`, ``groups`` those of :func:`order_gradients`.
+    The result has a list of groups, possibly empty, for each level and for the last segment.
     """
     needs = _needs(model.graph)
     made = {value.name: value for value in model.graph.outputs}
@@ -167,37 +152,16 @@ def cut_segments(
         >>> [(s.passed_in, s.passed_on) for s in cut_segments(model, [["soon"], ["late"]])]
         [((), ('h',)), (('h',), ())]
     """
-    # Sort the nodes, and keep apart what is reduced in place.
     model = model.clone()
     graph = model.graph
     graph.sort()
     outputs = {value.name: value for value in graph.outputs if value.name}
     copies = _part_readers(graph, [outputs[name] for group in groups for name in group])
-    needs = _needs(graph)
-    nodes = list(graph)
-    place = {node: i for i, node in enumerate(nodes)}
-    # Bit i of a mask is node i; `upto[i]` are the nodes of the segments 0 to i.
-    reached, upto = 0, []
-    if draws_first:  # in one order; draws without inputs are no constants
-        drawn = [node for node in nodes if is_random(node)]
-        reached = _union(needs[node] | 1 << place[node] for node in drawn)
-    for group in groups:
-        for name in group:
-            reached |= needs[_producer(outputs[name])]
-        for copy, source in copies.items():  # before the gradient is sent
-            reached |= (reached >> place[source] & 1) << place[copy]
-        upto.append(reached)
-    # Nodes that no group needs are left to the last segment.
-    upto[-1] = (1 << len(nodes)) - 1
-
-    def segment_of(node: ir.Node) -> int:
-        return next(i for i, mask in enumerate(upto) if mask >> place[node] & 1)
-
+    ends = [[_producer(outputs[name]) for name in group] for group in groups]
+    segment_of = _segments_of(graph, ends, copies, draws_first=draws_first)
     # What passes between segments: values made in one and read in a later one, but no constants.
-    fixed = _fixed(nodes)
     last_read: dict[ir.Value, int] = {}
-    for node in nodes:
-        number = segment_of(node)
+    for node, number in segment_of.items():
         for value in values_read(node):
             last_read[value] = max(number, last_read.get(value, 0))
     # Outputs of no group go to the first segment that has everything they need.
@@ -205,10 +169,9 @@ def cut_segments(
     chosen = {name for group in final for name in group}
     for name, value in outputs.items():
         if name not in chosen:
-            final[segment_of(_producer(value))].add(name)
-    made = [
-        (segment_of(node), value) for node in nodes if node not in fixed for value in node.outputs
-    ]
+            final[segment_of[_producer(value)]].add(name)
+    fixed = _fixed(list(segment_of))
+    made = [(i, v) for node, i in segment_of.items() if node not in fixed for v in node.outputs]
     found = []
     for i in range(len(groups)):
         passed_on = [v for at, v in made if at == i < last_read.get(v, -1)]
@@ -226,6 +189,36 @@ def cut_segments(
             )
         )
     return found
+
+
+def _segments_of(
+    graph: ir.Graph,
+    ends: Sequence[Sequence[ir.Node]],
+    copies: Mapping[ir.Node, ir.Node],
+    *,
+    draws_first: bool,
+) -> dict[ir.Node, int]:
+    """The segment of each node, in graph order: the first one that needs it.
+
+    ``ends`` are the nodes that compute the outputs of each segment, ``copies`` the nodes that have
+    to run in the segment of another.
+    """
+    needs, place = _needs(graph), {node: i for i, node in enumerate(graph)}
+    # Bit i of a mask is node i; `upto[i]` are the nodes of the segments 0 to i.
+    reached, upto = 0, []
+    if draws_first:  # in one order; draws without inputs are no constants
+        reached = _union(needs[node] for node in graph if is_random(node))
+    for nodes in ends:
+        reached |= _union(needs[node] for node in nodes)
+        for copy, source in copies.items():  # before the gradient is sent
+            reached |= (reached >> place[source] & 1) << place[copy]
+        upto.append(reached)
+    # Nodes that no segment needs are left to the last one.
+    upto[-1] = (1 << len(place)) - 1
+    return {
+        node: next(number for number, mask in enumerate(upto) if mask >> i & 1)
+        for node, i in place.items()
+    }
 
 
 def _producer(value: ir.Value) -> ir.Node:
@@ -277,7 +270,7 @@ def _part_readers(graph: ir.Graph, gradients: Sequence[ir.Value]) -> dict[ir.Nod
     """Let nodes that read a gradient read a copy: the gradient itself is reduced in place.
 
     Returns:
-        The node of each copy, and the producer of its gradient.
+        The node that makes each copy, to the producer of its gradient.
     """
     found = {}
     for value in gradients:

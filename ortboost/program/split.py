@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -142,10 +142,8 @@ def split_program(program: Program) -> dict[str, SplitStep]:
 def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
     """Write the two graphs of each step, for use in other programs without ortboost.
 
-    Args:
-        program: The program.
-        folder: Folder for ``gradients.onnx``, ``update.onnx`` (``gradients.1.onnx``, ... with
-            gradient freeze), for example that of the program.
+    The files are ``gradients.onnx`` and ``update.onnx`` (``gradients.1.onnx``, ... with gradient
+    freeze) in the folder, for example that of the program.
 
     Raises:
         FileError: The files cannot be written.
@@ -195,6 +193,46 @@ def split_step(
     made = {o.name: o for node in step.graph for o in node.outputs if o.name}
     values = _values_to_cut(made, catalogue, accumulates=accumulates, joins=joins, search=search)
     cut = [*values.gradients, *values.means, *values.zeros, *values.raw]
+    gradients, exchanged = _gradients_graph(step, catalogue, made, cut)
+    update = _update_graph(step, catalogue, made, cut)
+    specs = _specs(gradients.graph.outputs)
+    kept = [*values.gradients, *values.raw] if accumulates else values.raw
+    return SplitStep(
+        gradients,
+        update,
+        summed=tuple(specs[name] for name in values.gradients if name not in kept),
+        averaged=tuple(specs[name] for name in values.means),
+        checks=tuple(specs[name] for name in values.zeros),
+        kept=tuple(specs[name] for name in kept),
+        exchanged=exchanged,
+    )
+
+
+def _gradients_graph(
+    step: ir.Model, catalogue: Catalogue, made: Mapping[str, ir.Value], cut: Sequence[str]
+) -> tuple[ir.Model, tuple[TensorSpec, ...]]:
+    """All that the cut values and the reported outputs need; and its exchange points."""
+    shown = [spec.name for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
+    early = ancestors([made[name] for name in (*cut, *shown)])
+    points = [name for name in _exchange_points(step) if made[name].producer() in early]
+    graph = slice_step(step, [*shown, *cut, *points], points)
+    received = _specs(graph.graph.inputs)
+    exchanged = tuple(received[name] for name in points)
+    own = dataclasses.replace(
+        catalogue,
+        batch=(*catalogue.batch, *exchanged),
+        hyper=(),
+        state=_read(graph, [dataclasses.replace(e, next=None) for e in catalogue.state]),
+        outputs=tuple(_specs(graph.graph.outputs).values()),
+    )
+    stamp(graph, GRADIENTS_GRAPH, own)
+    return graph, exchanged
+
+
+def _update_graph(
+    step: ir.Model, catalogue: Catalogue, made: Mapping[str, ir.Value], cut: Sequence[str]
+) -> ir.Model:
+    """The rest of the step, from the cut values on."""
     # With accumulation, what the second `If` writes is left to the flush graph.
     gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
     entries = tuple(
@@ -203,50 +241,28 @@ def split_step(
         else entry
         for entry in catalogue.state
     )
-    # The first graph: all that the cut values and the reported outputs need.
-    shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
-    early = ancestors([made[name] for name in (*cut, *(spec.name for spec in shown))])
-    exchanged = [name for name in _exchange_points(step) if made[name].producer() in early]
-    first = slice_step(step, [*(spec.name for spec in shown), *cut, *exchanged], exchanged)
-    received = {value.name: TensorSpec.of(value) for value in first.graph.inputs}
-    specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
-    first_catalogue = dataclasses.replace(
-        catalogue,
-        batch=(*catalogue.batch, *(received[name] for name in exchanged)),
-        hyper=(),
-        state=_read(first, [dataclasses.replace(e, next=None) for e in catalogue.state]),
-        outputs=tuple(specs.values()),
-    )
-    # The second graph: the rest.
-    told = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
+    shown = tuple(spec for spec in catalogue.outputs if spec.name in _OF_UPDATE)
     written = [entry.next for entry in entries if entry.next]
-    second = slice_step(step, [*(spec.name for spec in told), *written], cut)
-    specs |= {spec.name: spec for value in second.graph.inputs for spec in [TensorSpec.of(value)]}
-    read = {value.name for value in second.graph.inputs}
+    graph = slice_step(step, [*(spec.name for spec in shown), *written], cut)
+    read = _specs(graph.graph.inputs)
     # The update must not depend on the batch except by the cut values.
     stray = next((spec.name for spec in catalogue.batch if spec.name in read), None)
     if stray is not None:
         raise _not_split(stray)
-    second_catalogue = dataclasses.replace(
+    own = dataclasses.replace(
         catalogue,
-        batch=tuple(specs[name] for name in cut if name in read),
+        batch=tuple(read[name] for name in cut if name in read),
         hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
-        state=_read(second, entries),
-        outputs=tuple(told),
+        state=_read(graph, entries),
+        outputs=shown,
         randomness=False,
     )
-    stamp(first, GRADIENTS_GRAPH, first_catalogue)
-    stamp(second, UPDATE_GRAPH, second_catalogue)
-    kept = [*values.gradients, *values.raw] if accumulates else values.raw
-    return SplitStep(
-        first,
-        second,
-        summed=tuple(specs[name] for name in values.gradients if name not in kept),
-        averaged=tuple(specs[name] for name in values.means),
-        checks=tuple(specs[name] for name in values.zeros),
-        kept=tuple(specs[name] for name in kept),
-        exchanged=tuple(received[name] for name in exchanged),
-    )
+    stamp(graph, UPDATE_GRAPH, own)
+    return graph
+
+
+def _specs(values: Iterable[ir.Value]) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in map(TensorSpec.of, values)}
 
 
 class _Cut(NamedTuple):
@@ -288,22 +304,18 @@ def _values_to_cut(
 
 
 def cut_exchanges(model: ir.Model) -> tuple[ir.Model, tuple[TensorSpec, ...]]:
-    """Cut an update or flush graph at its exchange points.
+    """Cut a copy of an update or flush graph at its exchange points.
 
-    Args:
-        model: The graph; it is not changed.
-
-    Returns:
-        The graph with one more input and output for each point, also in its catalogue; and the
-        points.
+    It has one more input and output for each point, also in its catalogue. The points are returned,
+    too.
     """
     points = _exchange_points(model)
     if not points:
         return model, ()
     outputs = [value.name or "" for value in model.graph.outputs]
     cut = slice_step(model, [*outputs, *points], points)
-    specs = {value.name: TensorSpec.of(value) for value in cut.graph.inputs}
-    found = tuple(specs[name] for name in points)
+    received = _specs(cut.graph.inputs)
+    found = tuple(received[name] for name in points)
     catalogue = read_catalogue(model)
     catalogue = dataclasses.replace(
         catalogue,

@@ -95,11 +95,9 @@ def append_update(
 
 
 def append_flush(graph: GraphContext, config: ProgramConfig) -> StepParts:
-    """Append the update with an incomplete window of gradients, see :func:`append_update`.
+    """Append the update with an incomplete window of gradients, in place.
 
-    Args:
-        graph: The context of a graph whose inputs are the parameters. Changed in place.
-        config: The configuration.
+    The inputs of the graph are the parameters. See :func:`append_update`.
     """
     return _Writer(graph, config).flush()
 
@@ -114,7 +112,7 @@ class _Writer:
         self.inputs = self.state.inputs
         # With separate states, each freeze group has its own slots and count of updates.
         separate = config.splitter is not None and config.splitter.separate_state
-        # The last one is the count that the optimizer sees, see `_update_context`.
+        # The optimizer reads the last one as its step count, see `_update_context`.
         self.counters = [names.STEP] + ([names.group_step(graph.number)] if separate else [])
         self.parameters = ParameterUpdate(
             self.b, graph, config, self.state, graph.number if separate else 0

@@ -49,11 +49,7 @@ class TrainingGraph:
 
 
 def build_graphs(lowered: Lowered) -> list[TrainingGraph]:
-    """The graphs of each group: a step, with accumulation a flush, with a line search its trials.
-
-    Args:
-        lowered: What they are made from; its graph keeps its form.
-    """
+    """The graphs of each group: a step, with accumulation a flush, with a line search trials."""
     config, found = lowered.config, list[TrainingGraph]()
     for number in range(len(lowered.groups)):
         step = _build_step(lowered, number)
@@ -116,12 +112,12 @@ def _build_step(lowered: Lowered, number: int) -> TrainingGraph:
 def _differentiate(lowered: Lowered, number: int) -> ir.Model:
     """The gradient graph of the parameters, with the values that boosts request."""
     graph = lowered.context(lowered.forward.model, number)
-    asked = [boost.watched(graph) for boost in lowered.config.enabled_boosts]
-    kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
-    # A table with a sparse gradient is not differentiated; the boost asks for its lookups.
+    watched = [boost.watched(graph) for boost in lowered.config.enabled_boosts]
+    kept = list(dict.fromkeys(name for values, _ in watched for name in values))
+    # A table with a sparse gradient is not differentiated; the results of its lookups are.
     requested = dict.fromkeys(p.name for p in graph.trained if p.name not in graph.rows)
-    requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
-    # An engine keeps only outputs: make what boosts want to see one, for this differentiation.
+    requested |= dict.fromkeys(name for _, gradients in watched for name in gradients)
+    # An engine keeps only outputs: the values that boosts request are outputs while it runs.
     model = graph.model
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}

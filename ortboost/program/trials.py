@@ -26,12 +26,9 @@ def build_trials(
 ) -> dict[str, tuple[ir.Model, Catalogue]]:
     """Build both graphs, by name, with their catalogues; their states are those of the step.
 
-    Args:
-        forward: The training graph before differentiation, with weights as inputs; not changed.
-        search: The boost.
-        trained: The trained parameters.
-        step: The catalogue of the step graph.
-        loss: Name of the loss shown to users.
+    ``forward`` is the training graph before differentiation, with weights as inputs, and is not
+    changed; ``step`` is the catalogue of the step graph, ``loss`` the name of the loss that users
+    see.
     """
     known = {entry.name: entry for entry in step.state}
     trial = _trial(forward.clone(), search, trained, known, step, loss)
@@ -61,7 +58,7 @@ def _trial(
     for name, used in uses.items():
         for usage in used:
             usage.node.replace_input_with(usage.idx, weights[name])
-    # Only the loss is asked for, so nodes that it does not need go, running statistics among them.
+    # The loss and this term are the only outputs: other nodes go, running statistics among them.
     shown = [next(v for v in graph.outputs if v.name == loss), promised]
     graph.outputs[:] = shown
     graph.inputs.extend([rate, *(inputs[name] for name in search.trial_states())])

@@ -2,7 +2,7 @@
 
 onnxruntime looks for CUDA and cuDNN on the library path, but the wheels put them into
 site-packages. Loading them in advance, dependencies first, makes them available to the dynamic
-loader. onnxruntime-gpu does this itself from 1.21 on, when asked; for onnxruntime-training 1.19.2,
+loader. onnxruntime-gpu does this itself from 1.21 on, on request; for onnxruntime-training 1.19.2,
 which needs CUDA 11.8 and cuDNN 8, we do it.
 """
 

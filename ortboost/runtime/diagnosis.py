@@ -13,7 +13,7 @@ All intermediate tensors are in memory at once, so this is for a failed step, no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.autodiff.engine import gradient_name
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, producer_of
+from ortboost.graph.reach import ancestors, descendants, values_by_name
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.gradients import LARGEST_NORM, STATISTICS, ZEROS
@@ -43,16 +44,10 @@ def inner_tensors(
     threads: int | None = None,
     seed: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Compute all float outputs of the nodes of a graph, in graph order.
+    """Compute all float outputs of the nodes of a graph, which is not modified, in graph order.
 
-    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32.
-
-    Args:
-        model: The graph; not modified.
-        inputs: Input name to value; other names are ignored.
-        device: ``cpu`` or ``cuda``.
-        threads: Intra-op threads.
-        seed: Seed of the random generator, if the graph draws random numbers.
+    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32. ``inputs``
+    may have more names than the graph; the seed is for a graph that draws random numbers.
     """
     copy = emulated_for(model, device, keep_names=True).clone()
     shown: list[ir.Value] = []
@@ -90,12 +85,9 @@ def list_nonfinite(
     """List at most ten tensors of a step that are not finite, in topological order.
 
     If loss and gradients are all finite, the overflow is that of a square: then gradients whose
-    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead.
-
-    Args:
-        catalogue: The catalogue of the program.
-        inputs: Batch, learning rates and the whole state before the step.
-        inner: The result of :func:`inner_tensors`.
+    unscaled norm is too large (:mod:`ortboost.program.gradients`) are listed instead. ``inputs``
+    are batch, learning rates and the whole state before the step, ``inner`` the result of
+    :func:`inner_tensors`.
     """
     bad = [name for name, array in {**inputs, **inner}.items() if not _finite(array)]
     gradients = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
@@ -132,20 +124,21 @@ def diagnose(
     bad = {name for name, array in values.items() if not np.isfinite(array).all()}
     parameters = {entry.name for entry in catalogue.entries("parameter")}
     gradients = [gradient_name(name) for name in sorted(parameters)]
-    makers = {out.name: node for node in model.graph for out in node.outputs if out.name}
+    made = values_by_name(model.graph)
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
     # Gradients too large, yet finite; or only running statistics that are not.
     sinks = sinks or [name for name in bad if name.startswith((ZEROS, STATISTICS))]
-    way = _back(sinks, makers, among=bad)  # non-finite from the origin to the sinks
+    way = _back(sinks, made, bad)  # non-finite from the origin to the sinks
     # In which part of the step a node is; the first of these that contains it.
-    forward = _back([names.LOSS], makers)
-    backward = _back(gradients, makers)
-    update = _ahead(gradients, model.graph)
+    ends = [made[name] for name in gradients if name in made]
+    sides = {
+        "forward": ancestors([made.get(names.LOSS)]),
+        "backward": ancestors(ends),
+        "update": descendants(ends),
+    }
 
     def side(node: ir.Node) -> str:
-        made = {out.name for out in node.outputs}
-        sides = (("forward", forward), ("backward", backward), ("update", update))
-        return next((kind for kind, members in sides if made & members), "statistics")
+        return next((kind for kind, members in sides.items() if node in members), "statistics")
 
     # The origins among them: inputs and states first, then nodes in topological order.
     batch = {spec.name for spec in catalogue.batch}
@@ -155,10 +148,13 @@ def diagnose(
         if name in way
     ]
     for node in model.graph:
-        made = [out for out in node.outputs if out.name in way and out.name in computed]
-        if not made:
+        bad_outputs = [out for out in node.outputs if out.name in way and out.name in computed]
+        if not bad_outputs:
             continue
-        tensors = [TensorStats.of(o.name or "", values[o.name or ""], _type(o)) for o in made]
+        tensors = [
+            TensorStats.of(out.name or "", values[out.name or ""], _type(out))
+            for out in bad_outputs
+        ]
         stats = _inputs(node, values)
         # From inputs with inf, an inf is only passed on; a NaN is new (inf - inf, 0 * inf).
         worse = [t for t in tensors if t.nan] if any(not s.finite for s in stats) else tensors
@@ -192,26 +188,15 @@ def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorSt
     return tuple(found.values())
 
 
-def _back(
-    ends: Iterable[str], makers: Mapping[str, ir.Node], among: set[str] | None = None
-) -> set[str]:
-    """Names of the tensors that ``ends`` depend on, and the ends themselves."""
-    pending, seen = [end for end in ends if among is None or end in among], set[str]()
+def _back(ends: Sequence[str], made: Mapping[str, ir.Value], among: set[str]) -> set[str]:
+    """The ends, and the names ``among`` those of the tensors that they depend on."""
+    pending, seen = list(ends), set[str]()
     while pending:
         name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
-        node = makers.get(name)
-        read = () if node is None else (value.name for value in node.inputs if value is not None)
-        pending += [other for other in read if other and (among is None or other in among)]
-    return seen
-
-
-def _ahead(starts: Sequence[str], graph: ir.Graph) -> set[str]:
-    """Names of the tensors that depend on ``starts``, and the starts themselves."""
-    seen = set(starts)
-    for node in graph:  # in topological order
-        if any(value is not None and value.name in seen for value in node.inputs):
-            seen.update(out.name for out in node.outputs if out.name)
+        node = producer_of(made.get(name))
+        read = [] if node is None else [value.name for value in node.inputs if value is not None]
+        pending += [other for other in read if other in among]
     return seen

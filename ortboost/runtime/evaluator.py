@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_dtype
-from ortboost.program.program import Program, check_state
+from ortboost.program.program import Program
+from ortboost.program.state_file import check_state
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
 from ortboost.runtime.session import open_session, training_device
 from ortboost.runtime.state import DeviceState

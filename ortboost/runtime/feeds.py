@@ -14,7 +14,15 @@ from ortboost.core.errors import UsageError, first_line, nearest
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import LEARNING_RATE
 
-__all__ = ["arrays_of", "check_batch", "check_lengths", "check_rates", "fed_array", "refused_batch"]
+__all__ = [
+    "arrays_of",
+    "check_batch",
+    "check_lengths",
+    "check_rates",
+    "fed_array",
+    "refused_batch",
+    "require_fed",
+]
 
 _OUT_OF_RANGE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[(-?\d+),(-?\d+)\]")
 _LARGEST_RATE = 1e38  # float32 holds 3.4e38
@@ -30,6 +38,16 @@ def arrays_of(feeds: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> dict[st
     return {**feeds, **{name: as_array(feeds[name], f"input '{name}'") for name in fed}}
 
 
+def require_fed(name: str, feeds: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:
+    """Raise a UsageError if one of the ``inputs`` of a graph is not fed."""
+    if name not in feeds:
+        raise UsageError(
+            f"The input '{name}' was not fed.",
+            where=f"fed: {', '.join(feeds) or 'nothing'}",
+            fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
+        )
+
+
 def fed_array(
     feeds: Mapping[str, NDArray[Any]], spec: TensorSpec, inputs: Sequence[TensorSpec]
 ) -> NDArray[Any]:
@@ -39,12 +57,7 @@ def fed_array(
         UsageError: It is missing or empty, or contains a label that is not a class.
     """
     name = spec.name
-    if name not in feeds:
-        raise UsageError(
-            f"The input '{name}' was not fed.",
-            where=f"fed: {', '.join(feeds) or 'nothing'}",
-            fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
-        )
+    require_fed(name, feeds, inputs)
     array = as_array(feeds[name], f"input '{name}'")
     if not array.size:  # kernels divide by the number of samples, which would kill the process
         raise UsageError(

@@ -15,7 +15,7 @@ from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
-from ortboost.runtime.feeds import refused_batch
+from ortboost.runtime.feeds import refused_batch, require_fed
 from ortboost.runtime.session import open_session
 
 __all__ = ["ModelEvaluator"]
@@ -51,12 +51,7 @@ class ModelEvaluator:
         """
         taken: dict[str, NDArray[Any]] = {}
         for spec in self.inputs:
-            if spec.name not in feeds:
-                raise UsageError(
-                    f"The input '{spec.name}' was not fed.",
-                    where=f"fed: {', '.join(feeds) or 'nothing'}",
-                    fix=f"Feed {', '.join(spec.name for spec in self.inputs)}.",
-                )
+            require_fed(spec.name, feeds, self.inputs)
             array = feeds[spec.name]
             if spec.dtype != np.object_:  # texts
                 array = as_dtype(array, spec.dtype, f"input '{spec.name}'")

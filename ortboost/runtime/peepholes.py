@@ -20,6 +20,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.graph.query import SHORT_FLOATS
 from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.chunks import chunked_chains
@@ -55,13 +56,10 @@ _CPU = (
 def for_device(
     model: ir.Model, device: str, *, states: Collection[str] = (), threads: int | None = None
 ) -> ir.Model:
-    """The form of a step graph for a device: the model itself, or a modified copy.
+    """The form of a step graph for ``cpu`` or ``cuda``: the model itself, or a modified copy.
 
-    Args:
-        model: The graph; it is not modified.
-        device: ``cpu`` or ``cuda``.
-        states: Outputs that may get another shape with as many elements.
-        threads: Intra-op threads; the runtime's choice if not given.
+    ``states`` are outputs that may get another shape with as many elements. Without a number of
+    intra-op threads, it is that of the processors.
     """
     if device == "cuda":
         return for_cuda(model, kernels_of(runtime().__version__))
@@ -106,4 +104,4 @@ def short_types(model: ir.Model) -> list[ir.DataType]:
         if node.op_type != "Cast"
         for value in node.outputs
     }
-    return [dtype for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) if dtype in found]
+    return [dtype for dtype in SHORT_FLOATS if dtype in found]

@@ -258,12 +258,9 @@ class ProcessGroup:
         return found
 
     def exchange(self, array: NDArray[Any], partner: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Send an array to a process and receive one from it.
+        """Send an array to the process of a global rank, and receive one from it.
 
-        Args:
-            array: The array to send.
-            partner: Global rank of the process.
-            like: An array of the shape and dtype of the one to receive.
+        The received array has the shape and dtype of ``like``.
         """
         torch = require_torch()
         received = torch.empty(like.shape, dtype=getattr(torch, like.dtype.name))
@@ -279,17 +276,13 @@ class ProcessGroup:
         return found
 
     def agree(self, facts: Mapping[str, object], *, fix: str) -> None:
-        """Check that facts are the same in all processes.
-
-        Args:
-            facts: Values that must be the same, by name; the version of ortboost is added.
-            fix: How to fix a difference.
+        """Check that facts by name, and the version of ortboost, are the same in all processes.
 
         Raises:
             UsageError: Processes differ; the message names the first such fact and its values.
         """
         found = self.gather({"version of ortboost": __version__, **facts})
-        for name in found[0]:  # `get`: another version may know other facts
+        for name in found[0]:  # `get`: another version may have other facts
             for rank, other in enumerate(found):
                 if other.get(name) != found[0][name]:
                     raise UsageError(

@@ -11,7 +11,6 @@ import functools
 import importlib.metadata
 import logging
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,23 +19,16 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from ortboost.core.errors import (
-    DependencyError,
-    ModelError,
-    OrtBoostError,
-    UsageError,
-    first_line,
-    nearest,
-)
+from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload
+from ortboost.runtime.session_errors import not_loaded, not_opened, not_supported
 from ortboost.runtime.wrong_fusions import wrong_optimizers
 
 __all__ = [
     "DEVICES",
     "TRAINING_DEVICES",
-    "TooNewError",
     "available_devices",
     "broken_packages",
     "drawing",
@@ -67,25 +59,7 @@ _PROVIDERS: Final = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-_BUILDS: Final = {
-    "cuda": "Install a build for it: pip install 'ortboost[gpu]' (onnxruntime-gpu) or "
-    "'ortboost[cuda]' (onnxruntime-training). Or use --device cpu.",
-    "tensorrt": "Install onnxruntime-gpu (pip install 'ortboost[gpu]') and the TensorRT it was "
-    "built for, or use --device cpu.",
-}
-_LIBRARIES: Final = {
-    "cuda": "pip install 'ortboost[gpu]' brings CUDA and cuDNN for onnxruntime-gpu, "
-    "'ortboost[cuda]' for onnxruntime-training; 'nvidia-smi' shows what the driver supports. "
-    "Or use --device cpu.",
-    "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
-    "or use --device cuda.",
-}
-
 _GENERATOR = threading.Lock()  # guards the runtime's global random generator
-
-
-class TooNewError(ModelError):
-    """The opset of the model is newer than the runtime."""
 
 
 @functools.cache
@@ -201,40 +175,18 @@ def open_session(
     Raises:
         UsageError: The device is unknown, or the number of threads is impossible.
         DependencyError: The device is not available, or its libraries do not load.
-        ModelError: The runtime rejects the model; :class:`TooNewError` if the opset is too new.
+        ModelError: The runtime rejects the model, see :mod:`ortboost.runtime.session_errors`.
     """
     device = resolve_device(device)
-    if threads is not None and not 1 <= threads <= _MOST_THREADS:
-        raise UsageError(
-            f"'threads' is {threads}; 1 to {_MOST_THREADS} is possible.",
-            where=f"this machine has {os.cpu_count()} processors",
-            fix="Leave it out: the runtime then takes one for each core.",
-        )
     ort = runtime()
-    version, provider = str(ort.__version__), _PROVIDERS[device]
-    unloaded = _preloaded() if device != "cpu" else ""
-    options = ort.SessionOptions()
-    options.log_severity_level = _SILENT  # errors are raised, warnings are not for users
+    version, unloaded = str(ort.__version__), _preloaded() if device != "cpu" else ""
+    options = _options(ort, threads)
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-    # By default the inputs of products with blockwise quantized weights are rounded to 8 bits.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     options.enable_mem_pattern = memory_pattern
     options.enable_mem_reuse = buffer_reuse
     if file_order:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # all nodes have the same
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    further = [_PROVIDERS[name] for name in ("cuda", "cpu") if name != device]
-    providers: list[Any] = [provider] if device == "cpu" else [provider, *further]
-    if cuda_graph:
-        if device != "cuda":
-            raise UsageError(
-                f"The device '{device}' has no CUDA graphs.",
-                where="cuda_graph",
-                fix="Use --device cuda.",
-            )
-        providers[0] = (provider, {"enable_cuda_graph": "1"})
     with contextlib.ExitStack() as stack:
         source = _readable(model, stack)
         if device != "cpu":  # what it logs of libraries is in the error, too
@@ -244,27 +196,48 @@ def open_session(
             session = ort.InferenceSession(
                 source,
                 options,
-                providers=providers,
+                providers=_providers(device, cuda_graph=cuda_graph),
                 disabled_optimizers=[] if every_fusion else wrong_optimizers(model, version),
                 enable_fallback=0,  # it would print to the standard output
             )
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            missing = re.search(r"(?:Please install|Failed to load library).*", str(error))
-            if device != "cpu" and missing:
-                raise _not_loaded(device, missing[0]) from error
-            raise _refused(error, version) from error
-    if provider not in session.get_providers():
+            raise not_opened(error, device, version) from error
+    if _PROVIDERS[device] not in session.get_providers():
         fell_back = f"the session fell back to {', '.join(session.get_providers())}"
-        raise _not_loaded(device, unloaded or fell_back)
+        raise not_loaded(device, unloaded or fell_back)
     return session
 
 
-def _not_loaded(device: str, where: str) -> DependencyError:
-    return DependencyError(
-        f"The device '{device}' was requested, but its libraries did not load.",
-        where=where,
-        fix=_LIBRARIES.get(device, "See 'ortboost doctor'."),
-    )
+def _options(ort: Any, threads: int | None) -> Any:
+    """The options that all sessions have."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT  # errors are raised, warnings are not for users
+    # By default the inputs of products with blockwise quantized weights are rounded to 8 bits.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if threads is None:
+        return options
+    if not 1 <= threads <= _MOST_THREADS:
+        raise UsageError(
+            f"'threads' is {threads}; 1 to {_MOST_THREADS} is possible.",
+            where=f"this machine has {os.cpu_count()} processors",
+            fix="Leave it out: the runtime then takes one for each core.",
+        )
+    options.intra_op_num_threads = threads
+    return options
+
+
+def _providers(device: str, *, cuda_graph: bool) -> list[Any]:
+    """The provider of a device, and those for what it does not support."""
+    names = [_PROVIDERS[name] for name in dict.fromkeys((device, "cuda", "cpu"))]
+    if not cuda_graph:
+        return names[:1] if device == "cpu" else names
+    if device != "cuda":
+        raise UsageError(
+            f"The device '{device}' has no CUDA graphs.",
+            where="cuda_graph",
+            fix="Use --device cuda.",
+        )
+    return [(names[0], {"enable_cuda_graph": "1"}), *names[1:]]
 
 
 def _readable(model: ir.Model | str | os.PathLike[str], stack: contextlib.ExitStack) -> bytes | str:
@@ -280,64 +253,13 @@ def _readable(model: ir.Model | str | os.PathLike[str], stack: contextlib.ExitSt
     return str(path)
 
 
-def _refused(error: Exception, version: str) -> OrtBoostError:
-    """The error for a model that the runtime does not open."""
-    # The runtime has no error codes for these cases, so its messages are matched.
-    known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
-    if known:
-        return TooNewError(
-            f"{known[1]} is too new for this onnxruntime, which supports up to {known[2]}.",
-            where=f"onnxruntime {version}",
-            fix=f"Use a model of {known[2]} or older, or an environment with a newer "
-            "onnxruntime: pip install 'ortboost[ort]'.",
-        )
-    native = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
-    if native:
-        return DependencyError(
-            f"This step was made by the native engine: {native[1]} is in onnxruntime-training "
-            "only.",
-            where=f"onnxruntime {version}",
-            fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
-            "or convert the model again with --engine portable.",
-        )
-    missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
-    if missing:
-        op_type, since, node = missing.groups()
-        older = "standard operators" if since == "1" else f"an opset below {since}"
-        return ModelError(
-            f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
-            where=f"{op_type} '{node}', onnxruntime {version}",
-            fix="Export the model in float32, if it is in another type (--precision bf16 needs "
-            f"opset 22); else with {older}, or use an environment with another onnxruntime.",
-        )
-    # An operator that the standard does not have in this type at the model's opset.
-    invalid = re.search(
-        r"Type 'tensor\((bfloat16|double)\)' of input .* operator \((\w+)\) in node \((.*?)\)",
-        str(error),
-    )
-    if invalid:
-        dtype, op_type, node = invalid.groups()
-        return ModelError(
-            f"This onnxruntime has no {op_type} for {dtype}.",
-            where=f"{op_type} '{node}', onnxruntime {version}",
-            fix="Export the model in float32. 'ortboost convert' accepts it as it is: its program "
-            "computes in float32.",
-        )
-    return ModelError(
-        "onnxruntime does not accept the model.",
-        where=first_line(error),
-        fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well there "
-        "and ortboost made this file, report it; else try 'ortboost check'.",
-    )
-
-
 def try_device(device: str) -> None:
     """Open a small session on a device; errors as for :func:`open_session`."""
     open_session(ir.from_onnx_text(_SMALL), device=device)
 
 
 def training_device(device: str) -> str:
-    """The device of a step; see :func:`resolve_device`. CUDA really works if it is asked for.
+    """The device of a step; see :func:`resolve_device`. If it is given, CUDA is tried out.
 
     Raises:
         DependencyError: Also if its libraries do not load.
@@ -368,11 +290,7 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
     if device != "auto":
         offered = runtime().get_available_providers()
         if _PROVIDERS[device] not in offered:
-            raise DependencyError(
-                f"The device '{device}' was requested, but this onnxruntime does not support it.",
-                where=f"providers: {', '.join(offered)}",
-                fix=_BUILDS.get(device, "See 'ortboost doctor'."),
-            )
+            raise not_supported(device, offered)
         return device
     # A build for CUDA lists its provider on every machine, so a session is the only proof.
     if _PROVIDERS["cuda"] in runtime().get_available_providers():

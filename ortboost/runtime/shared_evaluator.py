@@ -37,7 +37,7 @@ class SharedEvaluator:
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The prediction and ``loss`` of one whole batch; see :class:`Evaluator`."""
         group = self._shared.group
-        self._shared.state.average(self._alone.state)
+        self._shared.state.average()
         feeds = arrays_of(feeds, self.inputs)
         number, _, total = count_samples(self.inputs, feeds)
         if self._fixed or self._axis is None or number < group.size:

@@ -37,9 +37,15 @@ class SharedState:
     """
 
     def __init__(
-        self, program: Program, group: ProcessGroup, wire: WireType, *, synchronized: bool
+        self,
+        program: Program,
+        state: DeviceState,
+        group: ProcessGroup,
+        wire: WireType,
+        *,
+        synchronized: bool,
     ) -> None:
-        self._program, self._group, self._wire = program, group, wire
+        self._program, self._state, self._group, self._wire = program, state, group, wire
         self._synchronized = synchronized
         self._accumulates = program.config.accumulator is not None
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
@@ -56,7 +62,7 @@ class SharedState:
         return self._adasum is not None
 
     @contextlib.contextmanager
-    def joining(self, state: DeviceState, graph: str) -> Iterator[None]:
+    def joining(self, graph: str) -> Iterator[None]:
         """Context around an update: afterwards, combine the servers' updates with AdaSum if due."""
         if self._adasum is None or (self._accumulates and graph.startswith(names.STEP_GRAPH)):
             yield
@@ -64,23 +70,23 @@ class SharedState:
         # With freeze groups, graphs write different parameters: each is kept before it first moves.
         for entry in self._program.catalogue_of(graph).entries("parameter"):
             if entry.next is not None and entry.name not in self._common:
-                self._common[entry.name] = state.read(entry.name)
+                self._common[entry.name] = self._state.read(entry.name)
         yield
         self._updates += 1
         if self._updates >= self._every:
-            self.join_servers(state)
+            self.join_servers()
 
-    def join_servers(self, state: DeviceState) -> None:
+    def join_servers(self) -> None:
         """Combine the updates of the servers if their parameters differ."""
         self._updates = 0
         if self._adasum is None or not self._common:
             return
-        deltas = {name: old - state.read(name) for name, old in self._common.items()}
+        deltas = {name: old - self._state.read(name) for name, old in self._common.items()}
         for name, delta in self._adasum.join(deltas).items():
-            state.write(name, self._common[name] - delta)
+            self._state.write(name, self._common[name] - delta)
         self._common.clear()
 
-    def join_sums(self, state: DeviceState, *, keep: bool = True) -> None:
+    def join_sums(self, *, keep: bool = True) -> None:
         """Sum the accumulated gradients of the window over the processes.
 
         Without ``keep`` this process's accumulators are zeroed.
@@ -90,12 +96,12 @@ class SharedState:
         """
         if not self._accumulates:
             return
-        entries = [e for e in state.catalogue.state if _is_sum(e)]
+        entries = [e for e in self._state.catalogue.state if _is_sum(e)]
         for dtype in dict.fromkeys(entry.dtype for entry in entries):
             shapes = {e.name: e.shape for e in entries if e.dtype == dtype}
             buffer = Buffer(self.server, shapes, dtype, "cpu", self._wire)
             for name in shapes:
-                buffer.write(name, state.read(name))
+                buffer.write(name, self._state.read(name))
             buffer.start_sum().wait()
             buffer.scale(float(keep))
             for name in shapes:
@@ -108,46 +114,49 @@ class SharedState:
                         fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype "
                         "bfloat16.",
                     )
-                state.write(name, total)
+                self._state.write(name, total)
 
-    def settle(self, state: DeviceState) -> None:
+    def settle(self) -> None:
         """Merge the states of all processes: average statistics; rank 0 gets the accumulators."""
-        self.average(state)
-        self.join_sums(state, keep=self.server.rank == 0)
+        self.average()
+        self.join_sums(keep=self.server.rank == 0)
         if self._adasum is None:
             return
-        for entry in state.catalogue.entries("slot"):  # the mean over the servers' optimizers
-            mean = self._group.sum(state.read(entry.name).astype(np.float64)) / self._group.size
+        for entry in self._state.catalogue.entries("slot"):  # the mean over the servers' optimizers
+            mean = self._mean(entry.name)
             if _is_sum(entry):  # one process per server has it
                 mean *= self.server.size if self.server.rank == 0 else 0
-            state.write(entry.name, mean)
+            self._state.write(entry.name, mean)
 
-    def average(self, state: DeviceState) -> None:
+    def average(self) -> None:
         """Combine the servers' updates, and average running statistics that steps have changed."""
-        self.join_servers(state)
+        self.join_servers()
         if not self.moved:
             return
         self.moved = False
-        for entry in state.catalogue.entries("buffer"):
+        for entry in self._state.catalogue.entries("buffer"):
             if entry.next is not None and entry.dtype.kind == "f":
-                mean = self._group.sum(state.read(entry.name).astype(np.float64)) / self._group.size
-                state.write(entry.name, mean)
+                self._state.write(entry.name, self._mean(entry.name))
 
-    def take(self, state: DeviceState) -> None:
+    def _mean(self, name: str) -> np.ndarray:
+        """The mean of a tensor over all processes, in float64."""
+        return self._group.sum(self._state.read(name).astype(np.float64)) / self._group.size
+
+    def take(self) -> None:
         """Call it in all processes after loading a state: only rank 0 keeps the accumulators."""
-        self.leave_sums(state)
+        self.leave_sums()
         self.moved = False
         self._common.clear()
         self._updates = 0
 
-    def leave_sums(self, state: DeviceState) -> None:
+    def leave_sums(self) -> None:
         """Zero the accumulated sums in all processes but rank 0."""
         if self.server.rank:
-            for entry in state.catalogue.state:
+            for entry in self._state.catalogue.state:
                 if _is_sum(entry):
-                    state.write(entry.name, np.zeros(entry.shape))
+                    self._state.write(entry.name, np.zeros(entry.shape))
 
-    def check(self, state: DeviceState, step: int) -> None:
+    def check(self, step: int) -> None:
         """Check that replicated state is the same in all processes (between AdaSums, per server).
 
         Raises:
@@ -159,10 +168,10 @@ class SharedState:
             own.add("buffer")
         entries = [
             entry
-            for entry in state.catalogue.state
+            for entry in self._state.catalogue.state
             if entry.kind not in own and not entry.sharded and not _is_sum(entry)
         ]
-        arrays = (np.ascontiguousarray(state.read(entry.name)) for entry in entries)
+        arrays = (np.ascontiguousarray(self._state.read(entry.name)) for entry in entries)
         sums = np.array([zlib.crc32(array.data) for array in arrays], np.int64)
         found = (self.server if self._common else self._group).gather(sums)
         for rank, other in enumerate(found):

@@ -37,7 +37,7 @@ from ortboost.core.errors import ConfigError, UsageError
 from ortboost.program import names
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program
-from ortboost.program.split import split_program
+from ortboost.program.split import SplitStep
 from ortboost.runtime.part_weights import Counts, PartWeights, Reduction, count_samples
 from ortboost.runtime.process_group import Handle, ProcessGroup, WireType
 from ortboost.runtime.session import drawing
@@ -59,7 +59,10 @@ class SharedStep:
 
     Args:
         program: The program.
+        splits: The result of :func:`ortboost.program.split.split_program`.
+        state: The state of this process.
         group: The processes.
+        threads: Intra-op threads.
         wire: The type in which gradients are exchanged.
         segments: Number of segments of the backward pass; the gradients of one segment are
             exchanged while the next runs. With two processes the results do not depend on the
@@ -70,21 +73,22 @@ class SharedStep:
     Raises:
         UsageError: The processes have different programs or versions.
         ConfigError: AdaSum with a loss that is not a mean.
-        ModelError: See :func:`ortboost.program.split.split_program`.
     """
 
     def __init__(
         self,
         program: Program,
+        splits: Mapping[str, SplitStep],
+        state: DeviceState,
         group: ProcessGroup,
-        wire: WireType = "float32",
-        segments: int | None = None,
+        threads: int | None,
+        wire: WireType,
+        segments: int | None,
     ) -> None:
-        self.program, self.group, self.wire = program, group, wire
-        self.segments = segments
-        self.splits = split_program(program)
-        exchanges = any(split.exchanged for split in self.splits.values())
-        self.state = SharedState(program, group, wire, synchronized=exchanges)
+        self.program, self.group, self.wire, self.segments = program, group, wire, segments
+        self._splits, self._device_state, self._threads = splits, state, threads
+        exchanges = any(split.exchanged for split in splits.values())
+        self.state = SharedState(program, state, group, wire, synchronized=exchanges)
         self.requests = np.zeros(2)  # SIGINT, SIGTERM: received by this process
         self.agreed = np.zeros(2)  # the same, summed over all processes in the last step
         loss = program.config.loss
@@ -111,21 +115,13 @@ class SharedStep:
         )
 
     def run(
-        self,
-        graph: str,
-        feeds: Mapping[str, NDArray[Any]],
-        state: DeviceState,
-        threads: int | None,
-        *,
-        seed: int | None = None,
+        self, graph: str, feeds: Mapping[str, NDArray[Any]], *, seed: int | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Run a step on this process's part of the batch.
+        """Run a step on this process's part of the batch, and update the state.
 
         Args:
             graph: Name of the step graph.
             feeds: The validated part and the learning rates; only the rates if the part is empty.
-            state: The state; it is updated.
-            threads: Intra-op threads.
             seed: Seed of this process's random numbers; ``None`` if the step draws none.
 
         Returns:
@@ -136,7 +132,7 @@ class SharedStep:
         """
         # All processes make the same calls of the group in the same order, also one without
         # samples: it skips forward and backward pass, and adds zeros.
-        graphs = self.open(graph, state, threads)
+        graphs = self.open(graph)
         rates = {name: feeds[name] for name in graphs.rates}
         feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
         own = count_samples(self.program.catalogue.batch, feeds)
@@ -147,18 +143,16 @@ class SharedStep:
                 return graphs.gradients.run(segment, feeds)
 
         sum_parts = self._sum_at_once if graphs.in_one_message else self._sum_in_turn
-        shown = sum_parts(graphs, own, state, compute)
+        shown = sum_parts(graphs, own, compute)
         # From here on the processes of a server have the same values, and make the same update.
         self.state.moved = True
         numbers = {
             s.name: np.asarray(x, np.float32) for s, x in zip(graphs.shown, shown, strict=True)
         }
-        with self.state.joining(state, graph):
+        with self.state.joining(graph):
             return {**numbers, **graphs.update.run(rates)}
 
-    def _sum_at_once(
-        self, graphs: SplitGraphs, own: Counts, state: DeviceState, compute: _Compute
-    ) -> list[float]:
+    def _sum_at_once(self, graphs: SplitGraphs, own: Counts, compute: _Compute) -> list[float]:
         """Sum all that the parts of a batch contribute in one message; the loss and the metrics.
 
         Every message takes time, however short; for small networks more than their computation.
@@ -167,7 +161,7 @@ class SharedStep:
         if own.terms:
             values = compute(0)
         else:
-            graphs.clear(state, empty=True)
+            graphs.clear(empty=True)
         # `n` is known only after the sum: n_r G_r are summed, in units of about `n` terms.
         is_mean = self._reduction == "mean"
         if is_mean and not self._unit:
@@ -190,7 +184,7 @@ class SharedStep:
         return [x / divisor if divisor else 0.0 for x, divisor in zip(shown, divisors, strict=True)]
 
     def _sum_in_turn(
-        self, graphs: SplitGraphs, own: Counts, state: DeviceState, compute: _Compute
+        self, graphs: SplitGraphs, own: Counts, compute: _Compute
     ) -> NDArray[np.float64]:
         """Sum what the parts contribute as soon as it is there; the loss and the metrics."""
         # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
@@ -208,7 +202,7 @@ class SharedStep:
             graphs.exchange(i, weights.gradients if ran else None)
         if not own.terms:
             values.clear()  # a loss of 0 / 0
-            graphs.clear(state, empty=not (ran and graphs.exchanges))
+            graphs.clear(empty=not (ran and graphs.exchanges))
         if graphs.exchanges and weights.all_ran < self.group.size:
             graphs.spread_statistics(weights.statistics)  # equal in all that ran
         # Loss and metrics are those of all servers; the gradients may be those of one.
@@ -248,19 +242,13 @@ class SharedStep:
 
         return weigh
 
-    def flush(
-        self,
-        graph: str,
-        rates: Mapping[str, NDArray[Any]],
-        state: DeviceState,
-        threads: int | None,
-    ) -> None:
+    def flush(self, graph: str, rates: Mapping[str, NDArray[Any]]) -> None:
         """Run a flush graph on the sums of a window over all processes."""
-        flush = self.open_flush(graph, state, threads)
-        self.state.join_sums(state)
-        with self.state.joining(state, graph):
+        flush = self.open_flush(graph)
+        self.state.join_sums()
+        with self.state.joining(graph):
             flush.run(rates)
-        self.state.leave_sums(state)
+        self.state.leave_sums()
 
     def try_rate(
         self,
@@ -289,27 +277,29 @@ class SharedStep:
         near = self.group.size == self.group.local_size
         return 1 if near or size < _SMALL else _SEGMENTS
 
-    def open(self, graph: str, state: DeviceState, threads: int | None) -> SplitGraphs:
+    def open(self, graph: str) -> SplitGraphs:
         """The two graphs of a step, opened on first use."""
         if graph not in self._opened:
             numbers = len(Counts(0, 0, 0).digits()) + len(self.requests)
             self._opened[graph] = SplitGraphs(
-                self.splits[graph],
-                state,
+                self._splits[graph],
+                self._device_state,
                 group=self.group,
                 server=self.state.server,
                 wire=self.wire,
                 segments=self.count_segments,
-                threads=threads,
+                threads=self._threads,
                 numbers=numbers if self.segments is None else None,
             )
         return self._opened[graph]
 
-    def open_flush(self, graph: str, state: DeviceState, threads: int | None) -> UpdateGraph:
+    def open_flush(self, graph: str) -> UpdateGraph:
         """A flush graph, opened on first use."""
         if graph not in self._flushes:
-            model = self.program.graphs[graph]
-            self._flushes[graph] = UpdateGraph(model, state, self.group, threads=threads, placed={})
+            model, state = self.program.graphs[graph], self._device_state
+            self._flushes[graph] = UpdateGraph(
+                model, state, self.group, threads=self._threads, placed={}
+            )
         return self._flushes[graph]
 
 

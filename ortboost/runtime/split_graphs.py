@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -65,9 +65,8 @@ class SplitGraphs:
         cut |= {cut_name(spec.name) for spec in split.exchanged}
         self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
         self.rates = tuple(spec.name for spec in second.hyper)
-        device = state.device
+        self._state, device = state, state.device
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
-        gradients = [spec for spec in split.kept if spec.name not in self._raw]
         form = for_device(split.gradients, device, threads=threads)
         # Segments end at exchange points if there are any, else where a group of gradients is
         # ready; `parts` are the groups that each segment completes.
@@ -101,11 +100,13 @@ class SplitGraphs:
             [Buffer(server, shapes, dtype, device, wire) for dtype, shapes in part]
             for part in buckets
         ]
-        self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
-        self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
-        self._own = [Buffer(group, p, d, device) for d, p in _buckets(gradients)]
-        statistics = [spec for spec in split.kept if spec.name in self._raw]
-        self._statistics = [Buffer(group, p, d, device) for d, p in _buckets(statistics)]
+
+        def buffers(specs: Iterable[TensorSpec]) -> list[Buffer]:
+            return [Buffer(group, shapes, dtype, device) for dtype, shapes in _buckets([*specs])]
+
+        self.means, self._checks = buffers(split.averaged), buffers(split.checks)
+        self._own = buffers(spec for spec in split.kept if spec.name not in self._raw)
+        self._statistics = buffers(spec for spec in split.kept if spec.name in self._raw)
         placed = {
             name: buffer
             for buffer in (
@@ -154,12 +155,10 @@ class SplitGraphs:
             buffer.scale(share)
             buffer.start_sum().wait()
 
-    def clear(self, state: DeviceState, *, empty: bool) -> None:
+    def clear(self, *, empty: bool) -> None:
         """The outputs for a part without labels: no 0 / 0 among the means of its gradients.
 
-        Args:
-            state: The state.
-            empty: Whether the part has no gradients either; its statistics stay unchanged.
+        A part that is ``empty`` has no gradients either; its statistics stay unchanged.
         """
         for buffer in self.means:
             buffer.drop_not_finite()
@@ -168,17 +167,13 @@ class SplitGraphs:
         for buffer in (*self._checks, *self._own):
             buffer.scale(0.0)
         for name in self._raw:
-            self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
+            self._placed[name].write(name, self._state.read(name.removeprefix(names.RAW)))
 
     def sum_at_once(self, share: float, *numbers: ArrayLike) -> list[NDArray[np.float64]]:
         """Sum the weighted gradients in place, and some numbers, in one message.
 
-        Args:
-            share: The weight of this process's gradients.
-            numbers: Vectors of ``numbers`` numbers in all, and one number for each of ``shown``.
-
-        Returns:
-            The sums of each vector.
+        ``share`` is the weight of this process's gradients. The results are the sums of the
+        vectors, which have ``numbers`` numbers in all, and one number for each of ``shown``.
         """
         ((buffer,),) = self._sums
         buffer.scale(share)

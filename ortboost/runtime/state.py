@@ -5,7 +5,7 @@ alternate between them. No state is copied in a step.
 
 Of a sharded state with `k` rows, process `r` of `N` holds the rows `[k r / N, k (r + 1) / N)`. It
 never changes, so as a whole it is read from where it came from, usually the file of the program.
-The same holds for the state that tells a process its rank, :data:`~ortboost.boosts.roles.PART`.
+The same holds for the state with the rank of a process, :data:`~ortboost.boosts.roles.PART`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortboost.core.arrays import as_dtype
 from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.tensor_file import Overlay, TensorFile, rows_of
 from ortboost.program.catalogue import Catalogue, StateEntry
-from ortboost.program.program import check_state
+from ortboost.program.state_file import check_state
 from ortboost.runtime.session import runtime
 
 __all__ = ["DeviceState"]

@@ -19,8 +19,8 @@ from ortboost.graph.query import format_shape
 from ortboost.program import names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
-from ortboost.program.config import step_plan
 from ortboost.program.program import Program
+from ortboost.program.split import SplitStep, split_program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
@@ -33,11 +33,11 @@ from ortboost.runtime.session import drawing, training_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
+from ortboost.runtime.step_counters import StepCounters
 
 __all__ = ["Stepper"]
 
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2**64: its multiples are far apart (Knuth)
-_COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
 
 
 class Stepper(Shown):
@@ -88,49 +88,49 @@ class Stepper(Shown):
     ) -> None:
         self.program = program
         self.group, self._check_sync = group, check_sync
-        self.shared = None if group is None else SharedStep(program, group, wire, segments)
+        splits = {} if group is None else split_program(program)
         self.catalogue = program.catalogue
         self.device = training_device(device)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
         self._replay = cuda_graph and group is None and can_replay(program, self.device)
-        proven = self._in_place() if in_place and not self._replay else frozenset[str]()
+        proven = self._in_place(splits) if in_place and not self._replay else frozenset[str]()
         part = (0, 1) if group is None else (group.rank, group.size)
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
+        self.shared = None
+        if group is not None:
+            self.shared = SharedStep(program, splits, self._state, group, threads, wire, segments)
         self._compiled: dict[str, CompiledGraph | ReplayedGraph] = {}
-        self._plan = step_plan(program.config, program.graphs)
         labels = [s for s in program.catalogue.batch if s.ignored is not None or s.weights]
         is_mean = program.config.loss.reduction == "mean"
         self._counts = is_mean and bool(labels)
         self._weighs = is_mean and any(spec.weights for spec in labels)
-        self._counters = dict.fromkeys(_COUNTERS, 0)
         self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None
-        self._read_counters()
+        self._counters = StepCounters(program)
+        self._counters.read(self._state)
         # Open the first graph now: errors of the runtime appear here, not at the first step.
         if self.shared is None:
             self._graph(self.next_graph)
         else:
-            self.shared.open(self.next_graph, self._state, threads)
+            self.shared.open(self.next_graph)
 
     def _facts(self) -> dict[str, object]:
         return {
             "of": self.program.source,
             "device": self.device,
-            "updates": self._counters[names.STEP],
-            "skipped": self._counters[names.TOTAL_SKIPS] or None,
+            "updates": self._counters.updates,
+            "skipped": self._counters.total_skips or None,
             "next": self.next_graph,
             "inputs": ", ".join(f"{s.name} {s.dtype}{format_shape(s.shape)}" for s in self.inputs),
         }
 
-    def _in_place(self) -> frozenset[str]:
+    def _in_place(self, splits: Mapping[str, SplitStep]) -> frozenset[str]:
         """States that all graphs writing them can update in place."""
         written: set[str] = set()
         unproven: set[str] = set()
         graphs = [(model, self._catalogues[name]) for name, model in self.program.graphs.items()]
-        if self.shared is not None:
-            halves = (split.update for split in self.shared.splits.values())
-            graphs += [(model, read_catalogue(model)) for model in halves]
+        graphs += [(split.update, read_catalogue(split.update)) for split in splits.values()]
         for model, catalogue in graphs:
             writes = {entry.name for entry in catalogue.state if entry.next is not None}
             written |= writes
@@ -153,20 +153,16 @@ class Stepper(Shown):
         """Open every graph now instead of on first use."""
         for name in self.program.graphs:
             if self.shared is not None and name.startswith(names.STEP_GRAPH):
-                self.shared.open(name, self._state, self._threads)
+                self.shared.open(name)
             elif self.shared is not None and name.startswith(names.FLUSH_GRAPH):
-                self.shared.open_flush(name, self._state, self._threads)
+                self.shared.open_flush(name)
             else:
                 self._graph(name)
 
     @property
     def next_graph(self) -> str:
         """Name of the graph that the next step runs."""
-        return names.graph_name(names.STEP_GRAPH, self._group())
-
-    def _group(self) -> int:
-        """The freeze group of the next update; the plan repeats."""
-        return int(self._plan[self._counters[names.STEP] % len(self._plan)])
+        return names.graph_name(names.STEP_GRAPH, self._counters.group)
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -206,28 +202,17 @@ class Stepper(Shown):
             self._scales = {
                 e.name: self._state.read(e.name) for e in self.catalogue.entries("scale")
             }
-        group, before = self._group(), self._counters[names.STEP]
-        name = names.graph_name(names.STEP_GRAPH, group)
-        drawn = self._seed_for(self.catalogue, seed)
-        try:
-            if self.shared is None:
-                with drawing(drawn):
-                    values = self._graph(name).run(ready)
-            else:
-                values = self.shared.run(name, ready, self._state, self._threads, seed=drawn)
-        except OrtBoostError:
-            raise
-        except Exception as error:  # the bindings raise bare exceptions of many kinds
-            batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
-            raise refused_batch(error, batch, "step") from error
+        name, group, before = self.next_graph, self._counters.group, self._counters.updates
+        values = self._run(name, ready, self._seed_for(self.catalogue, seed))
         overflow = bool(values.pop(names.OVERFLOW))
-        self._count(overflow)  # as the graph has just done
+        self._counters.count(overflow)  # as the graph has just done
+        updated = self._counters.updates > before
         if self.shared is not None:
-            if self.program.config.accumulator is not None and self._counters[names.STEP] > before:
+            if self.program.config.accumulator is not None and updated:
                 self._close_window(group, hyper)
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
-                self.shared.state.check(self._state, self._steps)
+                self.shared.state.check(self._steps)
         # What is left of the outputs after this are metrics.
         losses = values.pop(names.LOSS)
         if self.program.config.line_search is not None and not overflow:
@@ -242,35 +227,45 @@ class Stepper(Shown):
             loss=float(losses.mean()),
             overflow=overflow,
             loss_scale=float(values.pop(names.LOSS_SCALE)),
-            applied_steps=self._counters[names.STEP],
-            consecutive_skips=self._counters[names.CONSECUTIVE_SKIPS],
-            total_skips=self._counters[names.TOTAL_SKIPS],
+            applied_steps=self._counters.updates,
+            consecutive_skips=self._counters.consecutive_skips,
+            total_skips=self._counters.total_skips,
             metrics={name: float(value) for name, value in values.items()},
             losses=losses,
-            updated=self._counters[names.STEP] > before,
+            updated=updated,
             group=group,
             loss_scales=tuple(float(scale) for scale in scales),
             labels=counts.labels if counts else None,
             label_weight=counts.terms if counts and self._weighs else None,
         )
 
+    def _run(
+        self, name: str, ready: Mapping[str, NDArray[Any]], seed: int | None
+    ) -> dict[str, NDArray[Any]]:
+        """Run a step graph, here or in all processes; its outputs."""
+        try:
+            if self.shared is not None:
+                return self.shared.run(name, ready, seed=seed)
+            with drawing(seed):
+                return self._graph(name).run(ready)
+        except OrtBoostError:
+            raise
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
+            raise refused_batch(error, batch, "step") from error
+
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window of accumulation, as the mean of its micro-batches.
 
-        Args:
-            hyper: Learning-rate input to value.
-
-        Returns:
-            Whether there was anything to apply.
+        ``hyper`` is as for :meth:`step`. The result is false if there was nothing to apply.
 
         Raises:
             UsageError: A learning rate is unknown or missing.
         """
-        if not self._counters[names.MICRO_STEPS]:
+        if not self._counters.micro_steps:
             return False
-        self._apply(self._group(), hyper)
-        self._counters[names.MICRO_STEPS] = 0
-        self._counters[names.STEP] += 1
+        self._apply(self._counters.group, hyper)
+        self._counters.count_update()
         return True
 
     def _close_window(self, group: int, hyper: Mapping[str, float]) -> None:
@@ -286,7 +281,7 @@ class Stepper(Shown):
         if self.shared is None:
             self._graph(name).run(rates)
         else:
-            self.shared.flush(name, rates, self._state, self._threads)
+            self.shared.flush(name, rates)
 
     def _line_search(
         self, search: LineSearch, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
@@ -332,23 +327,6 @@ class Stepper(Shown):
     def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
         return check_rates(hyper, self.groups)
 
-    def _count(self, overflow: bool) -> None:
-        """Track the counters on the host to avoid reads from the device."""
-        if overflow:
-            self._counters[names.CONSECUTIVE_SKIPS] += 1
-            self._counters[names.TOTAL_SKIPS] += 1
-            return
-        self._counters[names.CONSECUTIVE_SKIPS] = 0
-        self._counters[names.MICRO_STEPS] += 1  # also without accumulation, with a window of 1
-        if self._counters[names.MICRO_STEPS] == self.program.config.accumulate:
-            self._counters[names.MICRO_STEPS] = 0
-            self._counters[names.STEP] += 1
-
-    def _read_counters(self) -> None:
-        known = {entry.name for entry in self.catalogue.state}
-        for name in self._counters:
-            self._counters[name] = int(self._state.read(name)) if name in known else 0
-
     # ---- state ---------------------------------------------------------------------------------
 
     def state(self, *, copy: bool = True) -> Mapping[str, NDArray[Any]]:
@@ -360,7 +338,7 @@ class Stepper(Shown):
                 that moment: read them before the next step.
         """
         if self.shared is not None:
-            self.shared.state.settle(self._state)
+            self.shared.state.settle()
         return self._state.read_all(copy=copy)
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -371,8 +349,8 @@ class Stepper(Shown):
         """
         self._state.write_all(state)
         if self.shared is not None:
-            self.shared.state.take(self._state)
-        self._read_counters()
+            self.shared.state.take()
+        self._counters.read(self._state)
 
     def get(self, name: str) -> NDArray[Any]:
         """Copy one state tensor to the host.
@@ -389,7 +367,7 @@ class Stepper(Shown):
             UsageError: The state is unknown, or the shape differs.
         """
         self._state.write(name, value)
-        self._read_counters()
+        self._counters.read(self._state)
 
     def evaluator(self) -> Evaluator | SharedEvaluator:
         """An evaluator on the state of this stepper."""
@@ -401,18 +379,11 @@ class Stepper(Shown):
     def nonfinite(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> list[str]:
-        """List tensors that overflow on this batch, in topological order.
+        """List at most ten tensors that overflow on this batch: inputs and states first.
 
         The step runs again with its intermediate tensors as outputs; the state is not changed. If
-        no loss or gradient is non-finite, gradients whose square overflows are listed.
-
-        Args:
-            feeds: The batch.
-            hyper: The learning rates.
-            seed: Seed of the step in question.
-
-        Returns:
-            At most ten names: inputs and states first, then forward values, then gradients.
+        no loss or gradient is non-finite, gradients whose square overflows are listed. The seed is
+        that of the step in question.
         """
         if self.shared is not None:
             feeds = arrays_of(feeds, self.inputs)
@@ -433,14 +404,9 @@ class Stepper(Shown):
     ) -> Diagnosis:
         """Locate the overflow of the last step; see :mod:`ortboost.runtime.diagnosis`.
 
-        The step runs again; the state is not changed. A skipped step has changed the loss scale,
-        but nothing else that the gradients depend on: it runs with its original scale if
-        :meth:`watch` was called before, otherwise with the current one.
-
-        Args:
-            feeds: The batch.
-            hyper: The learning rates.
-            seed: Seed of the step in question.
+        The step runs again, with its batch, rates and seed; the state is not changed. A skipped
+        step has changed the loss scale, but nothing else that the gradients depend on: it runs with
+        its original scale if :meth:`watch` was called before, otherwise with the current one.
 
         Raises:
             ModelError: The runtime fails, for example for lack of memory.

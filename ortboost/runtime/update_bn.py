@@ -27,6 +27,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DivergedError, ModelError, UsageError
+from ortboost.graph.reach import values_by_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import RAW
 from ortboost.program.program import Program
@@ -80,12 +81,8 @@ class BatchStatistics:
     ) -> dict[str, NDArray[np.generic]]:
         """Average the statistics over batches, with the weights of a state, as in a checkpoint.
 
-        Args:
-            batches: Shuffled data, preferably in the batch size of training.
-            state: State name to value; not modified.
-
-        Returns:
-            Name of each running mean and variance to its new value.
+        The batches are shuffled data, preferably in the batch size of training. The result has the
+        new value of each running mean and variance, by name.
 
         Raises:
             DivergedError: A statistic is not finite.
@@ -139,7 +136,7 @@ def momenta(program: Program) -> dict[str, float]:
 
 def _updates(program: Program) -> dict[str, list[tuple[str, float]]]:
     """The updates of each statistic in a step: the value after each, and its factor `m`."""
-    made = {v.name: v for node in program.step.graph for v in node.outputs}
+    made = values_by_name(program.step.graph)
     found: dict[str, list[tuple[str, float]]] = {}
     for entry in program.catalogue.entries("buffer"):
         raw = made.get(RAW + entry.name)

@@ -38,8 +38,8 @@ def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> 
 def _loses_addend(model: ir.Model) -> bool:
     """Whether ``p = A B; q = p + C D; y = q + p``, or a superset of it, is in a graph.
 
-    MatMulAddFusion of 1.19 makes `q` a Gemm that reads `p`, forgets this use of `p`, and fuses the
-    product `p` into the other Add, so that the Gemm lacks an input.
+    MatMulAddFusion of 1.19 makes `q` a Gemm that reads `p`, overlooks this use of `p`, and fuses
+    the product `p` into the other Add, so that the Gemm lacks an input.
     """
     for node in model.graph.all_nodes():
         if not is_standard(node, "MatMul") or len(known_shape(node.outputs[0]) or (0, 0)) != 2:

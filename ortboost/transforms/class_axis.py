@@ -42,19 +42,14 @@ _AS_ALL = frozenset(("Add", "Concat", "Div", "Max", "Mean", "Min", "Mul", "Sub",
 """Operators whose output has the same axes as every operand of the same rank."""
 
 _Known = dict[ir.Value | None, int | None]
-"""The feature axis of each value, as far as the operators that compute it tell."""
+"""The feature axis of each value, or ``None`` if its operators do not determine it."""
 
 
 def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = None) -> int:
-    """Find the class axis of the predictions of a model.
+    """Find the class axis of the predictions, an output of a normalized model: 1 or more.
 
-    Args:
-        model: A normalized model.
-        prediction: Its output, float ``[batch, ...]``, with a known rank of at least 2.
-        given: The axis given by the user, counted from the end if negative.
-
-    Returns:
-        The axis, 1 or more.
+    The predictions are float ``[batch, ...]`` of a known rank of at least 2. An axis that the user
+    gave may be counted from the end.
 
     Raises:
         UsageError: The given axis does not exist, or is the batch axis.

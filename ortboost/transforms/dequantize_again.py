@@ -64,7 +64,7 @@ def _arriving(reader: ir.Node) -> ir.Value | None:
         made = None if value is None else value.producer()
         if made is None or value is None or is_standard(made, "DequantizeLinear"):
             continue
-        if value.dtype in (*FLOAT_TYPES, None):  # the native gradient builder tells no types
+        if value.dtype in (*FLOAT_TYPES, None):  # the native gradient builder gives no types
             return value
     return None
 

@@ -36,10 +36,8 @@ def sparse_cross_entropy(
 ) -> tuple[ir.Value, ir.Value]:
     """Cross entropy of logits ``x``, ``[batch, ..., classes, ...]``, with class indices.
 
-    The labels, int64, have the shape of ``x`` without the class axis, which is 1 if not given.
-
-    Returns:
-        The loss to show, and the scalar to differentiate.
+    The labels, int64, have the shape of ``x`` without the class axis, which is 1 if not given. The
+    results are the loss to show and the scalar to differentiate.
     """
     shape = known_shape(x) or ()
     rank = len(shape)
@@ -114,9 +112,8 @@ def dense_losses(
 ) -> ir.Value:
     """The losses for labels, probabilities or targets, in the shape of the predictions ``x``.
 
-    Returns:
-        The loss of each element, or for cross entropy of each position, without the class axis,
-        which is the last if ``axis`` is ``None``.
+    The result has the loss of each element, or for cross entropy of each position, without the
+    class axis, which is the last if ``axis`` is ``None``.
 
     Raises:
         ConfigError: A weight does not broadcast to ``x``.

@@ -122,24 +122,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             where=f"{source_name(model)}: node '{head.node.name}'",
             fix="Untie the weights before the export.",
         )
-    # What follows must take another number of outputs.
-    for node in descendants(head.node.outputs):
-        sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
-        if sizes is not None and sizes.size and sizes[-1] not in (-1, 0, size):
-            raise ModelError(
-                f"The head cannot be replaced: a Reshape after it is to {sizes.tolist()}.",
-                where=f"{source_name(model)}: node '{node.name}'",
-                fix="Export the model without it, or with -1 for the number of outputs.",
-            )
-        for value in node.inputs if node.op_type == "Add" else ():
-            if value is None or not value.is_initializer() or static_shape(value) == ():
-                continue
-            if value is not head.bias:
-                raise ModelError(
-                    f"The head cannot be replaced: '{value.name}' is added to its outputs, too.",
-                    where=f"{source_name(model)}: node '{node.name}'",
-                    fix="Export the model with one bias for its last layer.",
-                )
+    _check_readers(model, head, size)
     # Draw weight and bias anew.
     fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
     new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
@@ -166,6 +149,27 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
     _forget_shapes_after(head.node)  # inference keeps shapes that it finds
     infer_shapes(model)
     return report
+
+
+def _check_readers(model: ir.Model, head: DenseLayer, size: int) -> None:
+    """Refuse nodes after the head that do not take another number of outputs."""
+    for node in descendants(head.node.outputs):
+        sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
+        if sizes is not None and sizes.size and sizes[-1] not in (-1, 0, size):
+            raise ModelError(
+                f"The head cannot be replaced: a Reshape after it is to {sizes.tolist()}.",
+                where=f"{source_name(model)}: node '{node.name}'",
+                fix="Export the model without it, or with -1 for the number of outputs.",
+            )
+        for value in node.inputs if node.op_type == "Add" else ():
+            if value is None or not value.is_initializer() or static_shape(value) == ():
+                continue
+            if value is not head.bias:
+                raise ModelError(
+                    f"The head cannot be replaced: '{value.name}' is added to its outputs, too.",
+                    where=f"{source_name(model)}: node '{node.name}'",
+                    fix="Export the model with one bias for its last layer.",
+                )
 
 
 def _forget_shapes_after(node: ir.Node) -> None:

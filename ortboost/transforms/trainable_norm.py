@@ -17,7 +17,7 @@ MindSpore use the unbiased one, ``/ (N - 1)``, which is the default here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -124,21 +124,15 @@ def to_training(
     frozen: Callable[[ir.Node], bool] = lambda _: False,
     running_variance: RunningVariance = "unbiased",
 ) -> BatchNormState:
-    """Put BatchNormalization nodes in training mode, in place.
+    """Put BatchNormalization nodes of the main graph in training mode, in place.
 
     A node in training mode normalizes by the statistics of the batch and computes the next running
     mean and variance, shape ``[C]`` each, named ``ortboost/next/<buffer>``. If a module is applied
     twice (two nodes share scale, bias and both statistics), the second update starts from the
     result of the first, as in PyTorch. If nodes share only the statistics (exporters store equal
-    tensors once), each gets its own copy.
+    tensors once), each gets its own copy. The rewrite is idempotent.
 
-    Args:
-        model: Model whose main graph is changed.
-        frozen: Returns whether a node keeps its running statistics and stays in inference form.
-        running_variance: ``"unbiased"`` (PyTorch, MindSpore) or ``"onnx"`` (biased).
-
-    Returns:
-        The report, and the names of the next statistics. The rewrite is idempotent.
+    ``frozen`` returns whether a node keeps its running statistics and stays in inference form.
 
     Raises:
         ModelError: Running statistics are computed in the graph instead of stored, or a node in a
@@ -160,9 +154,7 @@ def to_training(
         if is_training(node) and len(names) == 3 and names[1].startswith((NEXT, OWN_PREFIX)):
             state.report.kept[label(node)] = "already in training mode"
         elif frozen(node):
-            state.report.kept[label(node)] = "frozen: it keeps its running statistics"
-            if is_training(node):
-                _freeze(node, state.report)
+            _freeze(node, state.report)
         else:
             nodes.append(node)
     bad = [label(node) for node in nodes if running_statistics(node) is None]
@@ -190,19 +182,24 @@ def to_training(
         stored = [latest.get(buffer, buffer) for buffer in statistics]
         following = _add_statistics(model, node, stored, builder, running_variance, factors)
         latest.update(zip(statistics, following, strict=True))
-    # Only the newest value of a buffer gets the name of its next value.
-    for buffer, new in latest.items():
-        if new.is_graph_output():  # keep its name, and add another value
-            same = builder.op("Identity", new)
-            producer = new.producer()
-            model.graph.insert_after(producer, builder.take()) if producer else builder.flush()
-            new = same
-        new.name = builder.unique(next_name(buffer.name or ""))
-        new.type, new.shape = buffer.type, buffer.shape
+    _name_next(latest, builder)
     # Also the names that an earlier call has given.
     names = [output.name or "" for node in model.graph for output in node.outputs]
     state.next_of.update((n.removeprefix(NEXT), n) for n in names if n.startswith(NEXT))
     return state
+
+
+def _name_next(latest: Mapping[ir.Value, ir.Value], builder: Builder) -> None:
+    """Give the newest value of each buffer the name of its next value."""
+    for buffer, new in latest.items():
+        if new.is_graph_output():  # keep its name, and add another value
+            same = builder.op("Identity", new)
+            producer = new.producer()
+            assert producer is not None  # the Add of the next statistic
+            builder.graph.insert_after(producer, builder.take())
+            new = same
+        new.name = builder.unique(next_name(buffer.name or ""))
+        new.type, new.shape = buffer.type, buffer.shape
 
 
 def _freeze_bodies(model: ir.Model, frozen: Callable[[ir.Node], bool], report: Report) -> None:
@@ -217,20 +214,20 @@ def _freeze_bodies(model: ir.Model, frozen: Callable[[ir.Node], bool], report: R
             "these layers outside of the body.",
         )
     for node in body_norms(model):
-        report.kept[label(node)] = "frozen: it keeps its running statistics"
-        if is_training(node):
-            _freeze(node, report)
+        _freeze(node, report)
 
 
 def _freeze(node: ir.Node, report: Report) -> None:
-    """Put a node that was exported in training mode in inference form."""
-    if any(map(is_read, node.outputs[1:])):
+    """Keep a node in inference form, or put it in that form."""
+    if not is_training(node):
+        report.kept[label(node)] = "frozen: it keeps its running statistics"
+    elif any(map(is_read, node.outputs[1:])):
+        report.kept[label(node)] = "frozen: it keeps its running statistics"
         report.notes.append(f"'{label(node)}' is frozen, but its running statistics are used")
-        return
-    node.resize_outputs(1)
-    node.attributes.pop("training_mode", None)
-    report.changed[label(node)] = "put in inference mode: frozen"
-    report.kept.pop(label(node), None)
+    else:
+        node.resize_outputs(1)
+        node.attributes.pop("training_mode", None)
+        report.changed[label(node)] = "put in inference mode: frozen"
 
 
 def has_no_momentum(node: ir.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Batches that used to crash the process; each runs in a separate process."""
+"""Batches that crash the process without a rewrite; each runs in a separate process."""
 
 import subprocess
 import sys

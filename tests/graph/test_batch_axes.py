@@ -120,7 +120,7 @@ def test_labels_say_nothing_of_the_inputs():
 
 
 def test_a_scalar_label_has_no_axis():
-    """A network with a single number for the whole batch ended in a traceback."""
+    """One number for the whole batch."""
     model = graph("float[batch,4] x, float labels", "y = Relu(x)")
     model.graph.inputs[1].shape = ir.Shape(())
     assert model_batch_axes(model, labels="labels") == {"x": 0, "labels": None}

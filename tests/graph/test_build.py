@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import ModelError
-from ortboost.graph.build import Builder, all_names, replace_node
+from ortboost.graph.build import Builder, all_names, insert_after, replace_node
 from tests.support import assert_three_lines, run, text_model
 
 
@@ -116,6 +116,24 @@ def test_flush_appends_and_empties():
     builder.flush()
     assert len(model.graph) == 3
     assert builder.nodes == []
+
+
+@pytest.mark.parametrize("suffix", [None, "exact"])
+def test_all_others_read_the_value_that_is_inserted_after_another(suffix):
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N] x) => (float[N] a, float[N] b) { a = Relu(x) b = Neg(a) }"""
+    )
+    graph = model.graph
+    old = graph[0].outputs[0]
+    builder = Builder(graph, "p")
+    new = builder.op("Add", old, old)
+    insert_after(old, new, builder, suffix=suffix)
+    assert [node.op_type for node in graph] == ["Relu", "Add", "Neg"]
+    assert graph[1].inputs == (old, old)
+    assert graph[2].inputs == (new,)
+    assert graph.outputs[0] is new
+    assert (old.name, new.name) == (("a", "p/Add") if suffix is None else ("a/exact", "a"))
 
 
 def test_replace_node_takes_over_name_and_uses():

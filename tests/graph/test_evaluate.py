@@ -7,7 +7,7 @@ from ortboost.graph.evaluate import evaluate_node
 
 
 def test_the_logarithm_of_zero_does_not_warn():
-    """T5 stores the logarithms of its distances; numpy's warning was on the screen."""
+    """T5 stores the logarithms of its distances, of which one is 0."""
     node = ir.node("Log", [ir.Value(name="x")])
     node.outputs[0].name = "y"
     (found,) = evaluate_node(node, {"x": np.float32([0, 1])}, 18) or [None]

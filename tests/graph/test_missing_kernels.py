@@ -25,7 +25,7 @@ OPSETS, IR_VERSION = range(18, 22), 10
     ],
 )  # fmt: skip
 def test_operators_that_run_at_an_older_opset_only(opset, node, tmp_path):
-    """At their newest opset, onnxruntime 1.31.1 has no kernel; found out when a step was opened."""
+    """onnxruntime 1.31.1 has no kernel for them at their newest opset."""
     if opset not in (22, *get_engine("portable").opsets):
         pytest.skip("onnx or the runtime is older")
     model = text_model(

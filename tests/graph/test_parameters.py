@@ -405,7 +405,7 @@ def test_numbers_in_the_code_of_torch_are_no_parameters():
 
 
 def test_constants_of_a_frozen_torch_module_are_known_by_their_use():
-    """`torch.jit.freeze`: all were taken for weights, and a tied one was trained as two."""
+    """`torch.jit.freeze` makes all weights Constant nodes; the tied one is one parameter."""
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[N,4] x) => (float[N,2] y) {
@@ -425,7 +425,7 @@ def test_constants_of_a_frozen_torch_module_are_known_by_their_use():
 
 @pytest.mark.parametrize("name", ["onnx::MatMul_7", "decoder/onnx::MatMul_7"])
 def test_names_of_torchscript_may_have_a_prefix(name):
-    """As `onnx.compose.add_prefix` writes them: a tied weight was trained as two."""
+    """As `onnx.compose.add_prefix` writes them; the tied weight is one parameter."""
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[N,4] x, float[4,2] w, float[2,4] t) => (float[N,4] y) {
@@ -455,7 +455,7 @@ def test_a_number_that_is_expanded_to_a_bias_is_none_without_the_metadata_of_tor
 
 
 def test_a_recurrent_layer_of_a_scripted_module_has_constants_as_weights():
-    """`torch.jit.script` packs them into Constant nodes; the layer was not trained."""
+    """`torch.jit.script` packs them into Constant nodes; the layer is trained all the same."""
     model = torch_model(
         """i = Constant<value_ints = [1, -1, 4]>() steps = Reshape(x, i)
         r = Constant<value = float[1,4,1] {1, 2, 3, 4}>()
@@ -886,7 +886,7 @@ def test_a_pattern_that_matches_no_trained_parameter_is_refused():
     ("blocks", "doubted"), [(("a",), {"v"}), (("a", "y"), set()), (("y",), {"w"}), ((), set())]
 )
 def test_a_parameter_that_torch_reads_in_a_block_of_its_own_is_told(blocks, doubted):
-    """``torch.no_grad()``: ``torch.export`` generates a module for it, or the whole was one."""
+    """`torch.export` generates a module for `torch.no_grad()`; what only that reads is doubtful."""
     trace = 'File "<eval_with_key>.36", line 5, in forward\n    linear = torch.ops.aten.linear'
     model = torch_model("a = MatMul(x, v) y = MatMul(a, w)", None, v=W44, w=W44)
     for value in model.graph.initializers.values():

@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.graph import shape_inference
+from ortboost.graph.inference_model import describe_model
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
@@ -245,7 +246,7 @@ def test_a_branch_may_not_be_one_for_these_lengths():
 
 @pytest.mark.parametrize("branches", ["then else", "else then"])
 def test_both_branches_may_use_a_name(branches):
-    """Where the length of the other branch counted, the process was aborted."""
+    """The check does not take the `h` of one branch for that of the other."""
     long, short = (
         f"""{branch}_branch = {branch} () => (r) {{
           a = Constant<value_ints = [0]>()  b = Constant<value_ints = [1]>()
@@ -301,7 +302,7 @@ def test_a_slice_in_a_function_is_inferred_if_no_length_is_negative():
 
 
 def test_the_activations_of_com_microsoft_keep_a_shape():
-    """A file that onnxruntime has optimized; ONNX knows nothing of them, so no rank was known."""
+    """As in a file that onnxruntime has optimized; ONNX has no inference for them."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
         g (float[N,4] x, float[4] b) => (y) {
@@ -335,7 +336,7 @@ def test_the_value_of_a_long_vector_is_not_propagated_through_a_cast():
     }"""
     model = ir.from_onnx_text(text)
     infer_shapes(model)
-    kinds = [node.op_type for node in shape_inference._described(model).graph.node]
+    kinds = [node.op_type for node in describe_model(model).graph.node]
     assert kinds == ["Constant", "Reshape", "CastLike", "CastLike", "Cast", "Cast"]
     y, z, k, m = model.graph.outputs
     assert m.dtype == ir.DataType.INT64  # sizes may be computed in float32: their values are used

@@ -257,7 +257,7 @@ def test_different_lengths_stay_different(n, m):
 
 
 def test_what_has_no_type_gets_no_shape():
-    """Behind an operator of onnxruntime: the library warned at each of them when it was saved."""
+    """Behind an operator of onnxruntime; onnx_ir warns of a shape without a type when it saves."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
         net (float[n,4] x) => (float[n,4] y) <int64[2] rows = {-1, 2}, int64[2] t = {-1, 4}> {

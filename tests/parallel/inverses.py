@@ -127,7 +127,7 @@ def shares(group: ProcessGroup) -> dict[str, object]:
     case = CASES["blocks of several sizes"]
     built = case.build(distributed=True)
     many = Stepper(built, threads=1, group=group)
-    (exchange,) = many.shared.open("step", many._state, 1).update.exchanges
+    (exchange,) = many.shared.open("step").update.exchanges
     sent: dict[str, np.ndarray] = {}
     run = exchange.run
 

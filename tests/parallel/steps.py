@@ -264,7 +264,7 @@ def segmented(group: ProcessGroup) -> dict[str, float]:
             same = np.array_equal(first.loss, second.loss, equal_nan=True)
             assert first.overflow == second.overflow
             assert same or group.size > 2
-        assert len(cut.shared.open(cut.next_graph, None, 1).gradients) > 1
+        assert len(cut.shared.open(cut.next_graph).gradients) > 1
         a, b = one.state(), cut.state()
         apart[name] = max(float(np.abs(a[n] - b[n]).max(initial=0.0)) for n in a)
     return apart

@@ -193,7 +193,7 @@ def without(group: ProcessGroup) -> float:
 def exchanges(group: ProcessGroup) -> int:
     """Number of exchanges of a step of ResNet-20."""
     stepper = Stepper(build_program(resnet(), synced()), group=group)
-    return len(stepper.shared.open(stepper.next_graph, None, None).exchanges)
+    return len(stepper.shared.open(stepper.next_graph).exchanges)
 
 
 if __name__ == "__main__":

@@ -673,7 +673,7 @@ def test_class_indices_that_a_models_own_losses_read_are_checked():
 @pytest.mark.parametrize("kind", [ir.to_proto, lambda model: model])
 @pytest.mark.parametrize("source", ["named", *sorted(p.name for p in EXPORTS.glob("*.onnx"))])
 def test_a_model_in_memory_is_not_changed(source, kind):
-    """Weights that are renamed were renamed in the user's model, too."""
+    """Not even the names of weights, which are renamed in the program."""
     if source == "named":
         model = ir.from_onnx_text(
             """<ir_version: 10, opset_import: ["" : 18, "own" : 1]>

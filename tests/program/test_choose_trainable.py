@@ -67,7 +67,7 @@ def test_the_first_note_counts_and_the_others_name_what_is_in_doubt():
     ids=["torchscript", "dynamo"],
 )
 def test_patterns_match_the_names_of_torch_where_the_exporter_renamed_weights(name, node, origin):
-    """With constant folding, the default of torch's exporters: `--freeze 'body*'` froze biases."""
+    """Constant folding, the default of torch's exporters, renames weights, but not biases."""
 
     def model():
         found = small_mlp()
@@ -242,7 +242,7 @@ def test_only_tensors_of_one_number_may_be_tied_by_chance(operator, numbers, not
 
 
 def test_a_file_whose_weights_are_all_quantized_is_called_so():
-    """QDQ files of onnxruntime.quantization: `There is nothing to train` left the user alone."""
+    """A QDQ file of onnxruntime.quantization; the error says where to start instead."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, int8[4,3] w, float scale) => (float[N,3] y) {
@@ -258,7 +258,7 @@ def test_a_file_whose_weights_are_all_quantized_is_called_so():
 
 @pytest.mark.parametrize("constant", ["value_float = 0.5", "value_floats = [0.5, 1.5, 2.5]"])
 def test_a_file_without_its_weights_is_called_so(constant):
-    """torch's `export_params=False` writes parameters as inputs; Llama trained its frequencies."""
+    """torch's `export_params=False` writes parameters as inputs; only constants are stored."""
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] y) {{

@@ -163,7 +163,7 @@ def test_a_size_that_makes_no_sense(size):
 
 
 def test_a_size_that_no_memory_holds(monkeypatch):
-    """The advice was a smaller batch."""
+    """The fix is another limit; a smaller batch, as for other tensors, would not help."""
     found = refused(UsageError, small_mlp(), 10**12)
     assert "'w2' has 6 inputs" in found.where
     assert "ORTBOOST_LIMITS=tensor_bytes=24000000000000" in found.fix

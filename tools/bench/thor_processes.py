@@ -64,7 +64,7 @@ def worker(given: argparse.Namespace) -> None:
             thor = Thor(frequency=2, block=given.block, distribute_inverses=divided)
             program = build_program(model, ProgramConfig(engine="portable", boosts=(thor,)))
             steppers.append(Stepper(program, threads=1, group=group))
-        graph = steppers[1].shared.open("step", steppers[1]._state, 1).update._graph
+        graph = steppers[1].shared.open("step").update._graph
         run, inversions = graph.run, list[float]()
 
         def noted(number, feeds):

@@ -30,8 +30,9 @@ from ortboost.graph.io import load_model, save_model
 from ortboost.optimizers import Adam
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig
-from ortboost.program.program import EVAL, MANIFEST, STATE, STEP, Program, read_tensors
+from ortboost.program.program import EVAL, MANIFEST, STATE, STEP, Program
 from ortboost.program.split import save_split
+from ortboost.program.state_file import read_tensors
 from tools.fuzz.damage import damage_bytes, damage_model, damage_text
 
 __all__ = ["COMMANDS", "damage_file", "make_files", "seal"]

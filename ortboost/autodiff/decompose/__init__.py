@@ -31,15 +31,9 @@ def decompose(
 ) -> Report:
     """Decompose the nodes that the engine cannot differentiate, in place.
 
-    Args:
-        model: Normalized model with its loss attached and shapes inferred.
-        wrt: Names of the tensors that need gradients.
-        loss: Name of the loss, or of several outputs that it is computed from.
-        engine: The engine that will differentiate the model.
-
-    Returns:
-        A report of the decomposed nodes, and of those kept with the reason why the rule does not
-        apply. The rewrite is idempotent.
+    The model is normalized, its shapes inferred, its loss attached; ``wrt`` are the names of the
+    tensors that need gradients, ``loss`` that of the loss, or of outputs that it is computed from.
+    The report has the decomposed nodes, and those kept with the reason. The rewrite is idempotent.
     """
     total = Report("decompose")
     sources = list(wrt)

@@ -106,13 +106,8 @@ def _stft(site: Site) -> list[ir.Value | None]:
 def write_out_real_inverses(model: ir.Model) -> Report:
     """Decompose inverse transforms of one side, in place, also where no gradient passes.
 
-    Evaluation needs it, too: onnxruntime 1.19 does not open a model with such a transform.
-
-    Args:
-        model: A normalized model, its shapes inferred.
-
-    Returns:
-        A report of the transforms, and of those kept with the reason. Idempotent.
+    Evaluation needs it, too: onnxruntime 1.19 does not open a model with such a transform. The
+    shapes of the normalized model have been inferred. The rewrite is idempotent.
     """
 
     def is_real_inverse(node: ir.Node) -> bool:

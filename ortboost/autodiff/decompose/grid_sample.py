@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.formulas import Term
+from ortboost.graph.query import fixed_lengths
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__: list[str] = []
@@ -172,9 +173,9 @@ def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Valu
     """``[W + more, H + more, ..]`` with the dtype of the grid, constant if possible."""
     dtype = dtype or _grid_dtype(site)
     sizes = site.shape()[:1:-1]  # x is the last axis of the image and the first of a point
-    known = [size + more for size in sizes if isinstance(size, int)]
-    if len(known) == len(sizes):
-        return site.builder.const(known, dtype)
+    known = fixed_lengths(sizes)
+    if known is not None:
+        return site.builder.const([size + more for size in known], dtype)
     axes = site.ints(*reversed(range(2, site.rank())))
     found = site.op("Gather", site.shape_of(site.input(0)), axes, axis=0)
     found = site.op("Add", found, site.ints(more))

@@ -53,7 +53,7 @@ def _group(site: Site) -> list[ir.Value | None]:
     rank, groups, data = site.rank(), site.integer("num_groups", 1), site.input(0)
     folded = site.op("Reshape", data, site.ints(0, groups, -1))  # 0 keeps the batch
     normal = _standardized(site, folded, site.ints(2))
-    # One per channel is tolerated below opset 21, too, where the standard asks for one per group.
+    # Below opset 21 the standard requires one per group; one per channel is accepted, too.
     (count,) = known_shape(site.input(1)) or (None,)
     channels = site.shape()[1]
     per_channel = site.opset >= 21 or (count == channels and count != groups)

@@ -171,12 +171,7 @@ def lift_large_constants(
 ) -> dict[str, ir.TensorProtocol]:
     """Turn large constants into inputs temporarily, as the builder takes the model as bytes.
 
-    Args:
-        model: The graph, changed in place.
-        also: Names of constants to lift regardless of their size.
-
-    Returns:
-        Name to tensor of the lifted constants.
+    Those with a name in ``also`` are lifted whatever their size. The result is name to tensor.
     """
     lifted: dict[str, ir.TensorProtocol] = {}
     for name, value in list(model.graph.initializers.items()):
@@ -195,9 +190,9 @@ def lift_large_constants(
 
 
 def cut_stopped(model: ir.Model) -> dict[str, str]:
-    """Let the readers of detached values read new inputs: the builder knows no such node.
+    """Let the readers of detached values read new inputs: the builder has no form of such a node.
 
-    Nor does it know that a few operators read only the shape of their input.
+    Nor does it treat a few operators as reading only the shape of their input.
 
     Returns:
         Name of each new input to the name of the detached value, for :func:`join_stopped`.

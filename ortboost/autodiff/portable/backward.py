@@ -116,16 +116,10 @@ class Backward(Site):
         return index in self.wanted
 
     def sum_to_shape(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
-        """Sum a gradient over the axes along which ``value`` was broadcast.
+        """Sum a gradient over the axes along which ``value`` was broadcast, to its shape.
 
-        Args:
-            gradient: The gradient, with the broadcast shape.
-            value: The operand.
-
-        Returns:
-            The gradient in the shape of ``value``. No node is added if the shapes are known to be
-            equal; equal symbolic names mean equal lengths. If the shapes are uncertain, axes whose
-            lengths differ are summed at run time.
+        No node is added if the shapes are known to be equal; equal symbolic names mean equal
+        lengths. If the shapes are uncertain, axes whose lengths differ are summed at run time.
         """
         have, want = known_shape(gradient), known_shape(value)
         if have is None:  # a gradient has the shape of its output

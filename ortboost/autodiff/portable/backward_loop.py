@@ -262,11 +262,11 @@ def _scan(
     stacked: Sequence[Slices],
     results: Sequence[ir.Value],
 ) -> tuple[ir.Value, ...]:
-    body, outer = forward.copy, b.builder.take()
+    body = forward.copy
     body.inputs.extend([*(c.before for c in carried), *(slices.step for slices, _ in given)])
-    body.outputs.extend(_own(body, results, b.builder))
-    body.extend(b.builder.take())
-    b.builder.nodes = outer
+    with b.builder.inner_graph():
+        body.outputs.extend(_own(body, results, b.builder))
+        body.extend(b.builder.take())
     layout: dict[str, Any] = {
         "num_scan_inputs": len(given),
         "scan_input_axes": [slices.axis for slices, _ in given],
@@ -298,25 +298,24 @@ def _loop(
     _, counters = given[-1]  # see `_kept_inputs`
     steps = builder.op("Squeeze", b.shape_of(counters), shape=[])
     last = builder.op("Sub", steps, b.const(1, ir.DataType.INT64), shape=[])
-    outer = builder.take()
     number = ir.val(builder.unique("step"), ir.DataType.INT64, [])
     condition = ir.val(builder.unique("condition"), ir.DataType.BOOL, [])
-    position = builder.op("Sub", last, number, shape=[])
-    for slices, tensor in given:
-        index = position if slices.reverse else number
-        step = builder.op("Gather", tensor, index, axis=slices.axis, shape=slices.step.shape)
-        slices.step.replace_all_uses_with(step)
-        results = [step if value is slices.step else value for value in results]
-    first = builder.take()
-    kept = list(body)
-    body.remove(kept)
-    body.extend([*first, *kept])
-    own = _own(body, results, builder)
-    body.inputs.extend([number, condition, *(c.before for c in carried)])
-    again = builder.op("Identity", condition, shape=[])
-    body.extend(builder.take())
-    body.outputs.extend([again, *own])
-    builder.nodes = outer
+    with builder.inner_graph():
+        position = builder.op("Sub", last, number, shape=[])
+        for slices, tensor in given:
+            index = position if slices.reverse else number
+            step = builder.op("Gather", tensor, index, axis=slices.axis, shape=slices.step.shape)
+            slices.step.replace_all_uses_with(step)
+            results = [step if value is slices.step else value for value in results]
+        first = builder.take()
+        kept = list(body)
+        body.remove(kept)
+        body.extend([*first, *kept])
+        own = _own(body, results, builder)
+        body.inputs.extend([number, condition, *(c.before for c in carried)])
+        again = builder.op("Identity", condition, shape=[])
+        body.extend(builder.take())
+        body.outputs.extend([again, *own])
     always = b.const(True, ir.DataType.BOOL)
     initial = [c.initial for c in carried]
     return builder.ops("Loop", steps, always, *initial, names=[None] * len(results), body=body)

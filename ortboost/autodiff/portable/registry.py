@@ -128,8 +128,8 @@ def register(*op_types: str, domain: str = "") -> Callable[[GradientRule], Gradi
 def refuses(*op_types: str) -> Callable[[Condition], Condition]:
     """Register a condition of the built-in rule of standard operators, as a decorator.
 
-    It tells why a node is not supported, or ``None``. It is checked before anything is built; the
-    rule itself may rely on it.
+    The condition returns why a node is not supported, or ``None``. It is checked before anything is
+    built; the rule itself may rely on it.
     """
 
     def enter(condition: Condition) -> Condition:

@@ -21,7 +21,7 @@ from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueEr
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
-from ortboost.program.program import read_tensors
+from ortboost.program.state_file import read_tensors
 
 __all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]
 

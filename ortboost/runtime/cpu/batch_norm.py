@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.autodiff.portable.rewrites.batch_norm import batch_normalizations
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, static_shape
 
@@ -26,12 +26,7 @@ def fused_statistics(model: ir.Model) -> bool:
     Only float32 nodes with a known number of channels are fused. With a momentum of 0 the running
     statistics returned by the operator are those of the batch.
     """
-    first: dict[int, ir.Node] = {}
-    for node in model.graph:
-        centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
-        if centered is not None:  # later ones with the same centred input belong to its gradient
-            first.setdefault(id(centered), node)
-    nodes = [node for node in first.values() if _channels(node)]
+    nodes = [node for node in batch_normalizations(model.graph) if _channels(node)]
     if not nodes:
         return False
     # The kernel returns mean and variance too; what computed them before becomes unused.
@@ -71,8 +66,8 @@ def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]
 def _fuse(node: ir.Node, old_mean: ir.Value, old_variance: ir.Value, builder: Builder) -> None:
     x, scale, bias, mean, variance = node.inputs
     channels = _channels(node)
-    if mean is None or variance is None:
-        raise TypeError("checked before")
+    assert mean is not None  # as of all these nodes
+    assert variance is not None
     y, new_mean, new_variance = builder.ops(
         "BatchNormalization",
         *(x, scale, bias, old_mean, old_variance),

@@ -31,7 +31,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, is_standard, known_shape, producer_of, static_shape
+from ortboost.graph.query import (
+    constant,
+    fixed_lengths,
+    is_standard,
+    known_shape,
+    producer_of,
+    static_shape,
+)
 from ortboost.runtime.session import open_session
 
 __all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]
@@ -83,8 +90,8 @@ def _layer(node: ir.Node) -> _Layer | None:
         return None
     if x.dtype != _FLOAT or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None
-    space = [length for length in result[2:] if isinstance(length, int)]
-    if math.prod(sizes[2:]) == 1 or len(space) < 2 or math.prod(space) < _SMALLEST:
+    space = fixed_lengths(result[2:])
+    if math.prod(sizes[2:]) == 1 or space is None or math.prod(space) < _SMALLEST:
         return None
     return _Layer(channels, sizes[0], node.attributes.get_int("group", 1), sizes[2:])
 
@@ -117,8 +124,8 @@ def reorder(builder: Builder, value: ir.Value) -> ir.Value:
 
 def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.Value:
     x, w, bias = (*node.inputs, None)[:3]
-    if x is None or w is None:
-        raise TypeError("the operator has an image and a weight")
+    assert x is not None  # see `_layer`
+    assert w is not None
     outputs = -(-layer.outputs // block) * block  # whole blocks; the last is padded by zeros
     more = outputs - layer.outputs
     if layer.depthwise:  # [M, 1, k...] is reordered like an image with M channels

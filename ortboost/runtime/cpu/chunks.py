@@ -129,7 +129,7 @@ class _Scan:
         """Move the nodes into the body of a Scan, inserted at the place of the last of them."""
         builder, chain, taken = self.builder, self.chain, self.chain.tensors
         members = set(chain.nodes)
-        # What is read outside of the chain. Scalars need no input: a body sees outer values.
+        # What is read outside of the chain. Scalars need no input: a body can read outer values.
         results = [
             value
             for value in chain.computed

@@ -20,7 +20,14 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.patterns import Op, match
-from ortboost.graph.query import constant, input_at, known_shape, producer_of, static_shape
+from ortboost.graph.query import (
+    constant,
+    fixed_lengths,
+    input_at,
+    known_shape,
+    producer_of,
+    static_shape,
+)
 from ortboost.runtime.cpu.blocked import DOMAIN, QUARTER, block_size, reorder
 
 __all__ = ["depthwise_gradients"]
@@ -150,8 +157,8 @@ def _space(value: ir.Value, channels: int) -> tuple[int, ...] | None:
     shape = known_shape(value)
     if shape is None or len(shape) != 4 or shape[1] != channels:
         return None
-    lengths = tuple(length for length in shape[2:] if isinstance(length, int) and length > 0)
-    return lengths if len(lengths) == 2 else None
+    lengths = fixed_lengths(shape[2:])
+    return lengths if lengths is not None and min(lengths) > 0 else None
 
 
 def _convolution(p: _Products, block: int, builder: Builder) -> ir.Value:

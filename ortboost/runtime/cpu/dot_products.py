@@ -21,7 +21,7 @@ import math
 
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, known_shape, producer_of, sole_consumer
+from ortboost.graph.query import constant, fixed_lengths, known_shape, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["dot_products"]
@@ -58,9 +58,8 @@ def _dot_product(site: Site) -> list[ir.Value | None] | None:
     first = len(shape)
     while first - 1 in reduced:
         first -= 1
-    last = [length for length in shape[first:] if isinstance(length, int)]
-    positions = math.prod(last)
-    if len(last) < len(shape) - first or positions < _POSITIONS:
+    last = fixed_lengths(shape[first:])
+    if last is None or (positions := math.prod(last)) < _POSITIONS:
         return None
     rows = site.ints(*[0] * first, 1, positions)  # 0 keeps a length
     a, b = site.op("Reshape", left, rows), site.op("Reshape", right, rows)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["expand_by_products"]
@@ -26,10 +26,11 @@ def _product(site: Site) -> list[ir.Value | None] | None:
     """``[N, C, 1, ...] -> [N C, 1] @ [1, L] -> [N, C, L...]``."""
     value, shape = site.input(0), known_shape(site.node.outputs[0]) or ()
     before = known_shape(value) or ()
-    sizes = [size for size in shape[1:] if isinstance(size, int)]
+    sizes = fixed_lengths(shape[1:])
     # An unknown batch size could differ from that of the input.
-    known = shape[:1] != (None,) and len(sizes) == len(shape) - 1 and math.prod(sizes) > 0
-    if not known or len(shape) < 3 or len(before) != len(shape):
+    if sizes is None or shape[:1] == (None,) or math.prod(sizes) == 0:
+        return None
+    if len(shape) < 3 or len(before) != len(shape):
         return None
     if before[:2] != shape[:2] or set(before[2:]) != {1} or value.dtype != ir.DataType.FLOAT:
         return None

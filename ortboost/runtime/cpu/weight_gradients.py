@@ -201,8 +201,7 @@ def _scan(taps: _Taps, builder: Builder) -> ir.Value:
         num_scan_inputs=2,
         body=body,
     )
-    joined = totals[0] if len(totals) == 1 else builder.op("Concat", *totals, axis=0)
-    return builder.op("Transpose", joined, perm=[1, 0])
+    return builder.op("Transpose", builder.combined("Concat", totals, axis=0), perm=[1, 0])
 
 
 def _stacked(taps: _Taps, image: ir.Value, builder: Builder) -> ir.Value:
@@ -214,10 +213,10 @@ def _stacked(taps: _Taps, image: ir.Value, builder: Builder) -> ir.Value:
     )
     last = taps.kernel[-1] - 1
     shifted = []
-    for tap in range(last + 1):  # a negative padding removes what no window sees
+    for tap in range(last + 1):  # a negative padding removes what no window reads
         pads = builder.ints(0, *begins, begin - tap, 0, *ends, end - last + tap)
         shifted.append(builder.op("Pad", image, pads))
-    return shifted[0] if last == 0 else builder.op("Concat", *shifted, axis=0)
+    return builder.combined("Concat", shifted, axis=0)
 
 
 def _slice(builder: Builder, name: str, like: ir.Value, shape: Sequence[int]) -> ir.Value:

@@ -23,10 +23,12 @@ import math
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.autodiff.portable.rewrites.batch_norm import batch_normalizations
 from ortboost.graph.build import Builder
 from ortboost.graph.query import (
+    SHORT_FLOATS,
     constant,
+    fixed_lengths,
     input_at,
     known_shape,
     producer_of,
@@ -38,7 +40,6 @@ from ortboost.graph.rewriting import Site, rewrite_nodes
 __all__ = ["factors_by_channel", "statistics_by_image"]
 
 _FLOAT = ir.DataType.FLOAT
-_SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _POSITIONS = 128  # minimum: the kernel has 128 threads for each image and channel
 _OPSET = 18  # the first in which the axes of ReduceMean are an input
 _EPSILON = 1e-20  # of the normalization: far below the variance of anything that is not constant
@@ -48,18 +49,11 @@ def statistics_by_image(model: ir.Model) -> bool:
     """Compute the statistics of batch normalizations image by image; whether there was one."""
     if model.opset_imports.get("", 0) < _OPSET:
         return False
-    seen: set[int] = set()
-    done = False
     builder = Builder(model.graph, "ortboost/statistics")
-    for node in list(model.graph):
-        centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
-        if centered is None or id(centered) in seen:  # later ones belong to the gradient
-            continue
-        seen.add(id(centered))
-        done |= _replace(node, builder)
-    if done:
+    done = [_replace(node, builder) for node in batch_normalizations(model.graph)]
+    if any(done):
         model.graph.sort()  # the statistics may have been read before the normalization
-    return done
+    return any(done)
 
 
 def _replace(node: ir.Node, b: Builder) -> bool:
@@ -76,13 +70,11 @@ def _replace(node: ir.Node, b: Builder) -> bool:
         return False
     if mean.dtype != _FLOAT or variance.dtype != _FLOAT:
         return False
-    space = [length for length in shape[2:] if isinstance(length, int)]
+    space = fixed_lengths(shape[2:])
+    if space is None or source.dtype not in (_FLOAT, *SHORT_FLOATS):
+        return False
     positions = math.prod(space)
-    if (
-        len(space) < len(shape) - 2
-        or positions < _POSITIONS
-        or source.dtype not in (_FLOAT, *_SHORT)
-    ):
+    if positions < _POSITIONS:
         return False
     rows = b.op("Reshape", source, b.ints(0, 0, positions), shape=[*shape[:2], positions])
     ones = b.const([1.0] * positions, source.dtype)

@@ -26,6 +26,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.graph.bodies import unwrap
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_random, is_standard, static_shape
 from ortboost.graph.shape_inference import infer_shapes
@@ -47,7 +48,7 @@ def capturable(model: ir.Model) -> ir.Model:
     # A branch that was moved out may contain another If.
     while gates := [node for node in changed.graph if _selects(node)]:
         for gate in gates:
-            _select(gate, changed.graph, builder)
+            _select(gate, builder)
     for node in list(changed.graph):
         if is_standard(node, "Concat") and len(node.inputs) > _MOST:
             _concat_in_groups(node, builder)
@@ -90,23 +91,10 @@ def _selects(node: ir.Node) -> bool:
     )
 
 
-def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
+def _select(gate: ir.Node, b: Builder) -> None:
     """Compute both branches of an If, and select the results."""
-    branches = [gate.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
-    results = [list(branch.outputs) for branch in branches]
-    taken = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
-    for branch in branches:  # move everything to the outer graph
-        for value in (*branch.initializers.values(), *(v for n in branch for v in n.outputs)):
-            if value.name in taken:  # both branches may use a name
-                value.name = b.unique(value.name or "value")
-            taken.add(value.name)
-        for value in list(branch.initializers.values()):
-            del branch.initializers[value.name or ""]
-            graph.register_initializer(value)
-        nodes = list(branch)
-        branch.outputs.clear()  # else the results would still count as outputs of a graph
-        branch.remove(nodes)
-        graph.insert_before(gate, nodes)
+    branches = (gate.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+    results = [unwrap(branch, gate) for branch in branches]
     chosen = []
     for output, then, otherwise in zip(gate.outputs, *results, strict=True):
         condition = gate.inputs[0]

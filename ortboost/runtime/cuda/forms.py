@@ -34,8 +34,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.query import (
+    SHORT_FLOATS,
     constant,
     find_schema,
     has_subgraph,
@@ -56,7 +57,6 @@ __all__ = ["for_cuda"]
 
 _OLDEST: Final = 18  # of the engines; see their `opsets`
 _RANKS: Final = 16  # more ones than this are not one for each axis of a tensor
-_SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _SHORT_NAMES: Final = ("float16", "bfloat16")
 # Operators whose meaning changed with unchanged attributes, and the opset of the change.
 _OTHER_MEANING: Final = {
@@ -104,6 +104,7 @@ def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Mode
 
 
 def _plain_cast(site: Site) -> Sequence[ir.Value] | None:
+    """Turn CastLike into a Cast to the type of its second input, in place."""
     like = site.input(1)
     # Without saturation it would not be this plain Cast.
     if like.dtype is None or not site.integer("saturate", 1):
@@ -116,6 +117,7 @@ def _plain_cast(site: Site) -> Sequence[ir.Value] | None:
 
 
 def _plain_elu(site: Site) -> list[ir.Value | None] | None:
+    """`Celu(x) = alpha Elu(x / alpha)`."""
     x, alpha = site.input(0), site.number("alpha", 1.0)
     if x.dtype is None:
         return None
@@ -127,6 +129,7 @@ def _plain_elu(site: Site) -> list[ir.Value | None] | None:
 
 
 def _constant_ones(site: Site) -> list[ir.Value | None] | None:
+    """Replace an Expand of one integer to a known number of them by a constant."""
     number, shape = constant(site.input(0), limit=1), static_shape(site.node.outputs[0])
     if number is None or number.size != 1 or number.dtype != np.int64:
         return None
@@ -170,6 +173,7 @@ def _older_opset(model: ir.Model, kernels: Kernels) -> bool:
 
 
 def _missing(nodes: list[ir.Node], kernels: Kernels, opset: int) -> int:
+    """How many nodes have no CUDA kernel in an opset."""
     imports = {"": opset}
     return sum(isinstance(kernels.find("cuda", node, imports), str) for node in nodes)
 
@@ -204,6 +208,7 @@ def _text(value: ir.Value) -> str:
 
 
 def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
+    """Surround nodes without a 16-bit kernel by casts to float32; whether there was one."""
     builder, done = Builder(model.graph, "ortboost/cuda"), False
     for node in list(model.graph.all_nodes()):
         missing = isinstance(kernels.find("cuda", node, model.opset_imports), str)
@@ -213,8 +218,8 @@ def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
             if isinstance(as_float, str) and shifted_maxima(node, builder):
                 done = True
                 continue
-        operands = [value for value in (*node.inputs, *node.outputs) if value is not None]
-        short = [value for value in operands if value.dtype in _SHORT]
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        short = [value for value in values if value.dtype in SHORT_FLOATS]
         if (
             not short
             or not is_standard(node)
@@ -236,24 +241,15 @@ def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
 
 
 def _cast_around(node: ir.Node, b: Builder) -> None:
+    """Let a node compute in float32, from and to 16 bits."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     for position, value in enumerate(node.inputs):
-        if value is not None and value.dtype in _SHORT:
+        if value is not None and value.dtype in SHORT_FLOATS:
             node.replace_input_with(position, b.cast(value, ir.DataType.FLOAT))
     graph.insert_before(node, b.take())
     for value in node.outputs:
-        if value.dtype not in _SHORT:
+        if value.dtype not in SHORT_FLOATS:
             continue
-        # The cast back takes over name and readers, the list of the graph's outputs included.
-        uses, name, dtype = list(value.uses()), value.name, value.dtype
-        value.name = b.unique(f"{name}/float32")
-        value.type = ir.TensorType(ir.DataType.FLOAT)
-        narrow = b.op("Cast", value, to=dtype, dtype=dtype, shape=value.shape)
-        narrow.name = name
-        for use in uses:
-            use.node.replace_input_with(use.idx, narrow)
-        for place, output in enumerate(graph.outputs):
-            if output is value:
-                graph.outputs[place] = narrow
-    graph.insert_after(node, b.take())
+        dtype, value.type = value.dtype, ir.TensorType(ir.DataType.FLOAT)
+        insert_after(value, b.cast(value, dtype), b, suffix="float32")

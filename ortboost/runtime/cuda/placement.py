@@ -29,6 +29,7 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.graph.query import (
+    SHORT_FLOATS,
     find_schema,
     has_subgraph,
     input_at,
@@ -44,7 +45,6 @@ __all__ = ["Copy", "Placed", "Side", "place"]
 Side: TypeAlias = Literal["cuda", "cpu", "none"]
 
 _SMALL: Final = 100  # elements of an initializer that GetCpuPreferredNodes treats as a host value
-_SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _RNN: Final = {
     "LSTM": ("sigmoid", "tanh", "tanh") * 2,
     "GRU": ("sigmoid", "tanh") * 2,
@@ -203,7 +203,7 @@ class _Placer:
             # All inputs are host values. One that the CUDA kernel itself reads on the host keeps
             # the node on the device, unless it is free.
             if wanted is None or all(
-                value.dtype not in _SHORT
+                value.dtype not in SHORT_FLOATS
                 and (self._free(value, graph) or (value in host and i not in wanted.host_inputs))
                 for i, value in enumerate(node.inputs)
                 if value is not None

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, known_shape
+from ortboost.graph.query import SHORT_FLOATS, constant, known_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["reductions_in_two_steps"]
-
-_SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def reductions_in_two_steps(model: ir.Model) -> bool:
@@ -33,7 +31,7 @@ def _in_two_steps(site: Site) -> list[ir.Value | None] | None:
     axes = None if len(site.node.inputs) < 2 else constant(site.node.inputs[1])
     x = site.input(0)
     shape = known_shape(x)
-    if axes is None or shape is None or x.dtype not in (ir.DataType.FLOAT, *_SHORT):
+    if axes is None or shape is None or x.dtype not in (ir.DataType.FLOAT, *SHORT_FLOATS):
         return None
     rank, reduced = len(shape), sorted({int(axis) % len(shape) for axis in axes.tolist()})
     first = rank  # of the last block of axes
@@ -44,10 +42,10 @@ def _in_two_steps(site: Site) -> list[ir.Value | None] | None:
     if first == rank or not others or others != list(range(len(others))):
         return None
     op_type, kept = site.node.op_type, site.integer("keepdims", 1)
-    wide = site.builder.cast(x, ir.DataType.FLOAT) if x.dtype in _SHORT else x
+    wide = site.builder.cast(x, ir.DataType.FLOAT) if x.dtype in SHORT_FLOATS else x
     part = site.op(op_type, wide, site.ints(*range(first, rank)), keepdims=kept)
     whole = site.op(op_type, part, site.ints(*others), keepdims=kept)
-    if x.dtype in _SHORT:
+    if x.dtype in SHORT_FLOATS:
         whole = site.builder.cast(whole, x.dtype)
     whole.shape = site.node.outputs[0].shape
     return [whole]

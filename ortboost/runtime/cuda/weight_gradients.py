@@ -25,7 +25,14 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, known_shape, producer_of, sole_consumer, static_shape
+from ortboost.graph.query import (
+    constant,
+    fixed_lengths,
+    known_shape,
+    producer_of,
+    sole_consumer,
+    static_shape,
+)
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["pad_before_transpose", "patches_of_few_channels"]
@@ -67,7 +74,7 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
             return None  # it is replaced together with the Slice
     swapped = _swap(turned)
     guard = producer_of(swapped, "Where")  # of an empty batch
-    if guard is not None and not _asks_for_size(guard.inputs[0]):
+    if guard is not None and not _is_not_empty(guard.inputs[0]):
         return None
     conv = producer_of(swapped if guard is None else guard.inputs[1], "Conv")
     if conv is None or len(conv.inputs) != 2 or conv.attributes.get_int("group", 1) != 1:
@@ -77,9 +84,10 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
     image, windows = (None if v is None else known_shape(v) for v in (x, g))
     if x is None or g is None or taps is None or image is None or windows is None:
         return None
-    if not all(isinstance(length, int) for length in (*image[1:], *windows[1:])):
+    sizes, counts = fixed_lengths(image[1:]), fixed_lengths(windows[1:])
+    if sizes is None or counts is None:
         return None
-    channels, kernel, outputs = int(image[1] or 0), taps[2:], int(windows[1] or 0)
+    channels, kernel, outputs = sizes[0], taps[2:], counts[0]
     size, spatial = channels * math.prod(kernel), len(kernel)
     order = [1, 0, *range(2, 2 + spatial)]
     # Stride and dilation are swapped, too.
@@ -89,11 +97,11 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
     if conv.attributes.get_string("auto_pad", "NOTSET") != "NOTSET" or not 0 < size <= _ELEMENTS:
         return None
     seen_lengths = [
-        (int(image[2 + a] or 0) + pads[a] + pads[a + spatial] - dilations[a] * (kernel[a] - 1) - 1)
+        (sizes[1 + a] + pads[a] + pads[a + spatial] - dilations[a] * (kernel[a] - 1) - 1)
         // strides[a] + 1
         for a in range(spatial)
     ]  # fmt: skip
-    if seen_lengths != list(windows[2:]):
+    if seen_lengths != list(counts[1:]):
         return None
     unit = np.eye(size).reshape(size, channels, *kernel)
     seen = site.op(
@@ -110,7 +118,7 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Reshape", found, site.ints(*taps), shape=taps)]
 
 
-def _asks_for_size(value: ir.Value | None) -> bool:
+def _is_not_empty(value: ir.Value | None) -> bool:
     """Whether a condition is `Size(...) > 0`."""
     greater = producer_of(value, "Greater")
     return greater is not None and producer_of(greater.inputs[0], "Size") is not None

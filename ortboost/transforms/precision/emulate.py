@@ -16,13 +16,11 @@ move or select elements are already rounded and are not rounded again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, insert_after, replace_node
 from ortboost.graph.query import is_read
 from ortboost.transforms.precision.operators import complete_types
 
@@ -114,13 +112,11 @@ def _cast_outputs(
 def _emulate_node(
     node: ir.Node, low: ir.DataType, low_values: set[int], builder: Builder, report: Report
 ) -> None:
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)  # it was found there
     if _rounds(node):
         return
     _retype_attributes(node, low)
     if node.op_type == "Cast" and id(node.outputs[0]) in low_values:
-        _emulate_cast(node, graph, low, builder, report)
+        _emulate_cast(node, low, builder, report)
         return
     for value in node.outputs:
         if id(value) not in low_values:
@@ -130,14 +126,8 @@ def _emulate_node(
             continue  # also an omitted output
         if node.op_type in _EXACT and node.domain in ("", "ai.onnx", "com.microsoft"):
             continue
-        name, readers = value.name or "", list(value.uses())
-        upcast = _rounded(value, low, builder)
-        value.name = builder.unique(f"{name}/exact")
-        # The readers listed before: the rounding itself must go on reading the exact value.
-        _take_over(value, upcast, graph, readers)
-        graph.insert_after(node, builder.take())
-        upcast.name = name
-        report.changed[node.name or name] = f"{node.op_type} in float32, rounded"
+        report.changed[node.name or value.name or ""] = f"{node.op_type} in float32, rounded"
+        insert_after(value, _rounded(value, low, builder), builder, suffix="exact")
 
 
 def _is_upcast(node: ir.Node, low: ir.DataType) -> bool:
@@ -158,32 +148,22 @@ def _drop_cast(node: ir.Node) -> None:
             return  # both names are visible outside the graph
         name, output.name = output.name, f"{output.name}/dropped"
         source.name = name
-    _take_over(output, source, graph, list(output.uses()))
+    ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
     graph.remove(node, safe=True)
 
 
-def _emulate_cast(
-    node: ir.Node, graph: ir.Graph, low: ir.DataType, builder: Builder, report: Report
-) -> None:
+def _emulate_cast(node: ir.Node, low: ir.DataType, builder: Builder, report: Report) -> None:
     """Turn a Cast to the low-precision type into a rounding."""
     source, output = node.inputs[0], node.outputs[0]
     assert source is not None
-    name, readers = output.name or "", list(output.uses())
-    report.changed[node.name or name] = "rounds"
-    if source.dtype == _FLOAT:
-        # A pair of Casts instead of the one.
-        upcast = _rounded(source, low, builder)
+    report.changed[node.name or output.name or ""] = "rounds"
+    if source.dtype == _FLOAT:  # a pair of Casts instead of the one
+        replace_node(node, [_rounded(source, low, builder)], builder)
     else:  # from an integer or a wider float: round once, then cast back
         output.type = ir.TensorType(low)
         node.attributes["to"] = ir.AttrInt64("to", int(low))
         node.name = builder.unique(f"{_ROUND}/node")
-        output.name = builder.unique(f"{name}/exact")
-        upcast = builder.cast(output, _FLOAT, _ROUND)
-    _take_over(output, upcast, graph, readers)
-    graph.insert_after(node, builder.take())
-    if source.dtype == _FLOAT:
-        graph.remove(node, safe=True)
-    upcast.name = name
+        insert_after(output, builder.cast(output, _FLOAT, _ROUND), builder, suffix="exact")
 
 
 def _rounds(node: ir.Node) -> bool:
@@ -194,15 +174,6 @@ def _rounds(node: ir.Node) -> bool:
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
     """Round a value to the low-precision type with a pair of Casts."""
     return builder.cast(builder.cast(value, low, f"{_ROUND}/{value.name}"), _FLOAT, _ROUND)
-
-
-def _take_over(
-    old: ir.Value, new: ir.Value, graph: ir.Graph, readers: Sequence[tuple[ir.Node, int]]
-) -> None:
-    for node, index in readers:
-        node.replace_input_with(index, new)
-    if old.is_graph_output():
-        graph.outputs[:] = [new if v is old else v for v in graph.outputs]
 
 
 def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:

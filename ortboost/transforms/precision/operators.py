@@ -138,7 +138,7 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
     for place, dtype in enumerate(types):
         if dtype is not None and _formal(schema.inputs, place) == kind:
             return dtype
-    # No input tells, but the variable may have one type only.
+    # No typed input has this type variable, but it may allow one type only.
     for constraint in schema.type_constraints:
         if constraint.type_param_str == kind and len(constraint.allowed_type_strs) == 1:
             return _NAMED.get(constraint.allowed_type_strs[0])

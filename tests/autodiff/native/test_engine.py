@@ -384,7 +384,7 @@ def test_equal_operands_share_the_gradient():
     ],
 )
 def test_casts_that_change_nothing(body):
-    """Keras on torch writes them; the builder failed: ``mismatch when removing edge``."""
+    """Keras on torch writes them; the builder would fail: ``mismatch when removing edge``."""
     model = graph(
         f"""g (float[N,4] x, float[4,3] w) => (float loss) {{
         h = MatMul(x, w) {body} loss = ReduceSum<keepdims = 0>(y) }}"""

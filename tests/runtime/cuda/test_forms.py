@@ -163,7 +163,7 @@ def test_steps_get_the_form_for_the_device_that_opens_them():
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("dtype", ["float", "int32"])
 def test_the_place_of_the_best_value_is_found_by_top_k(dtype, op, axis, keep):
-    """onnxruntime-training 1.19.2 has ArgMax for opset 11 only: logits were copied to the host."""
+    """onnxruntime-training 1.19.2 has ArgMax for opset 11 only; on the host, it needs a copy."""
     text = f"""({dtype}[n,3,m] x) => (int64[p,q{",r" if keep else ""}] y) {{
         y = {op}<axis = {axis}, keepdims = {keep}>(x) }}"""
     model = one(text, 18)

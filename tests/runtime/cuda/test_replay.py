@@ -68,7 +68,7 @@ def test_steps_are_those_of_the_graph(name):
     "boost", [GradFreeze(p=0.5, groups=3), Thor(frequency=2)], ids=lambda b: b.name
 )
 def test_several_graphs_on_one_state_swap_all_buffers_together(boost):
-    """Each wrote states of its own, so up to 2^graphs combinations of buffers arose."""
+    """Else up to 2^graphs combinations of buffers would arise, as each writes its own states."""
     program = portable("lenet5", boosts=(boost, LossScale()))
     assert len(program.graphs) > 1
     whole = program.catalogue

@@ -97,11 +97,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
 
     ``y`` becomes ``Reshape(y, Shape(y))``, whose shape is not inferred and which does not copy.
     Operands are unchanged if their shapes show whether they are broadcast: numbers, and names that
-    are combined only with themselves and 1.
-
-    Args:
-        model: The graph for the builder; shapes must not be inferred again.
-        reached: The nodes and values between the parameters and the loss.
+    are combined only with themselves and 1. Shapes must not be inferred again.
     """
     builder = Builder(model.graph, _HIDDEN)
     for node in reached.nodes:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
-from ortboost.graph.query import is_read, producer_of
+from ortboost.autodiff.portable.rewrites.normalization import FLOAT, as_float, as_given
+from ortboost.graph.query import SHORT_FLOATS, find_nodes, is_read, producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
-__all__ = ["batch_centered", "batch_statistics"]
+__all__ = ["batch_centered", "batch_normalizations", "batch_statistics"]
 
 
 @rewrites("BatchNormalization", what="batch statistics computed separately, in float32")
@@ -27,7 +27,7 @@ def batch_statistics(site: Site) -> list[ir.Value | None] | None:
     """
     training = bool(site.integer("training_mode", 0))
     given = [site.input(index) for index in range(5)]
-    if not training and all(value.dtype not in HALF for value in given):
+    if not training and all(value.dtype not in SHORT_FLOATS for value in given):
         return None
     dtype, (x, scale, bias, *stored) = given[0].dtype, (as_float(site, value) for value in given)
     shape, vector = site.shape(), scale.shape
@@ -69,10 +69,9 @@ def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Va
 def batch_centered(node: ir.Node) -> ir.Value | None:
     """`x - mean`, if an inference-mode node normalizes by the statistics of its own input.
 
-    ``None`` otherwise. The gradient rule of BatchNormalization and the CPU's fused form ask this:
-    a BatchNormalization in training mode reaches them only as what :func:`batch_statistics` wrote.
-    Only the form that this module builds is recognized, by its structure: a marker would not
-    survive copies of the model.
+    ``None`` otherwise. This is the only form in which a BatchNormalization in training mode reaches
+    the gradient rule and the forms of devices: :func:`batch_statistics` wrote it. It is recognized
+    by its structure, as a marker would not survive copies of the model.
     """
     data = node.inputs[0]
     mean, *_ = _operands(node.inputs[3], "Reshape")  # [1, C, 1, ...]
@@ -81,6 +80,15 @@ def batch_centered(node: ir.Node) -> ir.Value | None:
     if data is None or others != [centered] or _operands(centered, "Sub") != (data, mean):
         return None
     return centered if _operands(mean, "ReduceMean")[0] is data else None
+
+
+def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of a step that normalize by the statistics of their input, in its forward pass."""
+    first: dict[ir.Value, ir.Node] = {}
+    for node in find_nodes(graph, "BatchNormalization"):
+        if (centered := batch_centered(node)) is not None:
+            first.setdefault(centered, node)  # later ones of this value belong to its gradient
+    return list(first.values())
 
 
 def _operands(value: ir.Value | None, op_type: str) -> tuple[ir.Value | None, ...]:

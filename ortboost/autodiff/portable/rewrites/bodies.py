@@ -57,12 +57,8 @@ def capture_unchanged_states(site: Site) -> list[ir.Value | None] | None:
 def prepare_bodies(model: ir.Model, prepare: Callable[[ir.Model], bool]) -> Report:
     """Rewrite the bodies of If, Loop and Scan in the main graph, and infer their shapes, in place.
 
-    Args:
-        model: The model.
-        prepare: Rewrites a model in place; returns whether it changed it.
-
-    Returns:
-        A report of the nodes whose bodies were rewritten.
+    ``prepare`` rewrites a model in place and returns whether it changed it. The report has the
+    nodes whose bodies were rewritten.
     """
     report = Report("prepare_bodies")
     for node in model.graph:

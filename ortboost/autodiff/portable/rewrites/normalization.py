@@ -10,12 +10,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import SHORT_FLOATS, known_shape
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
-__all__ = ["FLOAT", "HALF", "as_float", "as_given", "complete_normalizations"]
+__all__ = ["FLOAT", "as_float", "as_given", "complete_normalizations"]
 
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOAT = ir.DataType.FLOAT
 
 
@@ -30,12 +29,12 @@ def complete_normalizations(model: ir.Model) -> Report:
 
 def as_float(site: Site, value: ir.Value) -> ir.Value:
     """Cast a half-precision value to float32."""
-    return site.cast(value, FLOAT) if value.dtype in HALF else value
+    return site.cast(value, FLOAT) if value.dtype in SHORT_FLOATS else value
 
 
 def as_given(site: Site, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     """Cast a value back to ``dtype`` if that is half precision."""
-    return site.cast(value, dtype) if dtype in HALF else value
+    return site.cast(value, dtype) if dtype in SHORT_FLOATS else value
 
 
 def _layer_norm(site: Site) -> list[ir.Value] | None:
@@ -45,7 +44,7 @@ def _layer_norm(site: Site) -> list[ir.Value] | None:
     shape, axis = site.shape(), site.axis()
     own = shape[axis:]
     plain = all(_fits(value, own) for value in (scale, bias) if value is not None)
-    if plain and len(site.node.outputs) == 3 and x.dtype not in HALF:
+    if plain and len(site.node.outputs) == 3 and x.dtype not in SHORT_FLOATS:
         return None
     data = as_float(site, x)
     # A scale of another shape is multiplied after it; the operator needs one, so it gets ones.

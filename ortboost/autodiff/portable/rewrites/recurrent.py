@@ -71,15 +71,11 @@ def _to_scan(site: Site) -> list[ir.Value | None]:
         layer = _Layer(site, index, count, own)
         parts.append(layer.run(mask, backwards=direction == "reverse" or index == 1))
     # Y, Y_h and, of an LSTM, Y_c, each with an axis for the directions
-    joined: list[ir.Value | None] = [
-        _join(site, [site.op("Unsqueeze", value, site.ints(axis)) for value in values], axis)
-        for values, axis in zip(zip(*parts, strict=True), (1, 0, 0), strict=False)
-    ]
+    joined: list[ir.Value | None] = []
+    for values, axis in zip(zip(*parts, strict=True), (1, 0, 0), strict=False):
+        each = [site.op("Unsqueeze", value, site.ints(axis)) for value in values]
+        joined.append(site.builder.combined("Concat", each, axis=axis))
     return joined[: len(site.node.outputs)]
-
-
-def _join(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:
-    return parts[0] if len(parts) == 1 else site.op("Concat", *parts, axis=axis)
 
 
 def _mask(site: Site, lengths: ir.Value) -> ir.Value:
@@ -127,33 +123,33 @@ class _Layer:
             projected = site.op("Add", projected, bias[1])
         late_bias = bias[1] if bias is not None and late else None
 
-        outer = builder.take()  # the nodes below belong to the body
-        before = [self._inner(state, "state") for state in states]
-        x = self._inner(projected, "x")
-        if site.node.op_type == "LSTM":
-            after = _lstm_step(site, x, before, recurrent, self.activations)
-        elif site.node.op_type == "GRU":
-            after = [_gru_step(site, x, before[0], recurrent, late_bias, self.activations, late)]
-        else:
-            product = site.op("MatMul", before[0], recurrent)
-            after = [site.op(self.activations[0], site.op("Add", x, product))]
-        inside = None if mask is None else self._inner(mask, "inside")
-        if inside is None:
-            output = site.op("Identity", after[0])
-        else:  # behind its end, a sequence keeps its states and its outputs are 0
-            output = site.op("Where", inside, after[0], site.const(0.0))
-            pairs = zip(after, before, strict=True)
-            after = [site.op("Where", inside, *pair) for pair in pairs]
-        read = [(x, projected)]
-        if mask is not None and inside is not None:
-            read.append((inside, mask))
-        body = ir.Graph(
-            [*before, *(inner for inner, _ in read)],
-            [*after, output],
-            nodes=builder.take(),
-            name=builder.unique("step"),
-        )
-        builder.nodes = outer
+        with builder.inner_graph():
+            before = [self._inner(state, "state") for state in states]
+            x = self._inner(projected, "x")
+            if site.node.op_type == "LSTM":
+                after = _lstm_step(site, x, before, recurrent, self.activations)
+            elif site.node.op_type == "GRU":
+                names = self.activations
+                after = [_gru_step(site, x, before[0], recurrent, late_bias, names, late)]
+            else:
+                product = site.op("MatMul", before[0], recurrent)
+                after = [site.op(self.activations[0], site.op("Add", x, product))]
+            inside = None if mask is None else self._inner(mask, "inside")
+            if inside is None:
+                output = site.op("Identity", after[0])
+            else:  # behind its end, a sequence keeps its states and its outputs are 0
+                output = site.op("Where", inside, after[0], site.const(0.0))
+                pairs = zip(after, before, strict=True)
+                after = [site.op("Where", inside, *pair) for pair in pairs]
+            read = [(x, projected)]
+            if mask is not None and inside is not None:
+                read.append((inside, mask))
+            body = ir.Graph(
+                [*before, *(inner for inner, _ in read)],
+                [*after, output],
+                nodes=builder.take(),
+                name=builder.unique("step"),
+            )
         *last, outputs = site.ops(
             "Scan",
             *states,
@@ -216,12 +212,8 @@ def _lstm_step(
 ) -> list[ir.Value]:
     """`c' = f c + i c~`, `h' = o act(c')`; gates in the order i, o, f, c.
 
-    Args:
-        site: The node.
-        x: The projected input and the biases, `[batch, 4 * hidden]`.
-        states: `h` and `c`.
-        recurrent: The weight, `[hidden, 4 * hidden]`.
-        names: The activations.
+    ``x`` is the projected input with the biases, `[batch, 4 * hidden]`, ``states`` are `h` and `c`,
+    ``recurrent`` is the weight, `[hidden, 4 * hidden]`, and ``names`` are the activations.
     """
     state, cell = states
     summed = Term(site, x) + site.op("MatMul", state, recurrent)

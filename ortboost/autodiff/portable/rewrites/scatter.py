@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF
+from ortboost.autodiff.portable.rewrites.normalization import FLOAT
 from ortboost.autodiff.portable.rules.indexing import as_rows
 from ortboost.autodiff.sizes import joined
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import SHORT_FLOATS, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
 __all__ = ["exact_scatter", "scatter_in_float32"]
@@ -46,7 +46,7 @@ def scatter_in_float32(site: Site) -> list[ir.Value | None] | None:
     in 16 bits every addition to an element loses accuracy. (The gradients of MaxPool, Gather and
     others are such sums.)
     """
-    if site.dtype not in HALF or site.text("reduction", "none") == "none":
+    if site.dtype not in SHORT_FLOATS or site.text("reduction", "none") == "none":
         return None
     data, updates = (site.cast(site.input(index), FLOAT) for index in (0, 2))
     options = {"dtype": FLOAT, "shape": data.shape, **site.node.attributes}

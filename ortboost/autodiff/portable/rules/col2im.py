@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.query import constant, known_shape
+from ortboost.graph.query import constant, fixed_lengths, known_shape
 
 __all__: list[str] = []
 
@@ -34,9 +34,9 @@ def col2im(b: Backward) -> Gradients:
         raise TypeError("Col2Im without constant blocks")
     lengths = [int(length) for length in block.reshape(-1)]
     places, spatial = int(np.prod(lengths)), len(lengths)
-    image = known_shape(g) or ()
-    if len(image) == spatial + 2 and all(isinstance(length, int) for length in image[2:]):
-        plane = b.ints(-1, 1, *(int(length) for length in image[2:] if isinstance(length, int)))
+    image = fixed_lengths((known_shape(g) or ())[2:])
+    if image is not None and len(image) == spatial:
+        plane = b.ints(-1, 1, *image)
     else:
         plane = b.op("Concat", b.ints(-1, 1), b.shape_of(g, 2), axis=0)
     unit = b.const(np.eye(places).reshape(places, 1, *lengths))

@@ -42,21 +42,20 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
     graph = source.clone(allow_outer_scope_values=True)
     rename_values(graph, b.builder.unique)
     seeds: dict[str, ir.Value] = {}
-    waiting = b.builder.take()  # the nodes of the outer graph: those below belong to the branch
-    for output, given in zip(graph.outputs, b.gradients, strict=True):
-        name = output.name or ""
-        if given is not None:
-            seeds[name] = b.op("Add", seeds[name], given) if name in seeds else given
-    reached = reach(ir.Model(graph, ir_version=10), captured, seeds)
-    found = reverse_pass(reached, seeds, list(captured), b.builder, b.opset)
-    results = []
-    for name, value in captured.items():
-        gradient = found[name]
-        if gradient is None:  # only the other branch depends on it
-            gradient = b.zeros_like(value)
-        results.append(b.op("Identity", gradient, shape=value.shape))
-    graph.extend(b.builder.take())
-    b.builder.nodes = waiting
+    with b.builder.inner_graph():
+        for output, given in zip(graph.outputs, b.gradients, strict=True):
+            name = output.name or ""
+            if given is not None:
+                seeds[name] = b.op("Add", seeds[name], given) if name in seeds else given
+        reached = reach(ir.Model(graph, ir_version=10), captured, seeds)
+        found = reverse_pass(reached, seeds, list(captured), b.builder, b.opset)
+        results = []
+        for name, value in captured.items():
+            gradient = found[name]
+            if gradient is None:  # only the other branch depends on it
+                gradient = b.zeros_like(value)
+            results.append(b.op("Identity", gradient, shape=value.shape))
+        graph.extend(b.builder.take())
     graph.outputs[:] = results
     return graph
 
@@ -71,11 +70,9 @@ def _form(node: ir.Node) -> str | None:
 
 
 def body_reason(body: ir.Graph, sources: Iterable[str] = ()) -> str | None:
-    """Why a body has no gradient, or ``None``.
+    """Why the body of an If, Loop or Scan has no gradient, or ``None``.
 
-    Args:
-        body: The body of an If, Loop or Scan.
-        sources: Names of its inputs that may need a gradient, as all captured values may.
+    ``sources`` are the names of its inputs that may need a gradient, as all captured values may.
     """
     for node in body.all_nodes():
         if node.op_type in _RANDOM:  # the backward pass runs it again

@@ -100,12 +100,9 @@ def _as_run(b: Backward, axis: int) -> ir.Value | None:
 def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axis: int) -> ir.Value:
     """Zeros of shape `base`, with slices of `updates` added at indices of an axis.
 
-    Args:
-        b: Receives the nodes.
-        base: Shape of the result, `[table, after]` or `[before, table, after]`.
-        index: Indices, `[count]`; negative ones count from the end.
-        updates: Tensor with the shape `base`, but `count` in place of `table`.
-        axis: The axis of the table.
+    ``base`` is `[table, after]` or `[before, table, after]`; the indices are `[count]`, negative
+    ones count from the end; ``updates`` has `count` in place of `table`, which is the length of the
+    axis.
     """
     kind = updates.dtype or b.dtype
     table = base[axis]

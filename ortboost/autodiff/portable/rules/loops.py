@@ -82,29 +82,28 @@ def loop(b: Backward) -> Gradients:
             seeds[_name(slices.step)] = step = b.value_like(slices.step, "step_grad")
             given.append((slices.backwards(step), gradient))
 
-    outer = b.builder.take()  # from here on, the nodes belong to the body of the backward loop
-    reached = reach(ir.Model(forward.copy, ir_version=10), sources, seeds)
-    # Sorted: the order of a set, and with it that of the nodes, differs between processes.
-    found = reverse_pass(reached, seeds, sorted(sources), b.builder, b.opset)
-    for product in products:
-        product.stand_in.replace_all_uses_with(product.weight)
+    with b.builder.inner_graph():  # the body of the backward loop
+        reached = reach(ir.Model(forward.copy, ir_version=10), sources, seeds)
+        # Sorted: the order of a set, and with it that of the nodes, differs between processes.
+        found = reverse_pass(reached, seeds, sorted(sources), b.builder, b.opset)
+        for product in products:
+            product.stand_in.replace_all_uses_with(product.weight)
 
-    def total(value: ir.Value) -> ir.Value:
-        return found[_name(value)] or b.zeros_like(value)
+        def total(value: ir.Value) -> ir.Value:
+            return found[_name(value)] or b.zeros_like(value)
 
-    states = {i: (grads[i], total(before)) for i, (before, _) in active.items()}
-    sums = {}
-    for name, value in captured.items():
-        if (term := found[name]) is not None:
-            so_far = b.value_like(value, "sum")
-            sums[name] = (so_far, b.op("Add", so_far, term, shape=value.shape))
-    results = [slices.backwards(total(slices.step)) for slices in read]
-    products = [product for product in products if found[_name(product.result)] is not None]
-    for product in products:
-        results += [Slices(product.left), Slices(total(product.result))]
+        states = {i: (grads[i], total(before)) for i, (before, _) in active.items()}
+        sums = {}
+        for name, value in captured.items():
+            if (term := found[name]) is not None:
+                so_far = b.value_like(value, "sum")
+                sums[name] = (so_far, b.op("Add", so_far, term, shape=value.shape))
+        results = [slices.backwards(total(slices.step)) for slices in read]
+        products = [product for product in products if found[_name(product.result)] is not None]
+        for product in products:
+            results += [Slices(product.left), Slices(total(product.result))]
+        body = b.builder.take()
 
-    # Here the body ends: its nodes are passed on, and those below stand before the loop.
-    body, b.builder.nodes = b.builder.take(), outer
     carried = [
         *(
             Carried(b.gradients[i] or b.zeros_like(b.input(first + i)), *pair)

@@ -186,16 +186,12 @@ LOWERINGS: dict[str, Rule] = {
 
 
 def lower_losses(model: ir.Model, only: Callable[[ir.Node], bool] = lambda _: True) -> Report:
-    """Replace losses by operators that every runtime has kernels for, in place.
+    """Replace losses, by default all, by operators that every runtime has kernels for, in place.
 
-    It runs after differentiation: the rules see the loss as one operator, the runtime never does.
+    It runs after differentiation: a rule has the loss as one operator, the runtime never does.
 
     onnxruntime expands losses itself, but into twice the nodes, and to NaN if all labels are
     ignored; here the loss is 0 in that case, as in onnxruntime-training.
-
-    Args:
-        model: The model.
-        only: Which losses; all by default.
     """
     what = "written out for stock runtimes"
     return rewrite_nodes(model, "lower_losses", LOWERINGS, what, only=only)

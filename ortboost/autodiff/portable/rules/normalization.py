@@ -108,10 +108,9 @@ def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
     """A vector filled with a number, constant if its length is known."""
-    shape = known_shape(like)
-    dtype = like.dtype or b.dtype
-    if shape is not None and all(isinstance(dim, int) for dim in shape):
-        return b.const([value] * int(shape[0] or 0), dtype)
+    shape, dtype = static_shape(like), like.dtype or b.dtype
+    if shape is not None:
+        return b.const([value] * shape[0], dtype)
     return b.filled(value, b.shape_of(like), dtype, like.shape)
 
 

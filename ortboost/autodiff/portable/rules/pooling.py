@@ -13,7 +13,7 @@ from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, transposed_conv, window_of
 from ortboost.autodiff.sizes import wider
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 
 __all__: list[str] = []
 
@@ -70,9 +70,8 @@ def average_pool(b: Backward) -> Gradients:
 
 def _image_of_ones(b: Backward, x: ir.Value) -> ir.Value:
     """``[1, 1, L...]``."""
-    shape = b.shape()
-    lengths = [d for d in shape[2:] if isinstance(d, int)]
-    if len(lengths) == len(shape) - 2:
+    lengths = fixed_lengths(b.shape()[2:])
+    if lengths is not None:
         return b.const(np.ones((1, 1, *lengths)))
     plane = b.op("Concat", b.ints(1, 1), b.shape_of(x, 2), axis=0)
     return b.op("Expand", b.const(1.0), plane)
@@ -103,8 +102,8 @@ def _transposed_conv_planes(b: Backward, g: ir.Value, window: Window) -> ir.Valu
 def _planes(b: Backward, value: ir.Value) -> ir.Value:
     """``[N, C, L...] -> [N C, 1, L...]``."""
     shape = known_shape(value)
-    lengths = [d for d in shape[2:] if isinstance(d, int)] if shape else []
-    if shape and len(lengths) == len(shape) - 2 and all(lengths):
+    lengths = fixed_lengths(shape[2:]) if shape else None
+    if lengths is not None and all(lengths):
         return b.op("Reshape", value, b.ints(-1, 1, *lengths), shape=(None, 1, *lengths))
     first = b.op("Mul", b.shape_of(value, 0, 1), b.shape_of(value, 1, 2))
     dims = b.op("Concat", first, b.ints(1), b.shape_of(value, 2), axis=0)
@@ -151,8 +150,8 @@ def global_average_pool(b: Backward) -> Gradients:
     r"""`y = 1/n sum x` over the spatial axes: `gx = g / n` everywhere."""
     x, dtype = b.input(0), wider(b.dtype)
     g, shape = b.cast(b.gradient(), dtype), b.output().shape
-    lengths = [d for d in b.shape()[2:] if isinstance(d, int)]
-    if len(lengths) == b.rank() - 2:
+    lengths = fixed_lengths(b.shape()[2:])
+    if lengths is not None:
         share = b.op("Mul", g, b.const(1.0 / max(math.prod(lengths), 1), dtype), shape=shape)
     else:
         count = b.op("ReduceProd", b.shape_of(x, 2), keepdims=0)

@@ -6,9 +6,9 @@ reduced axes restored with length 1, so that it broadcasts against `x`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import empty_axes, reduced_axes
@@ -16,7 +16,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import dims, wider
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 
 __all__: list[str] = []
 
@@ -89,10 +89,9 @@ def _share(b: Backward, dtype: ir.DataType) -> ir.Value:
     """The reciprocal of the number of elements reduced to one."""
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
     if shape is not None and axes is not None:
-        lengths = [shape[axis] for axis in axes]
-        if all(isinstance(length, int) for length in lengths):
-            count = int(np.prod([n for n in lengths if isinstance(n, int)], dtype=np.int64))
-            return b.const(1.0 / max(count, 1), dtype)
+        lengths = fixed_lengths([shape[axis] for axis in axes])
+        if lengths is not None:
+            return b.const(1.0 / max(math.prod(lengths), 1), dtype)
     # The axes are only known at run time: compare the sizes of y and x.
     sizes = [b.cast(b.op("Size", v), dtype) for v in (b.output(), b.input(0))]
     return b.op("Div", *sizes, shape=())

@@ -82,7 +82,7 @@ def split(b: Backward) -> Gradients:
     axis = b.axis("axis", 0)
     parts = [b.gradient_or_zeros(i) for i in range(len(b.node.outputs))]
     shape = b.input(0).shape
-    return [b.op("Concat", *parts, axis=axis, shape=shape) if len(parts) > 1 else parts[0]]
+    return [b.builder.combined("Concat", parts, axis=axis, shape=shape)]
 
 
 @register("Expand")

@@ -39,7 +39,7 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward
 from ortboost.autodiff.portable.rules.swapped import swapped
 from ortboost.autodiff.portable.rules.windows import Window
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 
 __all__ = ["weight_gradient"]
 
@@ -57,13 +57,7 @@ def weight_gradient(
 ) -> ir.Value:
     """The gradient of the weight ``w`` of a convolution of ``x``, whose output has gradient ``g``.
 
-    Args:
-        b: Receives the nodes.
-        x: ``[N, C, L...]``.
-        g: ``[N, M, O...]``.
-        w: ``[M, C/groups, k...]``.
-        window: The window of the convolution.
-        groups: Number of groups of the convolution.
+    The shapes are ``[M, C/groups, k...]``, ``[N, C, L...]`` and ``[N, M, O...]``.
     """
     channels = (known_shape(x) or ())[1]
     outputs = (known_shape(g) or (None, None))[1]
@@ -88,8 +82,9 @@ def weight_gradient(
 
 def _space(g: ir.Value) -> int | None:
     """Number of windows of an image, if known."""
-    sizes = [length for length in (known_shape(g) or ())[2:] if isinstance(length, int)]
-    return math.prod(sizes) if len(sizes) == len(known_shape(g) or ()) - 2 else None
+    shape = known_shape(g)
+    sizes = None if shape is None else fixed_lengths(shape[2:])
+    return None if sizes is None else math.prod(sizes)
 
 
 def _small_product(channels: int, outputs: object, g: ir.Value) -> bool:
@@ -155,10 +150,9 @@ def _channels_last(b: Backward, x: ir.Value, window: Window) -> ir.Value:
 
 def _steps(b: Backward, g: ir.Value, window: Window) -> list[int] | ir.Value:
     """`(O - 1) s + 1` for each axis: the span of the first taps of all windows."""
-    lengths = (known_shape(g) or ())[2:]
-    numbers = [length for length in lengths if isinstance(length, int)]
-    if len(numbers) == len(lengths):
-        return [(o - 1) * s + 1 for o, s in zip(numbers, window.strides, strict=True)]
+    lengths = fixed_lengths((known_shape(g) or ())[2:])
+    if lengths is not None:
+        return [(o - 1) * s + 1 for o, s in zip(lengths, window.strides, strict=True)]
     scaled = b.op("Mul", b.shape_of(g, 2), b.ints(*window.strides))
     return b.op("Sub", scaled, b.ints(*(s - 1 for s in window.strides)))
 
@@ -207,7 +201,7 @@ def _taps(
         seen = image if window.pointwise else _seen(b, image, tap, window, steps, axes)
         found.append(b.op("MatMul", left, b.op("Reshape", seen, rows)))  # [(N,) M, C]
     if per_image:
-        joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=2)
+        joined = b.builder.combined("Concat", found, axis=2)
         found = [b.op("ReduceSum", joined, b.ints(0), keepdims=0)]
     return _as_weight(b, found, channels, w, window)
 
@@ -217,7 +211,7 @@ def _as_weight(
 ) -> ir.Value:
     """Concatenate pieces to ``[M, k C]`` and reorder: ``-> [M, C, k...]``."""
     shape = b.shape_of(w)
-    joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=1)
+    joined = b.builder.combined("Concat", found, axis=1)
     if math.prod(window.kernel) == 1:
         return b.op("Reshape", joined, shape, shape=w.shape)
     apart = b.op("Reshape", joined, b.ints(0, -1, channels))  # [M, k..., C]
@@ -258,5 +252,5 @@ def _depthwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Windo
         product = b.op("Mul", _seen(b, image, tap, window, steps, axes), g, shape=g.shape)
         total = b.op("ReduceSum", product, summed, keepdims=0)  # [C]
         found.append(b.op("Unsqueeze", total, b.ints(1)))
-    joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=1)
+    joined = b.builder.combined("Concat", found, axis=1)
     return b.op("Reshape", joined, b.shape_of(w), shape=w.shape)

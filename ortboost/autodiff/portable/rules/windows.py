@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ortboost.autodiff.padding import same_pads
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import fixed_lengths, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["Window", "transposed_conv", "window_of"]
@@ -87,9 +87,7 @@ class Window:
 def window_of(site: Site, weight: int | None = None) -> Window:
     """The window of a node, with `auto_pad` converted to pads.
 
-    Args:
-        site: The node.
-        weight: Index of the input whose shape gives the kernel if the attribute is missing.
+    The shape of the input with the index ``weight`` gives the kernel if the attribute is missing.
 
     Raises:
         Refusal: The sizes are unknown, or the attribute is not the shape of the weight.
@@ -119,10 +117,9 @@ def window_of(site: Site, weight: int | None = None) -> Window:
 def _crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) -> ir.Value:
     """The first positions of ``value`` along the spatial axes, as many as ``like`` has."""
     axes = range(2, len(shape))
-    lengths = [shape[axis] for axis in axes]
-    numbers = [length for length in lengths if isinstance(length, int)]
-    ends = site.ints(*numbers) if len(numbers) == len(lengths) else site.shape_of(like, 2)
-    starts = site.ints(*[0] * len(lengths))
+    lengths = fixed_lengths(shape[2:])
+    ends = site.shape_of(like, 2) if lengths is None else site.ints(*lengths)
+    starts = site.ints(*[0] * len(axes))
     return site.op("Slice", value, starts, ends, site.ints(*axes), shape=shape)
 
 
