@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.parallel import ROOT, batch_of
+from tools.bench.report import ROOT
 
 KINDS = (
     "alone",
@@ -120,6 +120,7 @@ def worker(given: argparse.Namespace) -> None:
     from ortboost.boosts import AdaSum
     from ortboost.runtime.process_group import ProcessGroup
     from ortboost.runtime.stepper import Stepper
+    from tools.bench.step import random_batch
 
     path = str(ROOT / "models" / f"{given.model}.onnx")
     found: dict[str, tuple[int, list[float]]] = {}
@@ -151,7 +152,7 @@ def worker(given: argparse.Namespace) -> None:
             "dim-reduce": reduced,
         }
         steppers = {kind: makers[kind]() for kind in given.kinds if kind in makers}
-        feeds = batch_of(plain, given.batch, group.rank)
+        feeds = random_batch(plain, given.batch, group.rank)
         found = {kind: (0, []) for kind in given.kinds}
         for number in range(given.rounds + 1):
             for kind in given.kinds:
