@@ -3,7 +3,7 @@
 ResNet-50, a MobileNetV2, an encoder of the size of BERT base, a ViT-B/16, a U-Net and a decoder of
 100 million parameters as in Llama are written here in plain ``torch.nn``, as a user would write
 them, and exported with either exporter. The files are large (14 to 440 MB) and are never committed;
-the benchmark makes them where it is told to.
+the benchmark writes them into the given folder.
 
 BatchNormalization gets random statistics: with the zeros and ones of a fresh network folding it
 would prove little.
@@ -418,7 +418,7 @@ def build(spec: NetworkSpec, *, dropout: bool = True) -> nn.Module:
 
     Args:
         spec: What to build.
-        dropout: Keep Dropout; without it everyone's loss is the same.
+        dropout: Keep Dropout; without it all contestants have the same loss.
     """
     torch.manual_seed(0)
     module = spec.make().eval()

@@ -95,7 +95,7 @@ def run_both(module: str, arguments: Sequence[str], rate: str) -> Any:
             }  # fmt: skip
             command = ["ip", "netns", "exec", space, sys.executable, "-m", module, *arguments]
             started.append(subprocess.Popen([*command, "--worker", str(out)], env=environment))
-        statuses = [process.wait() for process in started]  # of both, whatever the first says
+        statuses = [process.wait() for process in started]  # waits for both
         if any(statuses):
             sys.exit(1)
         return json.loads(out.read_text())

@@ -243,7 +243,7 @@ def gather_file(subject: FileSubject, folder: Path) -> None:
 
 
 def _answer(path: Path, batch: Batch, output: str | None) -> object:
-    """What the file as it is says to a batch."""
+    """Run the untouched file on a batch."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
