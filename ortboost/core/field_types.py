@@ -281,7 +281,7 @@ def _has(*origins: Any) -> Any:
 
 def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
     """Add hooks for all annotations; ``reads`` lets plain data be built into dataclasses."""
-    # cattrs asks the newest hook first: the general ones are registered before the special ones.
+    # The hook registered last has precedence in cattrs, so the general ones come first.
     bound = {
         _either: UNIONS,
         _sequence: (tuple, Sequence),

@@ -100,7 +100,7 @@ class Family(typing.NamedTuple):
 
 
 FAMILIES: Final[dict[Any, Family]] = {}
-"""What :func:`~ortboost.core.field_types.describe_family` was told."""
+"""Base class to its family, filled by :func:`~ortboost.core.field_types.describe_family`."""
 
 
 class UnfitError(Exception):
