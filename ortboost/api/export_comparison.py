@@ -19,11 +19,11 @@ from ortboost.graph.query import RANDOM_OPERATORS
 from ortboost.graph.reach import ancestors
 from ortboost.transforms.precision import PLACE_PRECISION
 
-__all__ = ["Comparison"]
+__all__ = ["ExportComparison"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ExportComparison:
     """An exported graph, and what its outputs are compared with."""
 
     subject: Subject

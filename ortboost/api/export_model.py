@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ortboost.api.export_comparison import Comparison
+from ortboost.api.export_comparison import ExportComparison
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.run_folder import check_output, refuse_for_model
 from ortboost.api.running_statistics import updated_bn
@@ -228,7 +228,7 @@ def export(
             sqnr=min_sqnr,
         )
         scores = subject.accuracies(verify, collected.feeds, expected, collected.lengths)
-        compared = Comparison(subject, collected, expected, exported, scores, tolerance)
+        compared = ExportComparison(subject, collected, expected, exported, scores, tolerance)
         parity = write_verified(
             exported,
             out,
