@@ -27,7 +27,7 @@ from ortboost.core.field_words import (
     OnlyFloat,
     Range,
     UnfitError,
-    explain,
+    field_error,
     without_alias,
 )
 
@@ -344,4 +344,4 @@ def _explained(error: BaseException, path: list[str]) -> Exception:
         )
     if not isinstance(error, UnfitError):
         return error if isinstance(error, Exception) else RuntimeError(error)
-    return explain(path[-1], error, where)
+    return field_error(path[-1], error, where)
