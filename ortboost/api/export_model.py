@@ -191,8 +191,8 @@ def export(
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
-    trained, refresh = is_folder(run), None
-    if not trained:
+    refresh = None
+    if not is_folder(run):
         refuse_for_model(run, checkpoint, update_bn)
     elif update_bn is not None:
         refresh = partial(
@@ -207,11 +207,11 @@ def export(
         )
         collected = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in collected.feeds]
+        batches: Sequence[Feeds] = ()
+        if calibration is not None:
+            batches = collect(subject, calibration, "train", batch_size, mapping).feeds
         low_precision = None
         if precision != "fp32":
-            batches: Sequence[Feeds] = ()
-            if calibration is not None:
-                batches = collect(subject, calibration, "train", batch_size, mapping).feeds
             ranges = subject.ranges(batches) if batches and precision != "int8" else {}
             low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
         # The reference session is no longer needed; for a large model it takes gigabytes.
@@ -239,7 +239,7 @@ def export(
             watch=scores.add,
             judge=partial(compared.judge, max_drop=max_drop, where=str(out)),
         )
-    notes = compared.notes(plain=not trained, refreshed=update_bn is not None)
+    notes = compared.notes(plain=not is_folder(run), refreshed=update_bn is not None)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if min_sqnr is not None and scores.judged:
