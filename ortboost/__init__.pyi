@@ -22,8 +22,8 @@ from ortboost.api import pca as pca
 from ortboost.api import plot as plot
 from ortboost.api import runs as runs
 from ortboost.api import train as train
-from ortboost.api.inspect_model import ModelDescription as ModelDescription
-from ortboost.api.inspect_model import ProgramDescription as ProgramDescription
+from ortboost.api.descriptions import ModelDescription as ModelDescription
+from ortboost.api.descriptions import ProgramDescription as ProgramDescription
 from ortboost.api.inspect_pair import PairDescription as PairDescription
 from ortboost.api.inspect_pair import inspect_pair as inspect_pair
 from ortboost.autodiff.check import TrainabilityReport as TrainabilityReport

@@ -31,12 +31,13 @@ settings.register_profile("fixed", _UNTIMED, derandomize=True, database=None)
 settings.register_profile("random", _UNTIMED, derandomize=False, print_blob=True)
 settings.load_profile("fixed")  # --hypothesis-profile=random comes before it where it is given
 
-# Folders and files whose tests read graphs, texts and numbers, and never ask a runtime.
+# Folders and files whose tests read graphs, texts and numbers, and use no runtime.
 WITHOUT_RUNTIME = (
     "api/test_cards.py",
     "api/test_list_runs.py",
-    "cli/test_runs.py",
+    "cli/test_grammar.py",
     "cli/test_parse.py",
+    "cli/test_runs.py",
     "cli/test_watch.py",
     "core",
     "drawing/test_layout.py",
@@ -68,7 +69,7 @@ WITHOUT_RUNTIME = (
 )
 
 # Benchmarks, arguments, files, examples, and forms of graphs for a GPU: they run once, with the
-# current onnxruntime. Nothing here may ask for the native engine.
+# current onnxruntime. Nothing here may use the native engine.
 EITHER_RUNTIME = (
     "api/test_bench_models.py",
     "api/test_former_run.py",

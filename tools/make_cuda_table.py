@@ -20,10 +20,10 @@ Examples:
         # in an environment with onnxruntime-gpu
         python tools/make_cuda_table.py list listing.json
         python tools/make_cuda_table.py make 1.31.1 --listing listing.json \
-            --source checkout@a18e5b982
+            --source checkout --commit a18e5b982
         python tools/make_cuda_table.py make 1.19.2 \
-            --docs checkout@88c811b63/docs/OperatorKernels.md \
-            --source checkout@88c811b63 --training
+            --docs checkout/docs/OperatorKernels.md \
+            --source checkout --commit 88c811b63 --training
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -69,25 +68,25 @@ def false_shapes(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[str]:
     """Values and outputs whose shapes at run time differ from those in the graph."""
     import onnxruntime as ort
 
-    told = model.clone()
+    typed = model.clone()
     inner = [
         value
-        for node in told.graph
+        for node in typed.graph
         for value in node.outputs
         if (value.name or "").startswith("ortboost/") and value.shape is not None and value.dtype
         if not value.is_graph_output()
     ]
-    made = [*inner, *(value for value in told.graph.outputs if value.shape is not None)]
+    made = [*inner, *(value for value in typed.graph.outputs if value.shape is not None)]
     if not made:
         return []
     shapes = {value.name: list(value.shape or ()) for value in made}
     for value in made:
         value.shape = None
-    told.graph.outputs.extend(inner)
+    typed.graph.outputs.extend(inner)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    data = ir.to_proto(told).SerializeToString()
+    data = ir.to_proto(typed).SerializeToString()
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     needed = {value.name for value in session.get_inputs()}
     fed = {name: array for name, array in feeds.items() if name in needed}
@@ -259,7 +258,7 @@ def main() -> int:
     parser.add_argument("--raw", action="store_true", help="the bare builder, without our rewrites")
     parser.add_argument("--engine", default="native", help="name of the engine")
     parser.add_argument(
-        "--symbolic", choices=SYMBOLIC, default="", help="lengths that the file does not tell"
+        "--symbolic", choices=SYMBOLIC, default="", help="lengths that the file leaves open"
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all", action="store_true", help="print the good ones too")
@@ -278,5 +277,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    assert onnx.__version__
     raise SystemExit(main())

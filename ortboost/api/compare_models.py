@@ -20,7 +20,7 @@ from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.intermediates import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
-from ortboost.deploy.tolerance import precision_of, tolerance_for
+from ortboost.deploy.tolerance import Tolerance, precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.graph.input_config import InputConfig
@@ -94,6 +94,15 @@ class Comparison(Shown):
             f"by {found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it "
             f"reads {', '.join(found.inputs)}; tensor {found.compared} of those in both models."
         )
+
+
+def _worst_batch(
+    expected: Sequence[Feeds], answers: Sequence[Feeds], output: str, tolerance: Tolerance
+) -> int:
+    """The batch in which an output differs most."""
+    pairs = zip(expected, answers, strict=True)
+    found = [compare_outputs([e], [a], [output], tolerance=tolerance) for e, a in pairs]
+    return int(np.argmax([one.worst.max_abs for one in found]))
 
 
 def _check_inputs(
@@ -217,11 +226,7 @@ def compare(
         parity = collected.counted(compare_outputs(expected, answers, outputs, tolerance=tolerance))
         first = None
         if bisect:
-            # In the batch in which the worst output differs most.
-            name = [parity.worst.output]
-            pairs = zip(expected, answers, strict=True)
-            found = [compare_outputs([e], [a], name, tolerance=tolerance) for e, a in pairs]
-            worst = int(np.argmax([one.worst.max_abs for one in found]))
+            worst = _worst_batch(expected, answers, parity.worst.output, tolerance)
             first = first_difference(
                 # As run above: converting a model to its inference form would hide a difference.
                 subject.export(optimize=False).model if is_folder(one) else load_model(one),

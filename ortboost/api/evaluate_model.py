@@ -101,7 +101,7 @@ def evaluate(
                 where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
-        # A program knows its labels, the output of its loss and its images.
+        # A program stores its labels, the output of its loss and its image settings.
         program, state, found = load_run(target, checkpoint)
         pixels, trained = images_of(found, images), trained_data(found)
         if update_bn is not None:

@@ -7,15 +7,12 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import onnx_ir as ir
-
-from ortboost.api.accuracies import Accuracies
-from ortboost.api.export_subject import Collected, Subject, collect, plain_subject, trained_subject
+from ortboost.api.export_comparison import ExportComparison
+from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.run_folder import check_output, refuse_for_model
 from ortboost.api.running_statistics import updated_bn
 from ortboost.api.stored_batches import Data, Feeds
@@ -28,16 +25,13 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.tolerance import Tolerance, precision_of, tolerance_for
+from ortboost.deploy.tolerance import precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, external_files, is_folder
-from ortboost.graph.query import RANDOM_OPERATORS
-from ortboost.graph.reach import ancestors
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
-from ortboost.transforms.precision import PLACE_PRECISION
 
 __all__ = ["ExportResult", "export"]
 
@@ -197,8 +191,8 @@ def export(
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
-    trained, refresh = is_folder(run), None
-    if not trained:
+    refresh = None
+    if not is_folder(run):
         refuse_for_model(run, checkpoint, update_bn)
     elif update_bn is not None:
         refresh = partial(
@@ -213,11 +207,11 @@ def export(
         )
         collected = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in collected.feeds]
+        batches: Sequence[Feeds] = ()
+        if calibration is not None:
+            batches = collect(subject, calibration, "train", batch_size, mapping).feeds
         low_precision = None
         if precision != "fp32":
-            batches: Sequence[Feeds] = ()
-            if calibration is not None:
-                batches = collect(subject, calibration, "train", batch_size, mapping).feeds
             ranges = subject.ranges(batches) if batches and precision != "int8" else {}
             low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
         # The reference session is no longer needed; for a large model it takes gigabytes.
@@ -234,7 +228,7 @@ def export(
             sqnr=min_sqnr,
         )
         scores = subject.accuracies(verify, collected.feeds, expected, collected.lengths)
-        compared = _Comparison(subject, collected, expected, exported, scores, tolerance)
+        compared = ExportComparison(subject, collected, expected, exported, scores, tolerance)
         parity = write_verified(
             exported,
             out,
@@ -245,7 +239,7 @@ def export(
             watch=scores.add,
             judge=partial(compared.judge, max_drop=max_drop, where=str(out)),
         )
-    notes = compared.notes(plain=not trained, refreshed=update_bn is not None)
+    notes = compared.notes(plain=not is_folder(run), refreshed=update_bn is not None)
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if min_sqnr is not None and scores.judged:
@@ -301,95 +295,6 @@ def _check_settings(
             where=str(out),
             fix="Give the inference graph another name.",
         )
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """An exported graph, and what its outputs are compared with."""
-
-    subject: Subject
-    collected: Collected
-    expected: Sequence[Feeds]
-    exported: Exported
-    scores: Accuracies
-    tolerance: Tolerance
-
-    @cached_property
-    def drawn(self) -> set[str]:
-        """The outputs whose values differ in every run."""
-        return {
-            value.name or ""
-            for value in self.exported.model.graph.outputs
-            if any(node.op_type in RANDOM_OPERATORS for node in ancestors([value]))
-        }
-
-    def judge(self, parity: Parity, *, max_drop: float, where: str) -> Parity:
-        """Let the accuracy decide about the output that it is measured on."""
-        parity = self.collected.counted(parity)
-        if self.exported.precision == "int8":
-            self.scores.require(max_drop, where, parity)
-            judged = [o for o in self.scores.judged if self.tolerance.by_noise(o)]
-            parity = parity.without(judged)
-        found = {d.output for d in parity.differences if np.isfinite(d.max_abs)}
-        return parity.without(found & self.drawn)  # infinite: of another shape
-
-    def notes(self, *, plain: bool, refreshed: bool) -> list[str]:
-        """What the comparison does not prove."""
-        found = [*self.exported.target.notes, *_worthless(self.expected), *self.collected.notes]
-        if refreshed:
-            found.append("The running statistics were re-estimated from the data of --update-bn.")
-        found += self.scores.notes
-        if self.drawn:
-            found.append(
-                f"{', '.join(repr(name) for name in sorted(self.drawn))}: computed from random "
-                "numbers, so only the shape was compared."
-            )
-        found += _notes_on(self.exported, self.subject.device, plain=plain)
-        if self.exported.precision == "int8" and not self.scores.found():
-            found.append(
-                f"No accuracy was measured: the criterion was {self.tolerance}."
-                + (" Give --verify data with labels." if self.subject.scored else "")
-            )
-        return found
-
-
-def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
-    """Notes on the exported graph: its interface, its reference, its precision."""
-    notes, graph, precision = list[str](), exported.model.graph, exported.precision
-    ports = (*graph.inputs, *graph.outputs)
-    if exported.target.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
-        notes.append(exported.target.int64_note)
-    if plain and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
-        notes.append(
-            "The model is in training mode: the reference is its output in inference mode."
-        )
-    lowering = (PLACE_PRECISION, "quantize_int8")
-    lowered = any(r.rewrite in lowering and r.changed for r in exported.reports)
-    if precision != "fp32" and not lowered:
-        made = (out for node in graph.all_nodes() for out in node.outputs)
-        known = any(value.dtype is ir.DataType.FLOAT for value in made)
-        why = "--explain says why" if known else "none computes in float32"
-        notes.append(f"No node was converted to {precision}: {why}.")
-    elif precision in ("fp16", "bf16") and device == "cpu":
-        notes.append(
-            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "
-            "differently, so compare there too."
-        )
-    return notes
-
-
-def _worthless(expected: Sequence[Feeds]) -> list[str]:
-    """A note on each output that is never finite: NaN equals NaN, which proves nothing."""
-    return [
-        f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison "
-        "proves little."
-        for name in (expected[0] if expected else ())
-        if all(
-            getattr(batch[name], "dtype", np.dtype(object)).kind == "f"
-            and not np.isfinite(batch[name]).any()
-            for batch in expected
-        )
-    ]
 
 
 def _size(path: Path) -> int:

@@ -246,7 +246,7 @@ def plain_subject(
         images: How images become inputs; what the training did if not given.
     """
     loaded = load_model(source)  # once: everything derived from it shares its tensors
-    pixels = images_of(loaded, images)  # a mistake in them is told before what may take minutes
+    pixels = images_of(loaded, images)  # raises for a mistake, before what may take minutes
     plain = export_network(loaded, optimize=False)
     reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
@@ -332,7 +332,7 @@ def collect(
     except OrtBoostError as error:  # only the accuracy needs labels
         missing = error.what == f"No array feeds the input '{subject.labels}'."
         trained = subject.inputs == subject.evaluator.inputs
-        # A program says what its labels are: others are a mistake.
+        # The labels of a program are specified: others are a mistake.
         if trained and not (missing and subject.evaluator.unlabelled):
             raise
         found = read([spec for spec in subject.inputs if spec.name != subject.labels])

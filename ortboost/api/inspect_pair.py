@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.api.inspect_model import ValueDescription, op_name
+from ortboost.api.descriptions import ValueDescription
+from ortboost.api.inspect_model import op_name
 from ortboost.core.arguments import checked
 from ortboost.core.errors import require_known
 from ortboost.core.field_types import Range, write_config

@@ -63,7 +63,7 @@ def continues(log: Path) -> bool:
     if not isinstance(begun, dict) or begun.get("id") != own["id"]:
         return False
     # torchrun's default id, "none", is the same for every launch. On one host the pid of torchrun
-    # tells them apart; the log of another host counts as this launch, which may have moved.
+    # distinguishes launches; the log of another host counts as this launch, which may have moved.
     elsewhere = begun.get("host") != own["host"]
     return own["id"] != "none" or elsewhere or begun.get("pid") == own["pid"]
 

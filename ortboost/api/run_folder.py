@@ -117,7 +117,7 @@ def check_output(path: str | os.PathLike[str], suffix: str) -> None:
 
 
 def in_training(folder: Path) -> bool:
-    """Whether a process trains the program, as far as its note in the folder tells."""
+    """Whether a process trains the program, according to the lock file in the folder."""
     holder = _holder(folder / LOCK)
     return holder is not None and _may_live(holder)
 

@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from ortboost.api.image_settings import as_images, former_images
-from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, continues, launch, own_threads, processes
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, checkpoints_of, require_same
 from ortboost.api.stored_batches import Data
+from ortboost.api.train_settings import (
+    best_callbacks,
+    check_shared,
+    check_validation,
+    settle,
+    with_settings,
+)
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ConfigError, UsageError, require_known
+from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.deploy.session_inputs import with_batch_axes
 from ortboost.graph.input_config import InputConfig
@@ -27,11 +33,8 @@ from ortboost.runtime.stepper import Stepper
 from ortboost.runtime.update_bn import momenta
 from ortboost.training import (
     Adaptable,
-    BestModel,
     Callback,
-    EarlyStopping,
     EventLog,
-    Goal,
     Reporter,
     Source,
     TrainConfig,
@@ -148,8 +151,8 @@ def train(
     shown = session_progress() if progress == "auto" else progress
     shown = make_progress(shown) if isinstance(shown, str) else shown
     program = Program.load(folder)
-    _check_validation(validation, val_split, early_stop)
-    base = _settings(config, settings, resume)
+    check_validation(validation, val_split, early_stop)
+    base = with_settings(config, settings, resume, _ARGUMENTS)
     resume = resume or continues(folder / LOG)
     pixels = as_images(images)
     varied = parse_augment(augment) if isinstance(augment, str) else augment
@@ -163,7 +166,7 @@ def train(
             "--check-sync": check_sync,
             "--segments": segments,
         }
-        _check_shared(group, given, batch_axes)
+        check_shared(group, given, batch_axes)
         stepper = Stepper(
             program,
             device=device,
@@ -195,7 +198,7 @@ def train(
             held_out = read(validation, split="test", what="validation data", images=pixels)
             check_scale(source.fingerprint(), held_out, "validation data")
         # What program and data determine: schedules, metrics, the goal of the best model.
-        settled = _settled(base, program, source.steps_per_epoch, learning_rate, settings)
+        settled = settle(base, program, source.steps_per_epoch, learning_rate, settings)
         if tensorboard is not None and first:
             listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         # Only from here on is the folder locked, by the process that writes.
@@ -215,7 +218,7 @@ def train(
                 stepper.evaluator(),
                 settled,
                 store=store,
-                callbacks=[*_best(settled, held_out, early_stop), *listeners],
+                callbacks=[*best_callbacks(settled, held_out, early_stop), *listeners],
                 log=EventLog(folder / LOG) if first else None,
                 progress=shown if first else None,
                 program=program.fingerprint,
@@ -234,63 +237,6 @@ def train(
             )
 
 
-def _check_validation(
-    validation: Data | None, val_split: float | None, early_stop: int | None
-) -> None:
-    if early_stop is not None and validation is None and val_split is None:
-        raise UsageError(
-            "Stopping early needs validation data.",
-            where="--early-stop",
-            fix="Give --val DATA, or --val-split 0.1.",
-        )
-    if validation is not None and val_split is not None:
-        raise UsageError(
-            "Validation data are given, but a part of the training data is to be held out too.",
-            where="--val and --val-split",
-            fix="Give either --val or --val-split.",
-        )
-
-
-def _settings(config: TrainConfig | None, settings: Mapping[str, Any], resume: bool) -> TrainConfig:
-    """The trainer's configuration with single settings."""
-    for name in settings:  # here, because the trainer's configuration lacks the arguments above
-        require_known(name, _ARGUMENTS, f"Unknown argument '{name}'.", "train", ConfigError)
-    base = (config or TrainConfig()).with_settings(settings)
-    if resume and base.overwrite:
-        raise UsageError(
-            "A run cannot be resumed and restarted at the same time.",
-            where="--resume and --overwrite",
-            fix="Give --resume to continue, or --overwrite to remove the existing checkpoints.",
-        )
-    return base
-
-
-def _settled(
-    base: TrainConfig,
-    program: Program,
-    steps: int | None,
-    learning_rate: str | float | None,
-    settings: Mapping[str, Any],
-) -> TrainConfig:
-    """The configuration with what the program determines; ``steps`` per epoch, if known."""
-    loss, asked = program.config.loss, tuple(settings.get("metrics") or ())
-    if asked and not loss.has_classes:
-        raise UsageError(
-            f"The metric '{asked[0]}' needs classes, but the loss of this program has none.",
-            where=f"loss '{loss.name}'",
-            fix="Leave --metric out: the loss itself is reported.",
-        )
-    total = None if steps is None else _updates(steps, base, program.config.accumulate)
-    return dataclasses.replace(
-        base,
-        learning_rate=schedules(program.config, learning_rate, total),
-        labels=program.counted_labels or base.labels,
-        output=program.prediction if program.labels else None,
-        metrics=base.metrics if loss.name == "softmax-cross-entropy" else asked,
-        loss_scale=program.config.loss_scale,
-    )
-
-
 def _agree(
     group: ProcessGroup, source: Source, held_out: Source | None, run: Any, begins: Any
 ) -> None:
@@ -302,13 +248,6 @@ def _agree(
         "where it begins": begins,
     }
     group.agree(facts, fix="Give all processes the same command, files and folder.")
-
-
-def _best(config: TrainConfig, held_out: Source | None, early_stop: int | None) -> list[Callback]:
-    """The callbacks that judge the model by the validation data."""
-    goal = Goal(f"val_{config.metrics[0]}" if config.metrics else "val_loss")
-    found: list[Callback] = [BestModel(goal)] if held_out is not None else []
-    return found if early_stop is None else [*found, EarlyStopping(goal, patience=early_stop)]
 
 
 def _about(
@@ -380,36 +319,4 @@ def _notes(
     return tuple(notes)
 
 
-_OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
-_ARGUMENTS: Final = [
-    *(name for name in inspect.signature(train).parameters if name != "settings"),
-    *(field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_PROGRAM),
-]
-
-
-def _check_shared(
-    group: ProcessGroup | None,
-    settings: Mapping[str, object],
-    batch_axes: Mapping[str, int | None] | None,
-) -> None:
-    """Refuse settings that do not apply to one process, or to several."""
-    for name, value in settings.items():
-        if group is None and value not in ("float32", 0, None):
-            raise UsageError(
-                f"{name} is for several processes.",
-                where=f"{name} {value}, one process",
-                fix="Leave it out, or start several: --processes 2, or torchrun.",
-            )
-    if group is not None and batch_axes:
-        raise UsageError(
-            "With several processes the batch axes are those of the program.",
-            where=f"--batch-axis of train: {', '.join(batch_axes)}",
-            fix="Set them when the model is converted: ortboost convert --batch-axis.",
-        )
-
-
-def _updates(steps: int, config: TrainConfig, window: int) -> int:
-    """Number of updates of a run with ``steps`` steps per epoch, which schedules count."""
-    if config.flush:  # an incomplete window also counts, once per epoch
-        return -(-steps // window) * config.epochs
-    return max(1, steps * config.epochs // window)
+_ARGUMENTS: Final = [name for name in inspect.signature(train).parameters if name != "settings"]

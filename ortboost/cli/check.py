@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,6 +16,9 @@ from ortboost.cli.options import InputOptions, Map, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, TrainedOptions, merge_config
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError
 from ortboost.core.printable import count_of
+
+if TYPE_CHECKING:
+    from ortboost.program.config import ProgramConfig
 
 __all__ = ["check"]
 
@@ -72,8 +75,6 @@ def check(
     printer: Output,
 ) -> None:
     """List everything that prevents training a model, or running it on a target."""
-    from ortboost import api
-
     options = given({**loss.named(), **trained.named(), **inputs.named()})
     if target.target != "train":
         # The first option of training that was given, if any.
@@ -83,21 +84,7 @@ def check(
     refuse(for_target, "to a target", "check", "Add --for tensorrt=11.")
     chosen = {} if engine is None else {"engine": engine}
     settled = merge_config(None, inputs, loss.given(), {}, {**trained.given(), **chosen})
-    try:
-        report = api.check(model, settled)
-    except ModelError as error:
-        if loss.name is not None:
-            raise
-        # Whether the default loss is all that does not fit.
-        try:
-            other = dataclasses.replace(settled.loss, name="mse")
-            settled = dataclasses.replace(settled, loss=other)
-            report = api.check(model, settled)
-        except OrtBoostError:
-            raise error from None
-        note = f"the default loss does not fit: {error.what} Choose another with --loss: mse for "
-        note += "numbers, bce-with-logits for two classes."
-        report = dataclasses.replace(report, notes=(note, *report.notes))
+    report, settled = _check_training(model, settled, loss_given=loss.name is not None)
     printer.result(report.to_dict())
     if report.blockers:
         rows = [(b.node, b.op, b.reason, b.fix) for b in report.blockers]
@@ -122,6 +109,28 @@ def check(
         f"\nnext: ortboost convert {quote(str(model))} -o {'tuned' if model.is_dir() else 'run'}"
         f"{options}"
     )
+
+
+def _check_training(
+    model: Path, config: ProgramConfig, *, loss_given: bool
+) -> tuple[Any, ProgramConfig]:
+    """Check for training, by another loss if only the default one does not fit."""
+    from ortboost.api import check
+
+    try:
+        return check(model, config), config
+    except ModelError as error:
+        if loss_given:
+            raise
+        try:
+            other = dataclasses.replace(config.loss, name="mse")
+            config = dataclasses.replace(config, loss=other)
+            report = check(model, config)
+        except OrtBoostError:
+            raise error from None
+        note = f"the default loss does not fit: {error.what} Choose another with --loss: mse for "
+        note += "numbers, bce-with-logits for two classes."
+        return dataclasses.replace(report, notes=(note, *report.notes)), config
 
 
 def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:

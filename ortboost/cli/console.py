@@ -42,7 +42,7 @@ class Output:
             logging.getLogger(library).setLevel(logging.INFO if self.verbose else logging.ERROR)
 
     @property
-    def people(self) -> bool:
+    def human_readable(self) -> bool:
         """Whether to print human-readable tables and lines on stdout."""
         return not self.json and not self.quiet
 
@@ -55,7 +55,7 @@ class Output:
 
     def line(self, text: str = "") -> None:
         """Print a human-readable line."""
-        if self.people:
+        if self.human_readable:
             print(printable(text))
 
     def pairs(self, rows: Iterable[tuple[str, Any]]) -> None:
@@ -67,7 +67,7 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Print a table; rows wrap on a terminal and are one line each otherwise."""
-        if not self.people:
+        if not self.human_readable:
             return
         terminal = sys.stdout.isatty()
         table = Table(box=None, pad_edge=False)

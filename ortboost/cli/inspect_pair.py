@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.filesize import decimal as decimal_size
 
@@ -26,46 +27,12 @@ def show_pair(
     data = inspect_pair(before, after, dims=dims).to_dict()
     printer.result(data)
     one, two = data["before"], data["after"]
-    heads = ["", "before", "after", "difference", "ratio"]
-    titles: dict[str, tuple[str, Callable[[int], str]]] = {
-        "bytes": ("file", decimal_size),
-        "weight_bytes": ("weights", decimal_size),
-        "weight_elements": ("weight elements", _thousands),
-        "trainable_elements": ("trainable elements", _thousands),
-        "tensors": ("weight tensors", _thousands),
-        "nodes": ("nodes", _thousands),
-        "macs": ("multiply-accumulates", _thousands),
-        "flops": ("floating-point operations", _thousands),
-    }
-    rows = []
-    for key, (title, shown) in titles.items():
-        d = data["difference"][key]
-        cells = ["-" if d[side] is None else shown(d[side]) for side in ("before", "after")]
-        change = d["difference"]
-        sign = "" if not change else "+" if change > 0 else "-"
-        cells.append("-" if change is None else sign + shown(abs(change)))
-        rows.append([title, *cells, "-" if d["ratio"] is None else f"{d['ratio']:.3g}"])
-    rows.append(["opset", one["opset"], two["opset"], "", ""])
     printer.pairs([("before", one["path"]), ("after", two["path"])])
     printer.line()
-    printer.table(heads, rows)
+    heads = ["", "before", "after", "difference", "ratio"]
+    printer.table(heads, _figures(data))
     printer.line()
-    printer.table(
-        ["op", *heads[1:4], "work before", "work after"],
-        [
-            [
-                op,
-                n["before"],
-                n["after"],
-                f"{n['difference']:+d}" if n["difference"] else "",
-                *(
-                    _thousands(data["work"][op][side]) if op in data["work"] else ""
-                    for side in ("before", "after")
-                ),
-            ]
-            for op, n in data["ops"].items()
-        ],
-    )
+    printer.table(["op", *heads[1:4], "work before", "work after"], _operators(data))
     if names:
         only = [("before only", n) for n in data["weights"]["only_before"]]
         only += [("after only", n) for n in data["weights"]["only_after"]]
@@ -87,6 +54,38 @@ def show_pair(
         f"{shown_for or 'no inputs'}; one multiply-accumulate is two floating-point operations. "
         "Other operators are not counted."
     )
+
+
+def _figures(data: Mapping[str, Any]) -> list[list[str]]:
+    titles: dict[str, tuple[str, Callable[[int], str]]] = {
+        "bytes": ("file", decimal_size),
+        "weight_bytes": ("weights", decimal_size),
+        "weight_elements": ("weight elements", _thousands),
+        "trainable_elements": ("trainable elements", _thousands),
+        "tensors": ("weight tensors", _thousands),
+        "nodes": ("nodes", _thousands),
+        "macs": ("multiply-accumulates", _thousands),
+        "flops": ("floating-point operations", _thousands),
+    }
+    rows = []
+    for key, (title, shown) in titles.items():
+        d = data["difference"][key]
+        cells = ["-" if d[side] is None else shown(d[side]) for side in ("before", "after")]
+        change = d["difference"]
+        sign = "" if not change else "+" if change > 0 else "-"
+        cells.append("-" if change is None else sign + shown(abs(change)))
+        rows.append([title, *cells, "-" if d["ratio"] is None else f"{d['ratio']:.3g}"])
+    return [*rows, ["opset", data["before"]["opset"], data["after"]["opset"], "", ""]]
+
+
+def _operators(data: Mapping[str, Any]) -> list[list[str]]:
+    rows = []
+    for op, n in data["ops"].items():
+        work = data["work"].get(op, {})
+        change = f"{n['difference']:+d}" if n["difference"] else ""
+        costs = [_thousands(work[side]) if work else "" for side in ("before", "after")]
+        rows.append([op, n["before"], n["after"], change, *costs])
+    return rows
 
 
 def _thousands(number: int) -> str:

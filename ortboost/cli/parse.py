@@ -1,19 +1,18 @@
-"""Parse command-line options with one grammar, ``KIND:VALUE,KEY=VALUE,...``.
+"""Parse the options that describe settings: boosts, optimizers, loss scales, groups, inputs.
 
-A value is a number, true, false, none, a JSON list, or a string. ``;`` separates the items of a
-list, and ``|`` the patterns of one item. A malformed argument raises a ``UsageError``; the
-configuration classes check the values, and raise a ``ConfigError``.
+Their form is that of :mod:`ortboost.cli.grammar`; in addition ``;`` separates the items of a list,
+and ``|`` the patterns of one item. The configuration classes check the values, and raise a
+``ConfigError``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.table import boost_from_dict, find_boost
+from ortboost.cli.grammar import parse_kind, parse_pairs, parse_value, split_pairs
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError, UsageError, nearest, require_known
 from ortboost.core.field_types import read_config
@@ -31,83 +30,21 @@ __all__ = [
     "parse_groups",
     "parse_inputs",
     "parse_int8",
-    "parse_kind",
     "parse_loss_scale",
     "parse_mapping",
     "parse_optimizer",
     "parse_padding",
-    "parse_pairs",
     "parse_precision",
     "parse_settings",
     "parse_shapes",
     "parse_tolerances",
-    "parse_value",
 ]
 
-_WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "none": None}
 _SCALE_KEYS: Final = {
     "min": "min_scale",
     "max": "max_scale",
     "consecutive": "consecutive_hysteresis",
 }
-
-
-def parse_value(text: str) -> Any:
-    """Parse a number, true, false, none or a JSON list; anything else stays a string.
-
-    Example:
-        >>> parse_value("2**10"), parse_value("none"), parse_value("[1, 2]"), parse_value("fc*")
-        (1024.0, None, [1, 2], 'fc*')
-    """
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    base, power, exponent = text.partition("**")
-    if power and base.isdecimal() and exponent.isdecimal():
-        with contextlib.suppress(ValueError, OverflowError):  # more digits than a float has
-            return float(base) ** int(exponent)
-    for read in (json.loads, float):
-        try:
-            value = read(text)
-        except (ValueError, RecursionError):
-            continue
-        return value if isinstance(value, int | float | list) else text  # else a JSON object
-    return text
-
-
-def parse_pairs(
-    texts: Sequence[str] | None, option: str, form: str = "KEY=VALUE", example: str = "momentum=0.9"
-) -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` arguments; see :func:`parse_value` for the values.
-
-    Example:
-        >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer")
-        {'momentum': 0.9, 'eps_hat': True}
-    """
-    pairs = _split(texts, option, form, example)
-    return {key.replace("-", "_"): parse_value(value) for key, value in pairs.items()}
-
-
-def parse_kind(
-    text: str, option: str, example: str, *, first: Mapping[str, str] | str = ""
-) -> tuple[str, dict[str, Any]]:
-    """Parse ``KIND:VALUE,KEY=VALUE`` into the kind and the values.
-
-    Args:
-        text: The argument.
-        option: The option that it was given for.
-        example: A valid example, for the error message.
-        first: The key of a first value without a key, or a mapping from kind to that key.
-
-    Example:
-        >>> parse_kind("dynamic:4096,window=10", "--loss-scale", "fixed:8", first="init")
-        ('dynamic', {'init': 4096, 'window': 10})
-    """
-    kind, _, rest = text.strip().partition(":")
-    parts = [part for part in rest.split(",") if part]
-    key = first if isinstance(first, str) else first.get(kind, "")
-    if parts and "=" not in parts[0] and key:
-        parts[0] = f"{key}={parts[0]}"
-    return kind, parse_pairs(parts, f"{option} {text}", example=f"{option} {example}")
 
 
 def parse_boost(text: str) -> Boost:
@@ -174,7 +111,7 @@ def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
         >>> parse_mapping(["x=images"])
         {'x': 'images'}
     """
-    return _split(texts, "--map", "INPUT=KEY", "--map x=images")
+    return split_pairs(texts, "--map", "INPUT=KEY", "--map x=images")
 
 
 def parse_inputs(
@@ -186,9 +123,9 @@ def parse_inputs(
         >>> parse_inputs(["x:2=640"], ["sr=16000"], ["state=1", "sr=none"]).batch_axes
         {'state': 1, 'sr': None}
     """
-    lengths = _split(dims, "--dim", "NAME=VALUE", "--dim height=640")
-    constants = _split(values, "--input", "NAME=VALUE", "--input sr=16000")
-    batch = _split(axes, "--batch-axis", "NAME=VALUE", "--batch-axis state=1")
+    lengths = split_pairs(dims, "--dim", "NAME=VALUE", "--dim height=640")
+    constants = split_pairs(values, "--input", "NAME=VALUE", "--input sr=16000")
+    batch = split_pairs(axes, "--batch-axis", "NAME=VALUE", "--batch-axis state=1")
     return InputConfig(
         {name: parse_value(text) for name, text in lengths.items()},
         {name: _constant(text) for name, text in constants.items()},
@@ -224,27 +161,6 @@ def parse_shapes(texts: Sequence[str] | None) -> list[str]:
                 fix="Write INPUT:8x3x32x32, or INPUT:Nx3x32x32 where N is the batch size.",
             )
         found += [f"{name}:{axis}={d}" for axis, d in enumerate(dims) if d != "N"]
-    return found
-
-
-def _split(texts: Sequence[str] | None, option: str, form: str, example: str) -> dict[str, str]:
-    """Parse ``NAME=TEXT`` arguments; a name cannot contain ``=``."""
-    found: dict[str, str] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip() or not value.strip():
-            raise UsageError(
-                f"'{text}' is not of the form {form}.",
-                where=option,
-                fix=f"For example: {example}.",
-            )
-        if name.strip() in found:
-            raise UsageError(
-                f"'{name.strip()}' is given twice.",
-                where=f"{option}: {found[name.strip()]} and {value.strip()}",
-                fix="Give one of them.",
-            )
-        found[name.strip()] = value.strip()
     return found
 
 
@@ -366,7 +282,7 @@ def _group(text: str) -> ParameterGroup:
             parts[-1] += f",{part}"
         else:
             parts.append(part)
-    pairs = _split(parts, f"--group {text}", "KEY=VALUE", "head:fc*:lr=0.01")
+    pairs = split_pairs(parts, f"--group {text}", "KEY=VALUE", "head:fc*:lr=0.01")
     values: dict[str, Any] = {"name": name, "patterns": patterns.split("|")}
     for key, value in pairs.items():
         require_known(

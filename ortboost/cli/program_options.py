@@ -116,7 +116,8 @@ class UpdateOptions(Options):
 
     def given(self) -> dict[str, Any]:
         """The fields, and the boosts that are part of an optimizer."""
-        from ortboost.cli.parse import parse_optimizer, parse_pairs
+        from ortboost.cli.grammar import parse_pairs
+        from ortboost.cli.parse import parse_optimizer
 
         found = super().given()
         further = parse_pairs(found.pop("optimizer_arg", None), "--optimizer-arg")

@@ -46,13 +46,13 @@ def watch(
 ) -> None:
     """Watch a run in progress, or show how one ended."""
     try:
-        history = _follow(run, seconds, printer.people)
+        history = _follow(run, seconds, printer.human_readable)
     except KeyboardInterrupt:  # stops watching, not the training
         return
     printer.result(_summary(history))
 
 
-def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
+def _follow(run: Path, seconds: float, human_readable: bool) -> RunHistory:
     """Show a run until it ends, and return its history."""
     from rich.console import Console as Screen
     from rich.live import Live
@@ -60,8 +60,8 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
     from ortboost.api import follow
     from ortboost.training.progress import PlainProgress, QuietProgress
 
-    if not people or not sys.stdout.isatty():
-        lines = PlainProgress(sys.stdout, max(seconds, 5.0)) if people else QuietProgress()
+    if not human_readable or not sys.stdout.isatty():
+        lines = PlainProgress(sys.stdout, max(seconds, 5.0)) if human_readable else QuietProgress()
         shown = None
         for history, events in follow(run, seconds=seconds):
             if not (history.step or history.sessions) and shown is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, nearest
 from ortboost.core.field_types import check_value
-from ortboost.core.field_words import UnfitError, said, shown
+from ortboost.core.field_words import UnfitError, describe_type, describe_value
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -119,9 +119,9 @@ def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
     except UnfitError as unfit:
         error = ArgumentValueError if unfit.type_fits else ArgumentTypeError
         raise error(
-            f"'{name}' is {shown(value)}; {said(hint)} is needed.",
+            f"'{name}' is {describe_value(value)}; {describe_type(hint)} is needed.",
             where=f"{owner}, {name}",
-            fix=f"Give {said(hint)}.",
+            fix=f"Give {describe_type(hint)}.",
         ) from None
 
 

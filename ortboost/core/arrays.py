@@ -32,8 +32,8 @@ def matches(have: Sequence[int], want: Sequence[int | str | None]) -> bool:
 def npy_faults() -> Iterator[None]:
     """Turn whatever numpy raises for a damaged ``.npy`` header into a ValueError.
 
-    The header is a Python literal. ``numpy.lib.format`` parses one that it does not know with
-    :mod:`tokenize`, whose errors it lets pass.
+    The header is a Python literal. ``numpy.lib.format`` parses one in an old form with
+    :mod:`tokenize`, and does not catch the errors of that module.
 
     Raises:
         ValueError: The file is no ``.npy`` file, or ends too early.

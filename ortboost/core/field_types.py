@@ -27,7 +27,7 @@ from ortboost.core.field_words import (
     OnlyFloat,
     Range,
     UnfitError,
-    explain,
+    field_error,
     without_alias,
 )
 
@@ -281,7 +281,7 @@ def _has(*origins: Any) -> Any:
 
 def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
     """Add hooks for all annotations; ``reads`` lets plain data be built into dataclasses."""
-    # cattrs asks the newest hook first: the general ones are registered before the special ones.
+    # The hook registered last has precedence in cattrs, so the general ones come first.
     bound = {
         _either: UNIONS,
         _sequence: (tuple, Sequence),
@@ -344,4 +344,4 @@ def _explained(error: BaseException, path: list[str]) -> Exception:
         )
     if not isinstance(error, UnfitError):
         return error if isinstance(error, Exception) else RuntimeError(error)
-    return explain(path[-1], error, where)
+    return field_error(path[-1], error, where)

@@ -23,9 +23,9 @@ __all__ = [
     "OnlyFloat",
     "Range",
     "UnfitError",
-    "explain",
-    "said",
-    "shown",
+    "describe_type",
+    "describe_value",
+    "field_error",
     "without_alias",
 ]
 
@@ -75,10 +75,10 @@ class Range:
         if math.isfinite(self.least) and math.isinf(self.most) and math.isinf(self.below):
             return f"{_number(self.least)} or more"
         bounds = {"from": self.least, "above": self.above, "to": self.most, "below": self.below}
-        said = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
-        if not said:
+        ends = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
+        if not ends:
             return "a finite number"
-        return "a number " + " and ".join(said).replace(" and to ", " to ")
+        return "a number " + " and ".join(ends).replace(" and to ", " to ")
 
 
 class OnlyFloat:
@@ -100,7 +100,7 @@ class Family(typing.NamedTuple):
 
 
 FAMILIES: Final[dict[Any, Family]] = {}
-"""What :func:`~ortboost.core.field_types.describe_family` was told."""
+"""Base class to its family, filled by :func:`~ortboost.core.field_types.describe_family`."""
 
 
 class UnfitError(Exception):
@@ -117,10 +117,10 @@ class UnfitError(Exception):
         self.value, self.hint, self.type_fits = value, hint, type_fits
 
 
-def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
+def field_error(name: str, unfit: UnfitError, where: str) -> ConfigError:
     """The error for an invalid field: the value found, what is allowed, the nearest choice."""
     value, hint = unfit.value, unfit.hint
-    expected = said(hint)
+    expected = describe_type(hint)
     if isinstance(value, float) and not math.isfinite(value) and expected.endswith("or more"):
         expected = f"a finite number of {expected}"
     members = _members_of(hint)
@@ -141,7 +141,9 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
     elif config is not None:
         data = f"{{'{name}': {FAMILIES[config].data if config in FAMILIES else '{...}'}}}"
         fix = f"Write {name}={_call(config, value)}, or give plain data to from_dict: {data}."
-    return ConfigError(f"'{name}' is {shown(value)}; {expected} is needed.", where=where, fix=fix)
+    return ConfigError(
+        f"'{name}' is {describe_value(value)}; {expected} is needed.", where=where, fix=fix
+    )
 
 
 def _call(kind: Any, value: object) -> str:
@@ -154,7 +156,7 @@ def _call(kind: Any, value: object) -> str:
         return f"{next(iter(kinds.values())).__name__}(...)"
     with contextlib.suppress(ConfigError, TypeError):
         if isinstance(value, str | int | float) and kind(value):
-            return f"{kind.__name__}({shown(value)})"
+            return f"{kind.__name__}({describe_value(value)})"
     return f"{kind.__name__}(...)"
 
 
@@ -162,7 +164,7 @@ def _members_of(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value in an error message: its repr, or its type if the repr is long."""
     text = repr(value)
     short = len(text) < _SHOWN and "\n" not in text
@@ -175,11 +177,11 @@ def without_alias(hint: Any) -> Any:
     return without_alias(alias.__value__) if hasattr(alias, "__value__") else hint
 
 
-def said(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """An annotation in words; a class may give its own as ``in_words``.
 
     Example:
-        >>> said(int | None), said(tuple[str, ...])
+        >>> describe_type(int | None), describe_type(tuple[str, ...])
         ('a whole number or None', 'a list of texts')
     """
     hint = without_alias(hint)
@@ -188,19 +190,22 @@ def said(hint: Any) -> str:
     if hint in FAMILIES:
         return FAMILIES[hint].words
     if origin in UNIONS:
-        members = list(dict.fromkeys(said(one) for one in inner))
+        members = list(dict.fromkeys(describe_type(one) for one in inner))
         return (", or " if any(" or " in one for one in members) else " or ").join(members)
     if origin is Annotated:
-        words = next((mark.text for mark in inner[1:] if isinstance(mark, Range)), said(inner[0]))
+        words = next(
+            (mark.text for mark in inner[1:] if isinstance(mark, Range)), describe_type(inner[0])
+        )
         return words.replace("a number", "a float") if OnlyFloat in inner else words
     if origin is Literal:
         return " or ".join(f"'{one}'" for one in inner)
     if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
-        return f"a list of {_plural(said(inner[0]))}"
+        return f"a list of {_plural(describe_type(inner[0]))}"
     if origin is tuple:
         return f"a list of {len(inner)} items"
     if origin is Mapping:
-        return f"a mapping of names to {'values' if inner[1] is Any else _plural(said(inner[1]))}"
+        values = "values" if inner[1] is Any else _plural(describe_type(inner[1]))
+        return f"a mapping of names to {values}"
     if hasattr(hint, "in_words"):
         return str(hint.in_words)
     named = str(getattr(origin or hint, "__name__", hint))

@@ -147,10 +147,10 @@ def bench_files(
     found = []
     for threads in config.threads:
         loads = _load_times(paths, config, threads)
-        for asked in config.batch_sizes or (None,):
+        for batch in config.batch_sizes or (None,):
             shown = "all threads" if threads is None else count_of(threads, "thread")
-            tell(f"batch {asked or 'as the model says'}, {shown} ...")
-            found.append(_cell(paths, sizes, loads, config, asked, threads, bind))
+            tell(f"batch {batch or 'of the model'}, {shown} ...")
+            found.append(_cell(paths, sizes, loads, config, batch, threads, bind))
     # By batch size first, which keeps comparable rows together.
     cells = sorted(found, key=lambda cell: cell[0].batch)
     return [measurement for cell in cells for measurement in cell]
@@ -175,7 +175,7 @@ def _cell(
     sizes: Sequence[int],
     loads: Sequence[Sequence[float]],
     config: BenchConfig,
-    asked: int | None,
+    size: int | None,
     threads: int | None,
     bind: Bind | None,
 ) -> list[Measurement]:
@@ -191,7 +191,7 @@ def _cell(
             for worker in workers
         ]
         batch = _batches(
-            [(str(w.model), inputs) for w, (inputs, _) in zip(workers, fixed, strict=True)], asked
+            [(str(w.model), inputs) for w, (inputs, _) in zip(workers, fixed, strict=True)], size
         )
         for worker, (inputs, constants) in zip(workers, fixed, strict=True):
             feeds = make_feeds(inputs, batch, bind=bind, seed=config.seed, where=str(worker.model))
@@ -222,7 +222,7 @@ def _cell(
     ]
 
 
-def _batches(models: Sequence[tuple[str, Sequence[TensorSpec]]], asked: int | None) -> int:
+def _batches(models: Sequence[tuple[str, Sequence[TensorSpec]]], size: int | None) -> int:
     """Samples per run; it must be the same for all files to make their times comparable."""
     fixed = {}
     for file, inputs in models:
@@ -231,12 +231,12 @@ def _batches(models: Sequence[tuple[str, Sequence[TensorSpec]]], asked: int | No
             places = ((spec, batch_index(spec)) for spec in settled)
             lengths = (spec.shape[axis] for spec, axis in places if axis is not None)
             fixed[file] = next((int(length or 1) for length in lengths), 1)
-    wanted = asked or next(iter(fixed.values()), 1)  # else that of a file that fixes it
+    wanted = size or next(iter(fixed.values()), 1)  # else that of a file that fixes it
     for file, length in fixed.items():
         if length != wanted:
             raise UsageError(
                 f"The batch size is fixed at {length}, and {wanted} "
-                f"{'was requested' if asked else 'is that of another file'}.",
+                f"{'was requested' if size else 'is that of another file'}.",
                 where=file,
                 fix="Measure it by itself, or leave the batch dimension open: in the file, and in "
                 "--dim.",

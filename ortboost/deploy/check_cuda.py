@@ -87,7 +87,7 @@ def check_cuda(
 def graph_findings(
     graph: ir.Model, kernels: Kernels, replay: Finding | None = None
 ) -> Iterator[Finding]:
-    """Check one graph, which is not modified; ``replay`` says whether training captures a step."""
+    """Check one graph, which is not modified; ``replay`` is set if training captures a step."""
     opset = graph.opset_imports.get("", 18)
     if opset > kernels.newest_opset:
         yield error(
@@ -144,7 +144,7 @@ def _copies(copies: Sequence[Copy]) -> Iterator[Finding]:
 
 
 def _replay(program: Program, graph: ir.Model, kernels: Kernels) -> Finding:
-    """Whether training captures a step, which it does once it knows the lengths of a batch."""
+    """Whether training captures a step, which needs the lengths of a batch."""
     why = why_not_replayed(program)
     if why is None:
         open_lengths = any(not isinstance(d, int) for s in program.catalogue.batch for d in s.shape)

@@ -47,7 +47,7 @@ def check_onnxruntime(
     refuse_profiles(profiles)
     version = f"onnxruntime {runtime().__version__}"
     raw = load_model(source, weights=False)
-    # The shared rules need a target, but do not ask it anything.
+    # The shared rules take a target, but do not use it.
     context = Context(raw, raw, parse_release("tensorrt"))
     shared = [
         dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Callbacks: small observers of a run that may ask it to stop or to keep the best model.
+"""Callbacks: methods called during a run, which can stop it or keep its state as the best.
 
 This is the trainer's only callback protocol. Callbacks of other APIs (those with MindSpore's names)
 have a method ``to_trainer`` that converts them, see :class:`Adaptable`.

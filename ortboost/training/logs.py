@@ -94,7 +94,7 @@ class EventLog:
             raise _unwritten(self.path, error) from error
 
     def hold(self) -> None:
-        """Keep the file, and events in memory, until :meth:`replace`; closing forgets them."""
+        """Keep the old file, and new events in memory until :meth:`replace`; closing drops them."""
         self._held = []
 
     def replace(self) -> None:

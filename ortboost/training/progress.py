@@ -35,7 +35,8 @@ __all__ = [
 
 Mode: TypeAlias = Literal["auto", "bar", "plain", "off"]
 MODES: Final = get_args(Mode)
-_SECONDS: Final = 5.0
+_SECONDS: Final = 5.0  # between step lines
+_REDRAWN: Final = 0.2  # seconds between redraws in a notebook
 
 
 @dataclass(frozen=True)
@@ -180,16 +181,10 @@ class BarProgress(QuietProgress):
 
 
 class NotebookProgress(QuietProgress):
-    """A bar and the results so far in the output of a notebook cell; needs IPython only.
+    """A bar and the results so far in the output of a notebook cell; needs IPython only."""
 
-    Args:
-        seconds: Minimum interval between redraws, in seconds.
-        clock: A monotonic clock, in seconds.
-    """
-
-    def __init__(self, seconds: float = 0.2, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__(results=True)
-        self._seconds, self._clock = seconds, clock
         self._lines: list[str] = []
         self._total: int | None = None
         self._info: StepInfo | None = None
@@ -200,13 +195,13 @@ class NotebookProgress(QuietProgress):
         """Open the output."""
         from IPython.display import HTML, display
 
-        self._total, self._drawn = total, self._clock()
+        self._total, self._drawn = total, time.monotonic()
         self._handle = display(HTML(self._page()), display_id=True)
 
     def step(self, info: StepInfo) -> None:
         """Redraw the bar if the interval since the last time has passed."""
         self._info = info
-        if self._clock() - self._drawn >= self._seconds:
+        if time.monotonic() - self._drawn >= _REDRAWN:
             self._draw()
 
     def message(self, text: str) -> None:
@@ -220,7 +215,7 @@ class NotebookProgress(QuietProgress):
         self._draw()
 
     def _draw(self) -> None:
-        self._drawn = self._clock()
+        self._drawn = time.monotonic()
         if self._handle is not None:
             from IPython.display import HTML
 

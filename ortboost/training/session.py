@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ortboost.core.step_result import StepResult
 from ortboost.training.callbacks import Callback, RunView
 from ortboost.training.checkpoint_file import json_data
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.sources import Source
 from ortboost.training.logs import EventLog
-from ortboost.training.progress import Reporter
+from ortboost.training.overflow import scale_change
+from ortboost.training.progress import Reporter, StepInfo
 from ortboost.training.protocols import Stepper
 from ortboost.training.resume import find_checkpoint, load_callbacks, verify_run
 from ortboost.training.run_state import RunState
@@ -99,6 +101,41 @@ class Recorder:
         if self.log is not None:
             self.log.write(event, s.state.step, **fields)
 
+    def step(
+        self, s: Session, result: StepResult, rates: Mapping[str, float], before: float
+    ) -> None:
+        """Log and show a step that has been counted; ``before`` is the loss scale before it."""
+        state = s.state
+        if result.overflow or state.step % self.config.log_every == 0:
+            self.event(
+                s,
+                "step",
+                epoch=state.epoch,
+                loss=float(result.loss),
+                overflow=bool(result.overflow),
+                loss_scale=float(result.loss_scale),
+                **({"loss_scales": list(result.loss_scales)} if result.loss_scales else {}),
+                learning_rate=rates,
+                applied_steps=int(result.applied_steps),
+                total_skips=int(result.total_skips),
+                metrics={name: float(value) for name, value in result.metrics.items()},
+            )
+        policy = self.config.loss_scale
+        change = scale_change(before, state.loss_scale, bool(result.overflow), policy)
+        if change is not None:
+            self.event(s, "scale", change=change, before=before, after=state.loss_scale)
+        self.progress.step(
+            StepInfo(
+                state.step,
+                state.epoch,
+                self.config.epochs,
+                result.loss,
+                next(iter(rates.values()), 0.0),
+                result.loss_scale,
+                result.total_skips,
+            )
+        )
+
     def end(self, s: Session, reason: str | None, **fields: object) -> float:
         """Log the end of the session and its reason; returns its duration in seconds."""
         seconds = s.seconds
@@ -142,8 +179,8 @@ class Recorder:
         """
         if self.store is None:
             return 0
-        tell = self.progress.message
-        found = find_checkpoint(self.store, self.stepper, self.program, tell)
+        message = self.progress.message
+        found = find_checkpoint(self.store, self.stepper, self.program, message)
         if found is None:
             return 0
         # Verify before anything is changed: an error leaves the stepper as it was.
@@ -161,8 +198,8 @@ class Recorder:
         if best is not None:
             self.store.pin_best(best)
         for text in warnings:
-            tell(text)
-        tell(f"resumed from step {s.state.step} ({found.path.name})")
+            message(text)
+        message(f"resumed from step {s.state.step} ({found.path.name})")
         return int(found.progress["log"])
 
 

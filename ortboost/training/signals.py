@@ -20,7 +20,7 @@ class Interrupted(OrtBoostError):  # noqa: N818 - a request, like KeyboardInterr
 
 
 class Terminated(Interrupted):
-    """Training was asked to terminate (SIGTERM, SIGHUP); handled like an interruption."""
+    """Training received SIGTERM or SIGHUP; handled like an interruption."""
 
     exit_status = 143
 

@@ -21,14 +21,15 @@ __all__ = ["StopRule"]
 class StopRule:
     """Counts the overflows that a smaller scale cannot prevent, and how often the scale shrinks.
 
-    A step is hopeless if it overflows although a dynamic scale is at its minimum (or infinite, from
-    which it cannot recover), or although the scale is fixed. Without loss scaling a step is
-    hopeless if it overflows or its loss is not finite.
+    A step is unrecoverable if it overflows although a dynamic scale is at its minimum (or infinite,
+    which no overflow reduces), or although the scale is fixed. Without loss scaling a step is
+    unrecoverable if it overflows or its loss is not finite. ``unrecoverable`` is the number of
+    such steps in a row.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self.hopeless = 0
+        self.unrecoverable = 0
         self._shrinkings: list[int] = []
         self._scale: float | None = None
 
@@ -45,7 +46,7 @@ class StopRule:
             bad = bad and result.consecutive_skips > _to_minimum(scale)
         elif isinstance(scale, NoScaleConfig):
             bad = bad or not math.isfinite(result.loss)
-        self.hopeless = self.hopeless + 1 if bad else 0
+        self.unrecoverable = self.unrecoverable + 1 if bad else 0
         return self._shrinking(step, result)
 
     @property
@@ -56,7 +57,7 @@ class StopRule:
     @property
     def diverged(self) -> bool:
         """Whether the run should stop."""
-        return self.hopeless >= self._config.max_skips_at_min
+        return self.unrecoverable >= self._config.max_skips_at_min
 
     def _shrinking(self, step: int, result: StepResult) -> str | None:
         before, self._scale = self._scale, float(result.loss_scale)
@@ -79,14 +80,14 @@ class StopRule:
     def state_dict(self) -> dict[str, Any]:
         """The counters, as JSON data."""
         return {
-            "hopeless": self.hopeless,
+            "hopeless": self.unrecoverable,
             "shrinkings": list(self._shrinkings),
             "scale": self._scale,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counters of :meth:`state_dict`."""
-        self.hopeless = int(state["hopeless"])
+        self.unrecoverable = int(state["hopeless"])
         self._shrinkings = [int(step) for step in state["shrinkings"]]
         self._scale = state["scale"]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ortboost.core.errors import DivergedError, OrtBoostError, UsageError
-from ortboost.core.loss_scale import scale_text
 from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
@@ -20,12 +19,13 @@ from ortboost.training.data.batches import batch_axes, batch_length, static_batc
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.prefetch import prefetch, work_ahead
 from ortboost.training.data.sources import ParallelSource, Source
+from ortboost.training.divergence import nan_error, overflow_error
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
 from ortboost.training.metrics import get_metric
-from ortboost.training.overflow import Diagnosable, diagnosis_due, first_scale, scale_change
-from ortboost.training.progress import QuietProgress, Reporter, StepInfo
+from ortboost.training.overflow import Diagnosable, diagnosis_due, first_scale
+from ortboost.training.progress import QuietProgress, Reporter
 from ortboost.training.protocols import Batch, Evaluator, Stepper
 from ortboost.training.resume import check_fresh
 from ortboost.training.run_state import step_seed
@@ -218,13 +218,13 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_epoch_begin(s.view)
         with contextlib.closing(self._read_ahead(s)) as stream:
-            asked = time.perf_counter()
+            done = time.perf_counter()
             for batch in self._reading(s, stream):
                 got = time.perf_counter()
+                s.waited += got - done
                 self._step(s, batch)
-                # The time in the loop's own `next` is waiting, the rest is the step.
-                s.waited, asked = s.waited + got - asked, time.perf_counter()
-                s.stepped += asked - got
+                done = time.perf_counter()
+                s.stepped += done - got
                 # A limit that coincides with the end of the epoch still ends it properly.
                 if self._at_limit(s) and s.state.batch != s.train.steps_per_epoch:
                     return False
@@ -243,16 +243,16 @@ class Trainer:
         epoch = s.state.epoch
         means = s.state.end_epoch()
         s.refresh_view()
-        self._tell(s, "on_epoch_end", means)
+        self._call(s, "on_epoch_end", means)
         self.record.event(s, "epoch", epoch=epoch, **means)
         self.progress.result(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
-        # After the callbacks, whose states are saved and one of which may want to keep the best.
+        # After the callbacks: their states are saved, and BestModel decides in on_epoch_end.
         self._settle(s, due=True)
         return True
 
     @contextlib.contextmanager
     def _rescuing(self, s: Session) -> Iterator[None]:
-        """Around code of the user's, which raises whatever it likes: the steps so far are saved."""
+        """Save the steps so far if code of the user (data, callbacks) raises any exception."""
         try:
             yield
         except Exception as error:
@@ -261,11 +261,10 @@ class Trainer:
             raise
 
     def _reading(self, s: Session, stream: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, of a data set that may raise."""
         with self._rescuing(s):
             yield from stream
 
-    def _tell(self, s: Session, event: str, *arguments: object) -> None:
+    def _call(self, s: Session, event: str, *arguments: object) -> None:
         """Call a method of all callbacks."""
         for callback in self.callbacks:
             with self._rescuing(s):
@@ -273,7 +272,7 @@ class Trainer:
 
     def _rescue(self, s: Session, error: Exception, advice: str) -> None:
         """Save the run before an error of the data or of a callback ends it."""
-        if s.rule.hopeless:  # the weights may be NaN
+        if s.rule.unrecoverable:  # the weights may be NaN
             return
         if s.state.step and s.saved_step != s.state.step and self.store is not None:
             self._settle(s, due=True)
@@ -298,7 +297,7 @@ class Trainer:
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
         # Run the step.
-        self._tell(s, "on_step_begin")
+        self._call(s, "on_step_begin")
         hyper, scale = self._rates(s), state.loss_scale
         s.view.learning_rates = hyper
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
@@ -306,42 +305,14 @@ class Trainer:
         # Count it, log it and show it.
         state.add(result, batch_length(batch, axes=batch_axes(self.stepper.inputs)))
         warning = s.rule.observe(state.step, result)
-        if result.overflow or state.step % config.log_every == 0:
-            self.record.event(
-                s,
-                "step",
-                epoch=state.epoch,
-                loss=float(result.loss),
-                overflow=bool(result.overflow),
-                loss_scale=float(result.loss_scale),
-                **({"loss_scales": list(result.loss_scales)} if result.loss_scales else {}),
-                learning_rate=hyper,
-                applied_steps=int(result.applied_steps),
-                total_skips=int(result.total_skips),
-                metrics={name: float(value) for name, value in result.metrics.items()},
-            )
-        change = scale_change(scale, state.loss_scale, bool(result.overflow), config.loss_scale)
-        if change is not None:
-            self.record.event(s, "scale", change=change, before=scale, after=state.loss_scale)
-        rate = next(iter(hyper.values()), 0.0)
-        self.progress.step(
-            StepInfo(
-                state.step,
-                state.epoch,
-                config.epochs,
-                result.loss,
-                rate,
-                result.loss_scale,
-                result.total_skips,
-            )
-        )
+        self.record.step(s, result, hyper, scale)
         if warning is not None:
             self.record.warn(s, warning)
         if result.overflow and diagnosis_due(state.total_skips, config.debug_overflow):
             self._diagnose(s, batch, hyper)
         # Let the callbacks, the stop rule and the schedule of checkpoints decide what follows.
         s.refresh_view()
-        self._tell(s, "on_step_end", result)
+        self._call(s, "on_step_end", result)
         if s.rule.diverged:
             self._diverged(s, batch, hyper)
         if config.validate_every and state.step % config.validate_every == 0:
@@ -385,10 +356,10 @@ class Trainer:
         s.state.metrics.update(metrics)
         s.refresh_view()
         self.record.event(s, "validation", epoch=s.state.epoch, **metrics)
-        self._tell(s, "on_validation_end", metrics)
+        self._call(s, "on_validation_end", metrics)
 
     def _settle(self, s: Session, *, due: bool) -> None:
-        """Save if a checkpoint is due, or if a callback asked to keep this state as the best."""
+        """Save if a checkpoint is due, or if a callback has set ``keep_best``."""
         if due or s.view.keep_best:
             best, s.view.keep_best = s.view.keep_best, False
             self.record.save(s, best=best)
@@ -418,20 +389,7 @@ class Trainer:
         names = self.stepper.nonfinite(batch, hyper, seed=seed)
         self.record.save(s)
         self.record.end(s, "diverged", nonfinite=names)
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        if math.isinf(s.state.loss_scale):
-            raise DivergedError(
-                f"The loss scale grew to infinity; {s.rule.hopeless} steps in a row were skipped.",
-                where=f"step {s.state.step}",
-                fix="Set an upper bound of the scale, max_scale.",
-            )
-        raise DivergedError(
-            f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
-            f"loss scale ({scale_text(s.state.loss_scale)}).",
-            where=f"step {s.state.step}; not finite, or too large: "
-            f"{shown or 'no tensor on this batch alone'}",
-            fix=self._advice(),
-        )
+        raise overflow_error(s.state, s.rule.unrecoverable, names, self._best_step())
 
     def _check_finite(self, s: Session) -> None:
         """Raise if the validation loss or the mean training loss of an epoch is NaN."""
@@ -439,19 +397,10 @@ class Trainer:
         if not names:
             return
         self.record.end(s, "diverged")
-        raise DivergedError(
-            f"Training diverged: at the end {names[0]} is nan.",
-            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were "
-            "skipped",
-            fix=self._advice(),
-        )
+        raise nan_error(s.state, names[0], self._best_step())
 
-    def _advice(self) -> str:
-        """How to fix a run that diverged."""
-        best = None if self.store is None else self.store.best_step()
-        return "Lower the learning rate, clip the gradients, or look for NaN in the data" + (
-            f"; the best model so far is the checkpoint of step {best}." if best else "."
-        )
+    def _best_step(self) -> int | None:
+        return None if self.store is None else self.store.best_step()
 
     def _draw(self) -> Path | None:
         if self.plot is None or self.log is None:

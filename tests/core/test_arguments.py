@@ -17,7 +17,7 @@ from ortboost.boosts import LessBN
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError
 from ortboost.core.field_types import check_value
-from ortboost.core.field_words import OnlyFloat, Range, UnfitError, said
+from ortboost.core.field_words import OnlyFloat, Range, UnfitError, describe_type
 from ortboost.optimizers import AdamW
 from ortboost.program.config import ParameterGroup
 from ortboost.transforms.loss_config import LossConfig
@@ -113,16 +113,16 @@ def test_arrays_by_their_alias():
     assert fits(np.zeros(1), NDArray[Any])
     assert fits({"a": np.zeros(1)}, str | Mapping[str, NDArray[Any]])
     assert not fits([0.0], NDArray[Any])
-    assert said(NDArray[Any]) == "an array"
+    assert describe_type(NDArray[Any]) == "an array"
 
 
 def test_words_for_annotations():
-    assert said(Sequence[str]) == "a list of texts"
-    assert said(tuple[str, int]) == "a list of 2 items"
-    assert said(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
-    assert said(os.PathLike[str] | None) == "a path or None"
-    assert said(Mapping[str, int]) == "a mapping of names to whole numbers"
-    assert said(Mapping[str, Any]) == "a mapping of names to values"
+    assert describe_type(Sequence[str]) == "a list of texts"
+    assert describe_type(tuple[str, int]) == "a list of 2 items"
+    assert describe_type(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
+    assert describe_type(os.PathLike[str] | None) == "a path or None"
+    assert describe_type(Mapping[str, int]) == "a mapping of names to whole numbers"
+    assert describe_type(Mapping[str, Any]) == "a mapping of names to values"
 
 
 class Tuned:

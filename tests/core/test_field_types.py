@@ -20,7 +20,7 @@ from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range, check_kinds, check_value, read_config, write_config
-from ortboost.core.field_words import UnfitError, explain, said
+from ortboost.core.field_words import UnfitError, describe_type, field_error
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, Lars, Sgd
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
@@ -182,11 +182,11 @@ def test_ranges(kind, inside, outside):
 
 @pytest.mark.parametrize("value", [INF, NAN])
 def test_what_is_not_finite_is_said_to_be_so(value):
-    error = explain("lr", UnfitError(value, Annotated[float, Range(0)], type_fits=True), "rate")
+    error = field_error("lr", UnfitError(value, Annotated[float, Range(0)], type_fits=True), "rate")
     assert error.what == f"'lr' is {value}; a finite number of 0 or more is needed."
 
 
 def test_a_whole_number_of_more_than_64_bits_is_told_the_limit():
     with pytest.raises(UnfitError) as info:
         check_value(2**63, int)
-    assert said(info.value.hint) == "a number from -9.223372037e+18 to 9.223372037e+18"
+    assert describe_type(info.value.hint) == "a number from -9.223372037e+18 to 9.223372037e+18"

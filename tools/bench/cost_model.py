@@ -11,9 +11,9 @@ after the share `f_i` of the computing time `C` takes::
     end_i = max(end_(i-1), f_i C) + T(b_i, N)
     step  = end_s + 2 T(32, N)                       counts, and loss with metrics
 
-What a boost sends besides or instead is in :func:`exchange`. The model knows no stragglers, no
-switches that are shared, no second ring, and no time of the host: its numbers for many workers are
-an extrapolation.
+What a boost sends besides or instead is in :func:`exchange`. Not modelled are stragglers,
+shared switches, further rings and the time of the host: its numbers for many workers are an
+extrapolation.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
 (2009), for the ring; gloo's default.
@@ -161,17 +161,17 @@ def show_fit(rate: str, seconds: Mapping[int, float]) -> Link:
     link = fit_link(FITTED, [seconds[size] for size in FITTED])
     print(f"\n{rate}: latency {link.latency * 1e6:.0f} us, {link.bandwidth * 8 / 1e6:.0f} Mbit/s")
     for size in (*FITTED, *HELD_OUT):
-        told, real = link.sum(size, 2), seconds[size]
+        predicted, real = link.sum(size, 2), seconds[size]
         kind = "fitted" if size in FITTED else "held out"
         print(
-            f"{size:10,d} bytes  {real * 1e3:9.2f} ms, model {told * 1e3:9.2f} ms  "
-            f"{100 * (told / real - 1):+6.1f} %  {kind}"
+            f"{size:10,d} bytes  {real * 1e3:9.2f} ms, model {predicted * 1e3:9.2f} ms  "
+            f"{100 * (predicted / real - 1):+6.1f} %  {kind}"
         )
     return link
 
 
 def show_table(rate: str, link: Link, net: Network) -> None:
-    """What the model says: the share of computing in a step."""
+    """Print the predicted seconds per step of each boost, for each number of workers."""
     boosts = (
         "plain", "4 segments", "float16", "adasum", "adasum every 16", "dim-reduce", "thor"
     )  # fmt: skip

@@ -18,7 +18,7 @@ each ``--boost``
     the portable step with this boost.
 
 A step is forward, backward, loss scale, finite check and the update by SGD with momentum. In each
-round everyone makes some steps while the others sleep, in an order that changes from round to
+round each of them makes some steps while the others sleep, in an order that changes from round to
 round. A ratio is the median of the ratios of the rounds; in brackets are its quartiles. Memory is
 the peak of the process less what it had before the network or the program was loaded.
 
@@ -80,12 +80,12 @@ _WARM_STEPS = 5
 
 
 class Contestant:
-    """A child process that makes steps when it is told to.
+    """A child process that makes steps on request.
 
     Args:
         python: The interpreter.
         who: ``native``, ``portable`` or ``torch``.
-        settings: What the child needs to know: model, folder of the program, batch, threads, clock.
+        settings: Model, folder of the program, batch, threads, clock.
     """
 
     def __init__(self, python: str, who: str, settings: Mapping[str, Any]) -> None:
@@ -106,21 +106,21 @@ class Contestant:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def ask(self, question: str) -> dict[str, Any]:
+    def request(self, line: str) -> dict[str, Any]:
         """Send a line, wait for the answer."""
         if self._process.stdin is None:
             raise SystemExit("A contestant has no standard input.")
-        self._process.stdin.write(question + "\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         return self._answer()
 
     def seconds(self, count: int) -> list[float]:
         """The mean time of a step, of so many in a row."""
-        return [self.ask(str(count))["seconds"]]
+        return [self.request(str(count))["seconds"]]
 
     def end(self) -> dict[str, Any]:
         """Let the process end; what memory it took."""
-        answer = self.ask("end")
+        answer = self.request("end")
         self._process.wait(timeout=60)
         return answer
 
@@ -137,16 +137,16 @@ def _peak(*, afresh: bool = False) -> float:
 
 
 def _child(settings: Mapping[str, Any]) -> None:
-    """What a contestant does: announce itself, then make as many steps as it is told."""
+    """The main loop of a contestant: for each line of stdin, make so many steps and time them."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not meet the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
 
     def say(**fields: Any) -> None:
         answers.write(json.dumps(fields) + "\n")
         answers.flush()
 
-    torch_speaks = settings["who"] in ("torch", "compile")
-    if torch_speaks:
+    is_torch = settings["who"] in ("torch", "compile")
+    if is_torch:
         import torch
 
         import tools.bench.networks
@@ -161,7 +161,7 @@ def _child(settings: Mapping[str, Any]) -> None:
         del ortboost.runtime.stepper
         version = f"onnxruntime {onnxruntime.__version__}"
     before = _peak(afresh=True)
-    step = _large_torch(settings) if torch_speaks and settings["large"] else _step(settings)
+    step = _large_torch(settings) if is_torch and settings["large"] else _step(settings)
     loss = step()
     for _ in range(1 if settings["large"] else _WARM_STEPS):
         step()
@@ -174,7 +174,7 @@ def _child(settings: Mapping[str, Any]) -> None:
             say(peak=_peak(), rise=_peak() - before)
             return
         count = int(line)
-        step()  # the caches belonged to someone else until now
+        step()  # warms up the caches, which another contestant used before
         start = clock()
         for _ in range(count):
             step()
@@ -281,14 +281,14 @@ def measure(
         }
         role = "portable" if who == "stock" or who in options.boost else who
         contestants[who] = Contestant(python, role, settings)
-    if not random:  # else dropout makes every loss its own
+    if not random:  # with dropout, each has another loss
         require_same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
     counts = {
         who: max(int(options.seconds / c.about["seconds"]), 1 if options.large else 2)
         for who, c in contestants.items()
     }
-    asks = [contestant.seconds for contestant in contestants.values()]
-    found = take_turns(asks, list(counts.values()), options.rounds, pause=lambda: time.sleep(PAUSE))
+    runs = [contestant.seconds for contestant in contestants.values()]
+    found = take_turns(runs, list(counts.values()), options.rounds, pause=lambda: time.sleep(PAUSE))
     times = {
         who: [one for turn in turns for one in turn]
         for who, turns in zip(contestants, found, strict=True)
@@ -312,25 +312,25 @@ def _ratio(result: Mapping[str, Any], above: str, below: str) -> str:
     return str(Ratio.of_rounds(times[above], times[below]))
 
 
-def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None:
+def _show(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     pairs = [(a, b) for a in ("portable", "stock") for b in ("native", "torch", "compile")]
     pairs += [("native", "torch"), ("native", "compile")]
     usual = ("native", "portable", "stock", "torch", "compile")
-    pairs += [(who, "portable") for who in everyone if who not in usual]
-    pairs = [(a, b) for a, b in pairs if {a, b} <= set(everyone)]
-    heads = ["model", *(f"{who} ms" for who in everyone), *(f"{a} / {b}" for a, b in pairs)]
+    pairs += [(who, "portable") for who in names if who not in usual]
+    pairs = [(a, b) for a, b in pairs if {a, b} <= set(names)]
+    heads = ["model", *(f"{who} ms" for who in names), *(f"{a} / {b}" for a, b in pairs)]
     rows = [
         [
             result["model"],
-            *(f"{result['milliseconds'][who]:.2f}" for who in everyone),
+            *(f"{result['milliseconds'][who]:.2f}" for who in names),
             *(_ratio(result, a, b) for a, b in pairs),
         ]
         for result in results
     ]
     print(table(heads, rows))
     print("\nPeak memory in MiB above that before loading:\n")
-    rows = [[r["model"], *(f"{r['memory'][who]['rise']:.0f}" for who in everyone)] for r in results]
-    print(table(["model", *everyone], rows))
+    rows = [[r["model"], *(f"{r['memory'][who]['rise']:.0f}" for who in names)] for r in results]
+    print(table(["model", *names], rows))
 
 
 def _pythons(stock: str | None, *, large: bool) -> dict[str, str]:
@@ -386,14 +386,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _child(json.loads(options.child))
         return 0
     check_timing(parser, options)
-    everyone = _LARGE if options.large else MODELS
-    if not set(options.model or ()) <= set(everyone):
-        parser.error(f"{'with' if options.large else 'without'} --large: {', '.join(everyone)}")
+    names = _LARGE if options.large else MODELS
+    if not set(options.model or ()) <= set(names):
+        parser.error(f"{'with' if options.large else 'without'} --large: {', '.join(names)}")
     pythons = _pythons(options.stock_python, large=options.large)
     pythons |= dict.fromkeys(options.boost, sys.executable)
     results = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in options.model or everyone:
+        for name in options.model or names:
             say(f"{name} ...")
             results.append(measure(name, pythons, options, Path(scratch)))
     about = environment()

@@ -38,6 +38,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.precision import PrecisionConfig
+from tools.bench.digits import accuracy as digits_accuracy
 from tools.bench.digits import digits, epochs, start_anew
 from tools.bench.report import ROOT, parser_of, publish, say
 from tools.bench.step import random_batch
@@ -80,9 +81,7 @@ def _train(scale: ScaleConfig, precision: PrecisionConfig, seed: int, options: A
     ):
         feeds = {"x": data["x_train"][chosen], "labels": data["y_train"][chosen]}
         skips += stepper.step(feeds, hyper).overflow
-    feeds = {"x": data["x_test"], "labels": data["y_test"]}
-    scores = stepper.evaluator().evaluate(feeds)[program.prediction]
-    right = float((scores.argmax(axis=1) == data["y_test"]).mean())
+    right = digits_accuracy(stepper, "x", "labels", data)
     known = [entry.name for entry in stepper.catalogue.entries("scale")]
     last = stepper.get(names.SCALE) if known else np.ones(())
     return [right, skips / (count // size * options.epochs), np.log2(last)]

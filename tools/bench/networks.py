@@ -3,7 +3,7 @@
 ResNet-50, a MobileNetV2, an encoder of the size of BERT base, a ViT-B/16, a U-Net and a decoder of
 100 million parameters as in Llama are written here in plain ``torch.nn``, as a user would write
 them, and exported with either exporter. The files are large (14 to 440 MB) and are never committed;
-the benchmark makes them where it is told to.
+the benchmark writes them into the given folder.
 
 BatchNormalization gets random statistics: with the zeros and ones of a fresh network folding it
 would prove little.
@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tools.export_torch import Bottleneck
+
 __all__ = [
     "EXPORTERS",
     "NETWORKS",
@@ -46,33 +48,6 @@ __all__ = [
 
 EXPORTERS = ("torchscript", "dynamo")
 _VOCABULARY, _TOKENS, _LENGTH = 30522, 16000, 128
-
-
-class Bottleneck(nn.Module):
-    """1x1 - 3x3 - 1x1 convolutions with a shortcut."""
-
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels_in, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, 4 * width, 1, bias=False),
-            nn.BatchNorm2d(4 * width),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != 4 * width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, 4 * width, 1, stride=stride, bias=False),
-                nn.BatchNorm2d(4 * width),
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the block."""
-        return torch.relu(self.body(x) + self.shortcut(x))
 
 
 class ResNet50(nn.Module):
@@ -418,7 +393,7 @@ def build(spec: NetworkSpec, *, dropout: bool = True) -> nn.Module:
 
     Args:
         spec: What to build.
-        dropout: Keep Dropout; without it everyone's loss is the same.
+        dropout: Keep Dropout; without it all contestants have the same loss.
     """
     torch.manual_seed(0)
     module = spec.make().eval()

@@ -15,27 +15,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.bench.report import ROOT, torchrun
 
 
 def launch(given: argparse.Namespace) -> int:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "tools.bench.parallel", *sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        subprocess.run([*command, "--worker", str(out)], env=environment, check=True)
+        torchrun("tools.bench.parallel", 2, *sys.argv[1:], "--worker", str(out))
         found = json.loads(out.read_text())
     print(
         f"batch {given.batch} a process, one thread each, wire {given.wire}; medians of "
@@ -63,6 +56,7 @@ def worker(given: argparse.Namespace) -> None:
     import ortboost as ob
     from ortboost.runtime.process_group import ProcessGroup
     from ortboost.runtime.stepper import Stepper
+    from tools.bench.step import random_batch
     from tools.export_torch import NETWORKS, build
 
     torch.set_num_threads(1)
@@ -73,7 +67,7 @@ def worker(given: argparse.Namespace) -> None:
                 engine=given.engine, optimizer=ob.Momentum(), loss_scale=ob.NO_SCALE
             )
             program = ob.build_program(str(ROOT / "models" / f"{name}.onnx"), config)
-            feeds = batch_of(program, given.batch, group.rank)
+            feeds = random_batch(program, given.batch, group.rank)
             alone = Stepper(program, threads=1)
             shared = Stepper(program, threads=1, group=group, wire=given.wire)
             network = build(NETWORKS[name])
@@ -118,18 +112,6 @@ def timed(step: Callable[[], object], number: int) -> float:
     for _ in range(number):
         step()
     return (time.perf_counter() - start) / number
-
-
-def batch_of(program, size: int, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    found = {}
-    for spec in program.catalogue.batch:
-        shape = tuple(d if isinstance(d, int) else size for d in spec.shape)
-        if spec.dtype.kind == "f":
-            found[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
-        else:
-            found[spec.name] = rng.integers(0, spec.classes or 50, shape).astype(spec.dtype)
-    return found
 
 
 def main() -> int:

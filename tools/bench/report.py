@@ -27,6 +27,7 @@ __all__ = [
     "say",
     "table",
     "timing_parser_of",
+    "torchrun",
     "write_json",
 ]
 
@@ -35,7 +36,7 @@ MODELS = ("mlp", "lenet5", "resnet20", "resnet_bottleneck", "mobilenet_like", "t
 """The networks of ``models/``."""
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 PAUSE = 0.05
-"""Seconds in which the idle threads of whoever ran before stop spinning."""
+"""Seconds in which the idle threads of the candidate before stop spinning."""
 
 _PACKAGES = (
     "onnxruntime-training-cpu",
@@ -114,12 +115,12 @@ def timing_parser_of(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     parser = parser_of(doc)
     parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="default: 2")
-    told = f"turns of everyone (default: {rounds})"
-    parser.add_argument("--rounds", type=int, default=rounds, help=told)
-    told = "time for each in a round (default: 0.2)"
-    parser.add_argument("--seconds", type=float, default=0.2, help=told)
-    told = "cpu: processor time, steadier on a busy machine; for one thread (default: wall)"
-    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help=told)
+    text = f"rounds, in each of which every candidate runs once (default: {rounds})"
+    parser.add_argument("--rounds", type=int, default=rounds, help=text)
+    text = "time for each candidate in a round (default: 0.2)"
+    parser.add_argument("--seconds", type=float, default=0.2, help=text)
+    text = "cpu: processor time, steadier on a busy machine; for one thread (default: wall)"
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help=text)
     return parser
 
 
@@ -148,8 +149,16 @@ def publish(
         write_json(path, {"environment": about, **(numbers or {"heads": heads, "rows": rows})})
 
 
+def torchrun(module: str, processes: int, *arguments: str) -> None:
+    """Run a module as processes of one thread each on this machine, and wait for their end."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), "-m", module, *arguments]
+    subprocess.run(command, env=variables, check=True)
+
+
 def say(*texts: object) -> None:
-    """Tell how far a benchmark is."""
+    """Print the progress of a benchmark."""
     print(*texts, file=sys.stderr, flush=True)
 
 
@@ -173,11 +182,11 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    asked = subprocess.run(
+    done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=Path(__file__).parent,
         check=False,
         capture_output=True,
         text=True,
     )
-    return asked.stdout.strip() or "unknown"
+    return done.stdout.strip() or "unknown"

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.parallel import ROOT, batch_of
+from tools.bench.report import ROOT
 
 KINDS = (
     "alone",
@@ -95,7 +95,7 @@ def run_both(module: str, arguments: Sequence[str], rate: str) -> Any:
             }  # fmt: skip
             command = ["ip", "netns", "exec", space, sys.executable, "-m", module, *arguments]
             started.append(subprocess.Popen([*command, "--worker", str(out)], env=environment))
-        statuses = [process.wait() for process in started]  # of both, whatever the first says
+        statuses = [process.wait() for process in started]  # waits for both
         if any(statuses):
             sys.exit(1)
         return json.loads(out.read_text())
@@ -120,6 +120,7 @@ def worker(given: argparse.Namespace) -> None:
     from ortboost.boosts import AdaSum
     from ortboost.runtime.process_group import ProcessGroup
     from ortboost.runtime.stepper import Stepper
+    from tools.bench.step import random_batch
 
     path = str(ROOT / "models" / f"{given.model}.onnx")
     found: dict[str, tuple[int, list[float]]] = {}
@@ -151,7 +152,7 @@ def worker(given: argparse.Namespace) -> None:
             "dim-reduce": reduced,
         }
         steppers = {kind: makers[kind]() for kind in given.kinds if kind in makers}
-        feeds = batch_of(plain, given.batch, group.rank)
+        feeds = random_batch(plain, given.batch, group.rank)
         found = {kind: (0, []) for kind in given.kinds}
         for number in range(given.rounds + 1):
             for kind in given.kinds:

@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=(1_000, 10_000, 100_000, 1_000_000))
     parser.add_argument("--optimizer", nargs="+", choices=("sgd", "adam"), default=("sgd", "adam"))
-    parser.add_argument("--rounds", type=int, default=10, help="turns of everyone (default: 10)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of steps (default: 10)")
     parser.add_argument("--seconds", type=float, default=0.2, help="for each in a round")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)

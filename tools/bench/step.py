@@ -14,9 +14,9 @@ and the same number of threads:
     PyTorch eager: ``zero_grad``, forward, ``backward``, ``SGD(momentum=0.9).step()``, reading the
     loss.
 
-In each round everyone makes some steps, in an order that changes from round to round. A ratio is
-the median of the ratios of the rounds, so that what else runs on the machine hits both sides; the
-numbers in brackets are its quartiles. Without PyTorch only the last two columns can be shown.
+Each of them makes some steps in every round, in an order that changes from round to round. A ratio
+is the median of the ratios of the rounds, so that other load of the machine affects both sides;
+the numbers in brackets are its quartiles. Without PyTorch only the last two columns can be shown.
 
 Examples:
     All models at batch 32 with two threads::
@@ -206,7 +206,7 @@ def compare(
         contestants: Name to step.
         rounds: Number of rounds.
         seconds: Time for each contestant in a round, about; at least two steps.
-        clock: What tells the time.
+        clock: Returns the time in seconds.
     """
     counts = {}
     for name, step in contestants.items():
@@ -218,7 +218,7 @@ def compare(
 
     def turn(step: Step) -> Callable[[int], list[float]]:
         def run(count: int) -> list[float]:
-            step()  # the caches belonged to someone else until now
+            step()  # warms up the caches, which another contestant used before
             start = clock()
             for _ in range(count):
                 step()
@@ -290,7 +290,7 @@ def measure(
 
 
 def require_same_loss(name: str, losses: Mapping[str, float]) -> None:
-    """End the benchmark if someone's loss differs from that of the first."""
+    """End the benchmark if a loss differs from that of the first."""
     (first, reference), *_ = losses.items()
     for who, loss in losses.items():
         if not abs(loss - reference) <= 1e-4 * abs(reference):

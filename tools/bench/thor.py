@@ -498,7 +498,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _value(text: str) -> Any:
-    from ortboost.cli.parse import parse_value
+    from ortboost.cli.grammar import parse_value
 
     return parse_value(text)
 

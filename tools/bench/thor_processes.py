@@ -14,26 +14,20 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.bench.report import torchrun
 
 
 def launch(given: argparse.Namespace) -> int:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     print("ms of processor time, of the process with the most")
     print("processes  block  every process inverts all  divided  of this inversions")
     for number in given.processes:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(number), "-m", "tools.bench.thor_processes"]
-        subprocess.run([*command, *sys.argv[1:], "--worker"], env=environment, check=True)
+        torchrun("tools.bench.thor_processes", number, *sys.argv[1:], "--worker")
     return 0
 
 

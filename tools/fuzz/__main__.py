@@ -70,8 +70,8 @@ def _fault(end: str, said: str) -> str | None:
         return f"{end}: {(errors or [first])[-1][:120]}"
     if "Traceback (most recent call last)" in said:
         return f"a traceback: {said.strip().splitlines()[-1][:120]}"
-    told = end in ("exit 0", *_RESULTS) or (errors and "\n  fix: " in said)
-    return None if told else f"{end} without an error: {first}"
+    reported = end in ("exit 0", *_RESULTS) or (errors and "\n  fix: " in said)
+    return None if reported else f"{end} without an error: {first}"
 
 
 def _damaged_model(
@@ -105,9 +105,9 @@ def _damaged_file(
     if sealed:
         seal(folder / program)
     line = COMMANDS[name][int(rng.integers(len(COMMANDS[name])))]
-    told = re.sub(r"^(thor|reduced|windows|shared)/", "run/", name)
-    told = f"{told}{', sealed' if sealed else ''}, {line.split()[0]}"
-    return told, folder / program, line.format(folder).split()
+    case = re.sub(r"^(thor|reduced|windows|shared)/", "run/", name)
+    case = f"{case}{', sealed' if sealed else ''}, {line.split()[0]}"
+    return case, folder / program, line.format(folder).split()
 
 
 def _warm(folder: Path, kinds: list[str]) -> None:

@@ -90,9 +90,12 @@ _GRAPH = (*_PROGRAM, "plot {0}/NAME --graph step -o {0}/step.svg", "inspect {0}/
 _CHECKPOINT = (_AGAIN, _EXPORT, "pca {0}/NAME -o {0}/q.npy -k 1", "plot {0}/NAME -o {0}/c.png")
 _RUNS = ("runs {0}/NAME --csv {0}/runs.csv", "watch {0}/NAME")
 _HALF = ("inspect {0}/NAME/FILE", "plot {0}/NAME/FILE -o {0}/half.svg", "check {0}/NAME/FILE")
-_DATA = (_FRESH, "eval {0}/run --data {0}/DATA -q", "train {0}/run --data {0}/data.npz --val "
-"{0}/DATA"
-    " --batch-size 8 --epochs 1 --max-steps 1 --overwrite -q")  # fmt: skip
+_DATA = (
+    _FRESH,
+    "eval {0}/run --data {0}/DATA -q",
+    "train {0}/run --data {0}/data.npz --val {0}/DATA --batch-size 8 --epochs 1 --max-steps 1 "
+    "--overwrite -q",
+)
 _WITH_DATA = (
     "export {0}/run -o {0}/out.onnx --precision int8 --calib {0}/DATA --verify {0}/DATA -q",
     "compare {0}/net.onnx {0}/net.onnx --data {0}/DATA",
@@ -253,7 +256,7 @@ def damage_file(path: Path, rng: np.random.Generator) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Let the manifest of a damaged program say what is there, as somebody who means harm would.
+    """Recompute the checksums in the manifest of a damaged program, as an attacker could.
 
     Programs that cannot be read at all are left as they are.
     """

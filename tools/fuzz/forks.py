@@ -37,13 +37,13 @@ def preload(work: Callable[[], None]) -> None:
         status = 1
         with contextlib.suppress(SystemExit):
             work()
-            with os.fdopen(writing, "w") as told:
-                json.dump(sorted(sys.modules), told)
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(sorted(sys.modules), pipe)
             status = 0
         os._exit(status)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        text = told.read()
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
     if os.waitpid(child, 0)[1] or not text:
         raise SystemExit("the whole files could not be made")
     for name in json.loads(text):

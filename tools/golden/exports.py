@@ -5,7 +5,7 @@
   module was in ``train()``, dropout in training form with one output, ``CastLike`` for the bias
   that a convolution does not have.
 * ``convbn_dynamo_folded.onnx``: the default ``optimize=True``; batch normalization is gone, folded
-  into the convolutions. Nothing in the file says so.
+  into the convolutions. The file has no record of it.
 * ``convbn_opset9.onnx``: an old file: opset 9, IR 3, weights are also graph inputs, batch
   normalization has five outputs, dropout has its ratio as an attribute.
 * ``mlp_dynamo.onnx``: the counterpart of ``models/mlp.onnx``.

@@ -1,7 +1,8 @@
-"""Freeze sequences of MindSpore Boost 2.10, drawn after `np.random.seed(1234)`.
+"""Record freeze sequences of MindSpore Boost 2.10.0, drawn after ``np.random.seed(1234)``.
 
-python -m venv v && v/bin/pip install mindspore==2.10.0
-v/bin/python tools/golden/mindspore_freeze_sequences.py tests/golden/mindspore/freeze_sequences.npz
+In an environment with mindspore 2.10.0::
+
+    python tools/golden/mindspore_freeze_sequences.py tests/golden/mindspore/freeze_sequences.npz
 """
 
 from __future__ import annotations

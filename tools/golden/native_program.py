@@ -1,6 +1,6 @@
 """Write ``tests/golden/programs/native``: a small trained program of the native engine.
 
-Its step graph holds operators that only onnxruntime-training knows, so that the tests can ask a
+Its step graph holds operators that only onnxruntime-training has, so that the tests can use a
 stock onnxruntime to evaluate and export it. ``data.npz`` is what it was trained on.
 
 The shipped files were made with onnxruntime-training 1.19.2.

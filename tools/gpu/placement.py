@@ -1,12 +1,12 @@
 """Compare onnxruntime's own placement of nodes with its CUDA provider with ortboost's tables.
 
-``ask`` needs onnxruntime with CUDA and nothing else, on a GPU or on stand-ins (``stub_cuda.py``).
-``compare`` needs ortboost: it holds ``ortboost.runtime.cuda.placement`` to the answers, node by
-node and copy by copy, and ends with status 1 where they differ.
+``record`` needs onnxruntime with CUDA and nothing else, on a GPU or on the stub libraries of
+``stub_cuda.py``. ``compare`` needs ortboost: it compares ``ortboost.runtime.cuda.placement`` with
+the record, node by node and copy by copy, and ends with status 1 where they differ.
 
 Example::
 
-    LD_LIBRARY_PATH=stub ENV/bin/python tools/gpu/placement.py ask step.onnx -o placement.json
+    LD_LIBRARY_PATH=stub ENV/bin/python tools/gpu/placement.py record step.onnx -o placement.json
     python tools/gpu/placement.py compare placement.json --for cuda=1.31.1
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INSERTED = "Cast InsertedPrecisionFreeCast_"  # the casts around a float16 node on the CPU
 
 
-def ask(path: str) -> dict[str, list[str]]:
+def record(path: str) -> dict[str, list[str]]:
     """The nodes on the CPU and the copies from the runtime's log, or the node that it rejects."""
     done = subprocess.run(
         [sys.executable, __file__, "open", path], capture_output=True, text=True, check=False
@@ -72,7 +72,7 @@ def open_loudly(path: str) -> None:
 
 
 def differences(model: ir.Model, answer: dict[str, list[str]], target: str) -> list[str]:
-    """How what we say of a model differs from what the runtime did."""
+    """Lines on nodes and copies whose placement by our tables differs from that of the runtime."""
     from ortboost.graph.shape_inference import infer_shapes
     from ortboost.runtime.cuda.kernels import load_kernels
     from ortboost.runtime.cuda.placement import place
@@ -106,9 +106,9 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    asking = verbs.add_parser("ask")
-    asking.add_argument("models", nargs="+")
-    asking.add_argument("-o", "--out", type=Path, required=True)
+    recording = verbs.add_parser("record")
+    recording.add_argument("models", nargs="+")
+    recording.add_argument("-o", "--out", type=Path, required=True)
     verbs.add_parser("open").add_argument("model")
     comparing = verbs.add_parser("compare")
     comparing.add_argument("answers", type=Path)
@@ -116,8 +116,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.verb == "open":
         open_loudly(options.model)
-    elif options.verb == "ask":
-        answers = {path: ask(path) for path in options.models}
+    elif options.verb == "record":
+        answers = {path: record(path) for path in options.models}
         options.out.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
     else:
         from ortboost.graph.io import load_model

@@ -109,7 +109,7 @@ class Proof:
         """The runtime's own placement against ours."""
         if self.device != "cuda":
             raise SkippedError("there is nothing to place on a CPU")
-        from tools.gpu.placement import ask, differences
+        from tools.gpu.placement import differences, record
 
         version = runtime().__version__
         kernels = kernels_of(version)
@@ -118,7 +118,7 @@ class Proof:
             path = self.folder / f"{name}.onnx"
             step = _program(ROOT / "models" / f"{name}.onnx", "fp16").step
             save_model(for_cuda(step, kernels), path)
-            answer = ask(str(path))
+            answer = record(str(path))
             lines = differences(load_model(path), answer, f"cuda={kernels.release}")
             found[name] = {"cpu": answer.get("cpu"), "differences": lines}
             found["ok"] = found["ok"] and not lines

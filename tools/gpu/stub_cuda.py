@@ -10,7 +10,7 @@ provider's library.
 Example::
 
     python tools/gpu/stub_cuda.py ENV/lib/python3.13/site-packages/onnxruntime stub
-    LD_LIBRARY_PATH=stub ENV/bin/python tools/gpu/placement.py ask step.onnx -o placement.json
+    LD_LIBRARY_PATH=stub ENV/bin/python tools/gpu/placement.py record step.onnx -o placement.json
 """
 
 from __future__ import annotations

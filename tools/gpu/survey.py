@@ -1,6 +1,6 @@
 """Results of ``ortboost check --for cuda`` for the steps of many models, as a table.
 
-A file ``entry.json`` beside a model (``tools/zoo`` writes them) says which loss fits it.
+A file ``entry.json`` beside a model (``tools/zoo`` writes them) names the loss that fits it.
 
 Example::
 

@@ -1,7 +1,7 @@
 """A hook of MkDocs (`mkdocs.yml`) that shows the pages of the repository as they are.
 
 Pages link to each other and to source files by relative paths, as code hosts follow them. MkDocs
-knows only what lies in `docs/`, so here README becomes the index, every other file that a page
+reads only what lies in `docs/`, so here README becomes the index, every other file that a page
 links to is put under `repository/`, and the links are written for those places. What does not exist
 is left to MkDocs, whose strict build stops there. Notebooks become pages, with the outputs that are
 stored in them.

@@ -70,7 +70,7 @@ def slopes_in_double(
         return float(np.asarray(evaluate(model, moved, [loss])[0]))
 
     base = float(np.asarray(evaluate(model, values, [loss])[0]))
-    # What float32 leaves of a gradient that is zero is told by the largest one.
+    # A gradient of zero is rounding noise in float32: judge it by the largest gradient.
     floor = _FLOOR * max(float(np.linalg.norm(g)) for g in gradients.values())
     errors: dict[str, float] = {}
     started = time.monotonic()

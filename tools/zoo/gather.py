@@ -33,7 +33,6 @@ from torch import nn
 
 from tools.zoo import count_nodes
 from tools.zoo.files import file_subjects
-from tools.zoo.more import more_transformers
 from tools.zoo.networks import SUBJECTS
 from tools.zoo.published import timm_subjects, transformers_subjects
 from tools.zoo.subjects import Batch, FileSubject, TorchSubject
@@ -52,7 +51,7 @@ _RIVALS = {
 
 def subjects() -> list[TorchSubject | FileSubject]:
     """Everything that is in the zoo."""
-    published = [*transformers_subjects(), *more_transformers(), *timm_subjects()]
+    published = [*transformers_subjects(), *timm_subjects()]
     return [*SUBJECTS, *published, *file_subjects()]
 
 
@@ -244,7 +243,7 @@ def gather_file(subject: FileSubject, folder: Path) -> None:
 
 
 def _answer(path: Path, batch: Batch, output: str | None) -> object:
-    """What the file as it is says to a batch."""
+    """Run the untouched file on a batch."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -295,7 +295,7 @@ def difference(one: Path, other: Path, batch: Arrays) -> float:
 
 
 def check_tensorrt(folder: Path) -> dict[str, Any]:
-    """What the checker of the TensorRT target says."""
+    """Findings of the check for TensorRT."""
     done = subprocess.run(
         [sys.executable, "-m", "ortboost", "check", str(folder / "model.onnx"), "--for", "tensorrt=10", "--json"],
         capture_output=True, text=True, timeout=300, check=False,

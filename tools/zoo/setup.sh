@@ -8,5 +8,5 @@ venv=${1:?usage: sh tools/zoo/setup.sh FOLDER}
 ${PYTHON:-python3.11} -m venv "$venv"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check torch==2.13.0 \
     onnx onnxscript onnxruntime onnxslim onnxsim transformers safetensors scikit-learn skl2onnx pillow
-# timm wants torchvision, which its networks do not use.
+# timm requires torchvision, which its networks do not use.
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps timm

@@ -53,8 +53,8 @@ def verdict(
 
     Args:
         found: The stage.
-        apart: How far the gradients of the two engines are apart. Where float32 leaves too few
-            digits for differences, their agreement is told.
+        apart: Difference between the gradients of the two engines; it decides (``agree``) where
+            float32 leaves too few digits for finite differences.
         double: Slopes in float64; they decide where float32 does not.
     """
     if found is None:
@@ -72,8 +72,8 @@ def verdict(
             found["update_error"] <= loose * _UPDATE
             or (found["weight_error"] <= _ROUNDING and found["update_error"] <= 10 * _UPDATE)
         )
-        told = not found["not_trained"] and not found["not_of_torch"]
-        return ("ok" if told else "other tensors") if right else "wrong"
+        complete = not found["not_trained"] and not found["not_of_torch"]
+        return ("ok" if complete else "other tensors") if right else "wrong"
     if found["slope_error"] is None:
         return "wrong"
     if decided_in_float32(found):

@@ -88,23 +88,13 @@ def calibrate(
                 found = evaluator.evaluate(batch)
                 yield {name: np.asarray(found.get(name, batch.get(name))) for name in wanted}
 
-        # First pass: the full range.
-        low, high = dict.fromkeys(wanted, np.inf), dict.fromkeys(wanted, -np.inf)
-        for found in answers():
-            for name, array in found.items():
-                if array.size:  # NaN propagates through minimum and maximum
-                    low[name] = float(np.minimum(low[name], array.min()))
-                    high[name] = float(np.maximum(high[name], array.max()))
-        ranges = {name: Range(low[name], high[name]) for name in wanted}
+        ranges = _full_ranges(wanted, answers())
         if method == "minmax":
             return ranges
-        # Second pass: histograms over that range; not of tensors that are all zero or not finite.
+        # Not of tensors that are all zero or not finite.
         largest = {name: r.magnitude for name, r in ranges.items() if r.finite and r.magnitude > 0}
-        counts = {name: np.zeros(_BINS) for name in largest}
-        for found in answers():
-            for name, histogram in counts.items():
-                histogram += _histogram(found[name], largest[name])
-    for name, histogram in counts.items():
+        histograms = _histograms(largest, answers())
+    for name, histogram in histograms.items():
         if method == "percentile":
             bins = percentile_threshold(histogram, percentile)
         else:
@@ -112,6 +102,30 @@ def calibrate(
         most = bins * largest[name] / _BINS  # a threshold of both signs
         ranges[name] = Range(max(ranges[name].low, -most), min(ranges[name].high, most))
     return ranges
+
+
+def _full_ranges(
+    names: Sequence[str], batches: Iterable[Mapping[str, NDArray[Any]]]
+) -> dict[str, Range]:
+    """The smallest and the largest value of each tensor."""
+    low, high = dict.fromkeys(names, np.inf), dict.fromkeys(names, -np.inf)
+    for found in batches:
+        for name, array in found.items():
+            if array.size:  # NaN propagates through minimum and maximum
+                low[name] = float(np.minimum(low[name], array.min()))
+                high[name] = float(np.maximum(high[name], array.max()))
+    return {name: Range(low[name], high[name]) for name in names}
+
+
+def _histograms(
+    largest: Mapping[str, float], batches: Iterable[Mapping[str, NDArray[Any]]]
+) -> dict[str, NDArray[np.float64]]:
+    """Counts of the absolute values of each tensor, in ``_BINS`` equal bins up to its largest."""
+    counts = {name: np.zeros(_BINS) for name in largest}
+    for found in batches:
+        for name, histogram in counts.items():
+            histogram += _histogram(found[name], largest[name])
+    return counts
 
 
 def _histogram(values: NDArray[Any], largest: float) -> NDArray[np.int64]:

@@ -95,22 +95,27 @@ def quantize_int8(
     held = model.graph.initializers
     for name in [n for n, v in held.items() if not (is_read(v) or v.is_graph_input())]:
         del held[name]  # the weights in FLOAT, which integers have replaced
+    report.notes += [_left_in_float(model, report), _saturation(model, config)]
+    return report
+
+
+def _left_in_float(model: ir.Model, report: Report) -> str:
     left = Counter(
         node.op_type
         for node in model.graph
         if node.name not in report.changed and not node.op_type.endswith("Linear")
     )
-    report.notes.append(
-        "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
-    )
-    report.notes.append(
-        "7-bit weights: results are the same on x86 processors with and without VNNI"
-        if config.reduce_range
-        else "8-bit weights: on x86 processors without VNNI the products with "
+    return "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
+
+
+def _saturation(model: ir.Model, config: Int8Config) -> str:
+    if config.reduce_range:
+        return "7-bit weights: results are the same on x86 processors with and without VNNI"
+    return (
+        "8-bit weights: on x86 processors without VNNI the products with "
         f"{len(saturating_weights(model))} of them can saturate, and ONNX Runtime's results are "
         "inaccurate there"
     )
-    return report
 
 
 class _Writer:

@@ -129,7 +129,7 @@ def _forget_branches(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def _hide(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Put nodes into an unknown domain: ``should_fold`` is not asked about all operators."""
+    """Put nodes into an unknown domain, as ``should_fold`` is not called for all operators."""
     domains = [(node, node.domain) for node in nodes]
     try:
         for node, _ in domains:

@@ -90,14 +90,7 @@ def build_engine(
             where=str(path.parent),
             fix="Create it, or give another path.",
         )
-    try:
-        kit = toolkit or load_toolkit()
-    except DependencyError as error:
-        raise DependencyError(
-            f"No engine can be built here: {error.what[0].lower()}{error.what[1:]}",
-            where=f"{error.where}; the ONNX file is {source}",
-            fix=f"{error.fix}; or build it where TensorRT {major} is:\n         {line}",
-        ) from error
+    kit = toolkit or _installed(source, major, line)
     cache = None if timing_cache is None else Path(timing_cache)
     timings = cache.read_bytes() if cache is not None and cache.is_file() else b""
     plan, timings = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
@@ -120,6 +113,18 @@ def build_engine(
         with atomic_path(cache) as new_cache:
             new_cache.write_bytes(timings)
     return EngineFile(path, sidecar, len(plan), metadata, parity)
+
+
+def _installed(source: Path, major: int, line: str) -> Toolkit:
+    """TensorRT of this environment; where it is missing, the error has the command for another."""
+    try:
+        return load_toolkit()
+    except DependencyError as error:
+        raise DependencyError(
+            f"No engine can be built here: {error.what[0].lower()}{error.what[1:]}",
+            where=f"{error.where}; the ONNX file is {source}",
+            fix=f"{error.fix}; or build it where TensorRT {major} is:\n         {line}",
+        ) from error
 
 
 def _write(plan: bytes, path: Path, metadata: Mapping[str, Any]) -> Path:

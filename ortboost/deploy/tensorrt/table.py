@@ -116,7 +116,7 @@ def parse_release(text: str) -> Release:
     """
     known = sorted(_data()["releases"], key=_key)
     matched = re.fullmatch(r"(?:tensorrt|trt)(?:=(\d+(?:\.\d+)*))?", text.strip().lower())
-    fix = "Write tensorrt, tensorrt=11 or tensorrt=10; the table knows " + ", ".join(known) + "."
+    fix = "Write tensorrt, tensorrt=11 or tensorrt=10; the table has " + ", ".join(known) + "."
     if matched is None:
         raise UsageError(f"'{text}' is not a version of TensorRT.", where="target", fix=fix)
     wanted = matched[1] or known[-1]

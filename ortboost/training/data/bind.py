@@ -147,7 +147,7 @@ class _Binder:
             if found:
                 return found[0]
         # Nor is one that another input uses by a common name.
-        usual = {*LABEL_KEYS, *DATA_KEYS}  # suggested last: another input may want them
+        usual = {*LABEL_KEYS, *DATA_KEYS}  # suggested last: they usually belong to another input
         free = [key for key in self.arrays if key not in taken]
         free.sort(key=lambda key: key.split("_")[0].lower() in usual)
         if getattr(spec, "shifted", False):  # of a causal language model: its labels are its tokens

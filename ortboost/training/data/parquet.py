@@ -3,7 +3,7 @@
 A row group is the unit that Parquet compresses and that is read at once. At most two windows of 128
 MiB of row groups (:data:`WINDOW`; at least one row group) are held in memory, so that a file may be
 larger than the memory. Training shuffles the row groups, and the rows within each window
-(:func:`~ortboost.training.data.sources.window_order`). A file that fits in a window is shuffled as
+(:func:`~ortboost.training.data.orders.window_order`). A file that fits in a window is shuffled as
 a whole.
 
 Types: integers, floats and booleans; lists of a fixed length add an axis. Other types and null

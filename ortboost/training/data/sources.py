@@ -25,15 +25,16 @@ from ortboost.training.data.batches import (
     part_rows,
     rows_of,
 )
+from ortboost.training.data.checksums import checksum, checksum_of_ends
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import ImageConfig
-from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
+from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
+from ortboost.training.data.orders import epoch_order, window_order
 from ortboost.training.data.values import are_pixels, convert, is_float
 from ortboost.training.protocols import Array, Batch, InputLike
 
-__all__ = ["ArraySource", "ParallelSource", "Source", "epoch_order", "window_order"]
+__all__ = ["ArraySource", "ParallelSource", "Source"]
 
-_WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
 _MOST_THREADS = 8
 _PROBED = 1000  # samples whose range is noted
 
@@ -66,51 +67,6 @@ class ParallelSource(Source, Protocol):
 
     def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
         """Functions that read the batches of an epoch from ``start`` on, in any order."""
-
-
-def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The shuffled order of an epoch, which depends only on the arguments.
-
-    Sorts ``length`` raw 64-bit draws of Philox seeded with (seed, epoch). Raw draws, unlike
-    ``Generator.permutation``, are guaranteed to be the same in all versions of numpy (NEP 19).
-
-    Returns:
-        A permutation of ``0 .. length - 1``, int64.
-    """
-    draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(length)
-    return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
-
-
-def window_order(
-    blocks: Blocks, length: int, seed: int, epoch: int
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The shuffled order of an epoch for rows that are read in blocks.
-
-    The blocks, some of which may be empty, are shuffled; then the rows within each group of
-    ``window`` consecutive blocks are shuffled, so that only one group (two at a boundary) has to be
-    in memory. The order depends only on the arguments; draws as in :func:`epoch_order`.
-
-    Returns:
-        A permutation of ``0 .. length - 1``, int64.
-
-    Example:
-        >>> order = window_order(Blocks(np.array([0, 4, 8]), 1), 10, seed=0, epoch=0)
-        >>> sorted(order[:4].tolist()), sorted(order.tolist()) == list(range(10))
-        ([0, 1, 2, 3], True)
-    """
-    number = len(blocks.starts)
-    draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(number + length)
-    # The first draws shuffle the blocks, and the one of each row its place within a group.
-    shuffled, draws = np.argsort(draws[:number], kind="stable"), draws[number:]
-    ends = np.append(blocks.starts[1:], length)
-    order = np.empty(length, np.int64)
-    filled = 0
-    for first in range(0, number, blocks.window):
-        chosen = shuffled[first : first + blocks.window]
-        rows = np.concatenate([np.arange(blocks.starts[i], ends[i]) for i in chosen])
-        order[filled : filled + len(rows)] = rows[np.argsort(draws[rows], kind="stable")]
-        filled += len(rows)
-    return order
 
 
 class ArraySource:
@@ -337,7 +293,7 @@ class ArraySource:
 
     @functools.cached_property
     def _contents(self) -> dict[str, int]:
-        return {name: _content(array) for name, array in self.arrays.items()}
+        return {name: checksum(array) for name, array in self.arrays.items()}
 
     def fingerprint(self) -> dict[str, Any]:
         """Shapes, dtypes and checksums of the arrays, and the settings of the batches.
@@ -351,7 +307,7 @@ class ArraySource:
                 name: {
                     "shape": list(array.shape),
                     "dtype": array.dtype.str,
-                    "crc": zlib.crc32(np.ascontiguousarray(_ends(array)).tobytes()),
+                    "crc": checksum_of_ends(array),
                     "content": self._contents[name],
                     **({"range": self.ranges[name]} if name in self.ranges else {}),
                 }
@@ -372,29 +328,3 @@ class ArraySource:
             return {}
         configs = {"images": found.config, "augment": found.augment if self._augment else None}
         return {key: write_config(config) for key, config in configs.items() if config}
-
-
-def _ends(array: Array) -> Array:
-    """The first and last entry along axis 0; a scalar is returned unchanged."""
-    return array[[0, -1]] if array.ndim else array
-
-
-def _content(array: Array) -> int:
-    """A checksum of an array, or of some of its samples if it is large."""
-    lazy = lazy_of(array)
-    found = None if lazy is None else lazy.checksum()
-    if found is not None:
-        return found
-    if not array.ndim or not array.nbytes:
-        return zlib.crc32(np.ascontiguousarray(array).tobytes())
-    chosen = None
-    if array.nbytes > _WHOLE:
-        number = max(1, _SAMPLED * len(array) // array.nbytes)
-        chosen = np.sort(epoch_order(len(array), 0, 0)[:number])
-    length = len(array) if chosen is None else len(chosen)
-    found, step = 0, max(1, _CHUNK * len(array) // array.nbytes)
-    for start in range(0, length, step):
-        rows = slice(start, start + step)
-        part = array[rows] if chosen is None else array[chosen[rows]]
-        found = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, found)
-    return found

@@ -1,11 +1,12 @@
-"""Small graphs, one question about the CUDA provider each.
+r"""Small graphs, one question about the CUDA provider each.
 
 ``tests/golden/onnxruntime/placement-*.json`` has what two builds of onnxruntime say of them. To
 make it again, in a folder FOLDER::
 
     python -m tests.runtime.cuda.cases FOLDER
     cd FOLDER
-    LD_LIBRARY_PATH=STUB ENV/bin/python TOOLS/gpu/placement.py ask *.onnx -o placement-1.31.1.json
+    LD_LIBRARY_PATH=STUB ENV/bin/python TOOLS/gpu/placement.py record *.onnx \
+        -o placement-1.31.1.json
 """
 
 import sys

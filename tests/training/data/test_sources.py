@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data import ArraySource, batch_length, sources
+from ortboost.training.data import ArraySource, batch_length, checksums, sources
 from ortboost.training.data.batches import Part
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
-from ortboost.training.data.sources import epoch_order, window_order
 from ortboost.training.protocols import InputSpec
 
 SPECS = [
@@ -73,39 +72,6 @@ def test_processes_read_their_parts_of_each_batch(processes):
         assert [batch_length(part) for part in own] == [len(joined)] * processes
 
 
-def test_the_order_depends_on_seed_and_epoch_alone():
-    assert epoch_order(50, 1, 2).tolist() == epoch_order(50, 1, 2).tolist()
-    orders = {tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-
-
-def test_the_order_is_the_same_for_ever():
-    # Philox's raw stream is frozen by NEP 19; a change here breaks the resuming of old runs.
-    assert epoch_order(8, 1, 2).tolist() == PINNED
-    blocks = Blocks(np.array([0, 3, 3, 5]), 2)
-    assert window_order(blocks, 8, seed=1, epoch=2).tolist() == PINNED_WINDOWS
-    _, held_out = ArraySource({"x": np.arange(40)}, 5, seed=3).split(0.125)
-    assert next(held_out.epoch(0))["x"].tolist() == PINNED_SPLIT
-
-
-PINNED = [7, 1, 3, 0, 4, 2, 6, 5]
-PINNED_WINDOWS = [5, 6, 7, 3, 0, 4, 2, 1]
-PINNED_SPLIT = [6, 19, 31, 35, 39]
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 5), st.integers(0, 9))
-def test_a_window_is_read_whole_before_the_next(sizes, window, seed):
-    ends = np.cumsum(sizes)
-    order = window_order(Blocks(ends - sizes, window), int(ends[-1]), seed, 0).tolist()
-    assert sorted(order) == list(range(ends[-1]))
-    blocks = np.searchsorted(ends, order, side="right").tolist()
-    while blocks:
-        chosen = list(dict.fromkeys(blocks))[:window]
-        length = sum(sizes[block] for block in chosen)
-        assert set(blocks[:length]) == set(chosen)
-        blocks = blocks[length:]
-
-
 def test_skipped_batches_are_not_read():
     class Watched(np.ndarray):
         reads = 0
@@ -159,9 +125,9 @@ def test_a_fixed_batch_axis_must_be_met():
 @pytest.mark.parametrize("whole", [True, False])
 def test_fingerprint_sees_samples_in_the_middle(whole, monkeypatch):
     if not whole:  # as of a large array, of which a choice is read
-        monkeypatch.setattr(sources, "_WHOLE", 100)
-        monkeypatch.setattr(sources, "_SAMPLED", 2000)
-    monkeypatch.setattr(sources, "_CHUNK", 64)
+        monkeypatch.setattr(checksums, "_WHOLE", 100)
+        monkeypatch.setattr(checksums, "_SAMPLED", 2000)
+    monkeypatch.setattr(checksums, "_CHUNK", 64)
     data = np.arange(4000, dtype=np.float32).reshape(1000, 4)
     base = ArraySource({"x": data}, 2).fingerprint()
     assert base == ArraySource({"x": np.asfortranarray(data)}, 2).fingerprint()
@@ -176,8 +142,8 @@ def test_fingerprint_sees_samples_in_the_middle(whole, monkeypatch):
 def test_the_fingerprint_is_the_same_for_ever(monkeypatch):
     """A change breaks the resuming of old runs."""
     source = ArraySource({"x": np.arange(4000, dtype=np.float32).reshape(1000, 4)}, 2)
-    monkeypatch.setattr(sources, "_WHOLE", 100)
-    monkeypatch.setattr(sources, "_SAMPLED", 2000)
+    monkeypatch.setattr(checksums, "_WHOLE", 100)
+    monkeypatch.setattr(checksums, "_SAMPLED", 2000)
     assert source.fingerprint()["arrays"]["x"] == PINNED_CONTENT
 
 

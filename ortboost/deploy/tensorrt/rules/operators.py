@@ -90,7 +90,7 @@ def foreign_domains(context: Context) -> Iterator[Finding]:
         if node.op_type.startswith("TRT_"):
             yield info(
                 (label(node), name),
-                "An operator of TensorRT itself: only a recent parser knows it.",
+                "An operator of TensorRT itself: only a recent parser supports it.",
                 "Build with the release that the operator came with, or a later one.",
             )
             continue
@@ -135,7 +135,7 @@ def unsupported(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("TRT004", "operators that the table does not know")
+@rule("TRT004", "operators that the table does not have")
 def unknown(context: Context) -> Iterator[Finding]:
     """Operators newer than the table, or misspelled."""
     for node in context.standard():

@@ -1,0 +1,117 @@
+"""The settings of ``ortboost train``: which are refused, and what program and data determine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ortboost.api.learning_rates import schedules
+from ortboost.api.stored_batches import Data
+from ortboost.core.errors import ConfigError, UsageError, require_known
+from ortboost.program.program import Program
+from ortboost.runtime.process_group import ProcessGroup
+from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
+
+__all__ = ["best_callbacks", "check_shared", "check_validation", "settle", "with_settings"]
+
+_OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
+
+
+def with_settings(
+    config: TrainConfig | None, settings: Mapping[str, Any], resume: bool, arguments: Sequence[str]
+) -> TrainConfig:
+    """The trainer's configuration with single settings; ``arguments`` are those of ``train``."""
+    fields = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in _OF_PROGRAM]
+    for name in settings:
+        what = f"Unknown argument '{name}'."
+        require_known(name, [*arguments, *fields], what, "train", ConfigError)
+    base = (config or TrainConfig()).with_settings(settings)
+    if resume and base.overwrite:
+        raise UsageError(
+            "A run cannot be resumed and restarted at the same time.",
+            where="--resume and --overwrite",
+            fix="Give --resume to continue, or --overwrite to remove the existing checkpoints.",
+        )
+    return base
+
+
+def settle(
+    base: TrainConfig,
+    program: Program,
+    steps: int | None,
+    learning_rate: str | float | None,
+    settings: Mapping[str, Any],
+) -> TrainConfig:
+    """The configuration with what the program determines; ``steps`` per epoch, if known."""
+    loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
+    if chosen and not loss.has_classes:
+        raise UsageError(
+            f"The metric '{chosen[0]}' needs classes, but the loss of this program has none.",
+            where=f"loss '{loss.name}'",
+            fix="Leave --metric out: the loss itself is reported.",
+        )
+    total = None if steps is None else _updates(steps, base, program.config.accumulate)
+    return dataclasses.replace(
+        base,
+        learning_rate=schedules(program.config, learning_rate, total),
+        labels=program.counted_labels or base.labels,
+        output=program.prediction if program.labels else None,
+        metrics=base.metrics if loss.name == "softmax-cross-entropy" else chosen,
+        loss_scale=program.config.loss_scale,
+    )
+
+
+def _updates(steps: int, config: TrainConfig, window: int) -> int:
+    """Number of updates of a run with ``steps`` steps per epoch, which schedules count."""
+    if config.flush:  # an incomplete window also counts, once per epoch
+        return -(-steps // window) * config.epochs
+    return max(1, steps * config.epochs // window)
+
+
+def best_callbacks(
+    config: TrainConfig, held_out: Source | None, early_stop: int | None
+) -> list[Callback]:
+    """The callbacks that judge the model by the validation data."""
+    goal = Goal(f"val_{config.metrics[0]}" if config.metrics else "val_loss")
+    found: list[Callback] = [BestModel(goal)] if held_out is not None else []
+    return found if early_stop is None else [*found, EarlyStopping(goal, patience=early_stop)]
+
+
+def check_validation(
+    validation: Data | None, val_split: float | None, early_stop: int | None
+) -> None:
+    """Refuse validation data from two sources, and stopping early without any."""
+    if early_stop is not None and validation is None and val_split is None:
+        raise UsageError(
+            "Stopping early needs validation data.",
+            where="--early-stop",
+            fix="Give --val DATA, or --val-split 0.1.",
+        )
+    if validation is not None and val_split is not None:
+        raise UsageError(
+            "Validation data are given, but a part of the training data is to be held out too.",
+            where="--val and --val-split",
+            fix="Give either --val or --val-split.",
+        )
+
+
+def check_shared(
+    group: ProcessGroup | None,
+    settings: Mapping[str, object],
+    batch_axes: Mapping[str, int | None] | None,
+) -> None:
+    """Refuse settings that do not apply to one process, or to several."""
+    for name, value in settings.items():
+        if group is None and value not in ("float32", 0, None):
+            raise UsageError(
+                f"{name} is for several processes.",
+                where=f"{name} {value}, one process",
+                fix="Leave it out, or start several: --processes 2, or torchrun.",
+            )
+    if group is not None and batch_axes:
+        raise UsageError(
+            "With several processes the batch axes are those of the program.",
+            where=f"--batch-axis of train: {', '.join(batch_axes)}",
+            fix="Set them when the model is converted: ortboost convert --batch-axis.",
+        )
