@@ -46,7 +46,8 @@ def folder(tmp_path):
 def test_the_error_of_the_processes_is_its_own(tmp_path):
     status, said = ended(started("-m", "ortboost", "train", tmp_path / "none", "--data", "x.npz"))
     assert status == 8
-    assert said.count("error: Not a program folder.\n  where: ") == 2
+    # torchrun ends the other process once one has failed, which may be before it prints the same.
+    assert said.count("error: Not a program folder.\n  where: ") in (1, 2)
 
 
 def test_a_process_that_dies(folder):
