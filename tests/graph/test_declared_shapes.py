@@ -37,3 +37,9 @@ def test_what_inference_does_not_contradict_stays(declared):
     model = text_model(f"{HEAD} (float[N,8] x, int64[2] t) => (float[{dims}] y) {{ {nodes} }}")
     assert not normalize(model, opsets=range(18, 22), ir_version=10)
     assert known_shape(model.graph.outputs[0]) == declared
+
+
+def test_a_number_says_more_than_a_name():
+    model = text_model(f"{HEAD} (float[4,8] x) => (float[batch,8] y) {{ y = Relu(x) }}")
+    assert not normalize(model, opsets=range(18, 22), ir_version=10)
+    assert known_shape(model.graph.outputs[0]) == (4, 8)
