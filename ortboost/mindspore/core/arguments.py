@@ -75,7 +75,9 @@ def refuse_given(owner: str, **given: Any) -> None:
     for name, value in given.items():
         if value:
             raise NotInThisVersionError(
-                f"The argument '{name}' is not in this version.", where=owner, fix="Leave it out."
+                f"The argument '{name}' is not in this version.",
+                where=owner,
+                fix="Leave it out, or give its default.",
             )
 
 
