@@ -54,6 +54,9 @@ class Rate(np.lib.mixins.NDArrayOperatorsMixin, Parameter):
     def __float__(self) -> float:
         return float(self.asnumpy())
 
+    def __bool__(self) -> bool:
+        return bool(float(self))
+
     def __repr__(self) -> str:
         return repr(float(self))
 

@@ -190,6 +190,8 @@ def test_a_rate_can_be_set_as_a_parameter():
             rate.set_data(wrong if kind is None else Tensor(wrong))
     assert nn.LARS(nn.SGD(net.trainable_params(), rate)).learning_rate.set_data(np.float32(2)) == 2
     assert rate == 0.25
+    rate.set_data(Tensor(0.0))
+    assert not rate
 
 
 @pytest.mark.parametrize(
