@@ -13,7 +13,7 @@ from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from ortboost.mindspore.nn.optimizer import Optimizer
-from ortboost.mindspore.nn.parameter_groups import check_rate, rate_at, read_parameters
+from ortboost.mindspore.nn.parameter_groups import Rate, check_rate, rate_at, read_parameters
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
 
 __all__ = ["FreezeOpt"]
@@ -94,7 +94,7 @@ class FreezeOpt(OptimizerWrapper):
     def learning_rate(self, value: Any) -> None:
         self._inner.learning_rate = value
         for number, opt in enumerate(self._opts or ()):
-            opt.learning_rate = self._rate_of_group(value, number)
+            opt.learning_rate = self._rate_of_group(self._inner.learning_rate, number)
 
     @property
     def opts(self) -> list[Optimizer]:
@@ -128,8 +128,7 @@ class FreezeOpt(OptimizerWrapper):
         """A rate by the count of updates of one group: rates follow the count of all updates."""
         sequence = self._sequence()
         places = [place for place, group in enumerate(sequence) if group == number]
-        rate = check_rate("FreezeOpt", rate)
-        constant = isinstance(rate, float) or not places
+        constant = isinstance(rate, Rate) or not places
         return rate if constant else _RateOfGroup(rate, places, len(sequence))
 
 

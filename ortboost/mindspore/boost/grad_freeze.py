@@ -20,8 +20,8 @@ from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
-    NotInThisVersionError,
     as_argument_error,
+    refuse_given,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
@@ -190,12 +190,7 @@ def freeze_cell(
         ArgumentValueError: The optimizer has ``separate_state`` False.
         NotInThisVersionError: ``reducer_flag`` is True.
     """
-    if reducer_flag:
-        raise NotInThisVersionError(
-            "The exchange of gradients between processes is not in this version.",
-            where="freeze_cell, reducer_flag",
-            fix="Give False.",
-        )
+    refuse_given("freeze_cell", reducer_flag=reducer_flag)
     if not optimizer.separate_state:
         raise ArgumentValueError(
             "The groups of the optimizer share their state, but each cell has its own.",

@@ -76,7 +76,6 @@ class LessBN(Network):
         if isinstance(network, LessBN) and network.fn_flag >= fn_flag:
             return ()
         converted = LessBN(network, fn_flag)
-        vars(network).clear()
         vars(network).update(vars(converted))
         network.__class__ = LessBN
         return converted.reports

@@ -13,7 +13,7 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS
-from ortboost.mindspore.nn.parameter_groups import listed
+from ortboost.mindspore.nn.parameter_groups import check_rate, listed
 from ortboost.mindspore.nn.thor import thor
 from ortboost.mindspore.nn.wrap import network_of
 
@@ -141,7 +141,7 @@ class OptimizerProcess:
         if split and not isinstance(self._opt, LARS | thor):  # whose filters decide what decays
             parameters = [part for group in parameters for part in _with_exempt(group)]
         fresh = self._opt.renewed(parameters)
-        fresh.learning_rate = self.learning_rate
+        fresh.learning_rate = check_rate(owner, self.learning_rate)
         fresh.gc_multiple_of = self._multiple_of
         return fresh
 

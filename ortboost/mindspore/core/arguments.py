@@ -30,6 +30,7 @@ __all__ = [
     "PositiveScale",
     "as_argument_error",
     "positive",
+    "refuse_given",
 ]
 
 
@@ -67,6 +68,17 @@ def as_argument_error(owner: str) -> Iterator[None]:
     except ConfigError as error:
         where = f"{owner}, {error.where}"
         raise ArgumentValueError(error.what, where=where, fix=error.fix) from error
+
+
+def refuse_given(owner: str, **given: Any) -> None:
+    """Refuse arguments of MindSpore that this version lacks, unless they are off."""
+    for name, value in given.items():
+        if value:
+            raise NotInThisVersionError(
+                f"The argument '{name}' is not in this version.",
+                where=owner,
+                fix="Leave it out, or give its default.",
+            )
 
 
 def positive(owner: str, name: str, value: Any) -> float:

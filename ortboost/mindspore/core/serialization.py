@@ -10,14 +10,18 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from ortboost.core.arguments import checked
 from ortboost.core.files import atomic_path
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    refuse_given,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
@@ -25,14 +29,21 @@ from ortboost.program.state_file import read_tensors
 
 __all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]
 
+_Prefixes: TypeAlias = str | list[str] | tuple[str, ...] | None
+
 
 @checked
 def save_checkpoint(
     save_obj: Any,
     ckpt_file_name: str | os.PathLike[str],
-    *,
+    integrated_save: bool = True,
+    async_save: bool | str = False,
     append_dict: Mapping[str, Any] | None = None,
+    enc_key: bytes | None = None,
+    enc_mode: str = "AES-GCM",
     choice_func: Callable[[str], bool] | None = None,
+    crc_check: bool = False,
+    format: str = "ckpt",
 ) -> Path:
     """Write parameters to a safetensors file, atomically.
 
@@ -40,8 +51,14 @@ def save_checkpoint(
         save_obj: A cell, a dict from name to Parameter, or a list of dicts with ``name`` and
             ``data`` (a Parameter or Tensor).
         ckpt_file_name: The file; the suffix ``.safetensors`` is added if missing.
+        integrated_save: Accepted without effect: every process has all values.
+        async_save: Accepted without effect: the file is complete when the function returns.
         append_dict: More values to save by name: numbers, Tensors or Parameters.
+        enc_key: Must be ``None``; files are not encrypted in this version.
+        enc_mode: Accepted without effect.
         choice_func: Whether to save the parameter of a name; all if not given.
+        crc_check: Must be False.
+        format: Accepted without effect: files are safetensors.
 
     Returns:
         The path written.
@@ -55,6 +72,7 @@ def save_checkpoint(
         >>> ob.save_checkpoint(ob.load("models/mlp.onnx"), "mlp").name
         'mlp.safetensors'
     """
+    refuse_given("save_checkpoint", enc_key=enc_key, crc_check=crc_check)
     kind = type(save_obj).__name__
     if isinstance(save_obj, Cell):
         save_obj = save_obj.parameters_dict()
@@ -85,8 +103,14 @@ def load_checkpoint(
     ckpt_file_name: str | os.PathLike[str],
     net: Cell | None = None,
     strict_load: bool = False,
-    *,
+    filter_prefix: _Prefixes = None,
+    dec_key: bytes | None = None,
+    dec_mode: str = "AES-GCM",
+    specify_prefix: _Prefixes = None,
     choice_func: Callable[[str], bool] | None = None,
+    crc_check: bool = False,
+    remove_redundancy: bool = False,
+    format: str = "ckpt",
 ) -> dict[str, Parameter]:
     """Read parameters from a safetensors file.
 
@@ -94,9 +118,18 @@ def load_checkpoint(
         ckpt_file_name: The file, as it was given to :func:`save_checkpoint`, or its full name.
         net: If given, load the values into it.
         strict_load: See :func:`load_param_into_net`.
-        choice_func: Whether to read the parameter of a name; all if not given.
+        filter_prefix: Do not read parameters whose names start with it, or with one of a list.
+        dec_key: Must be ``None``; files are not encrypted in this version.
+        dec_mode: Accepted without effect.
+        specify_prefix: Read only parameters whose names start with it, or with one of a list.
+        choice_func: Whether to read the parameter of a name; all if not given. Unused with a
+            prefix, as in MindSpore.
+        crc_check: Must be False.
+        remove_redundancy: Must be False.
+        format: Accepted without effect: files are safetensors.
 
     Raises:
+        ArgumentValueError: A prefix is empty, or nothing is left to read.
         FileError: The file is missing or damaged.
 
     Example:
@@ -105,13 +138,24 @@ def load_checkpoint(
         >>> ob.load_checkpoint(file)["fc2.bias"].shape
         (10,)
     """
+    owner = "load_checkpoint"
+    refuse_given(owner, dec_key=dec_key, crc_check=crc_check, remove_redundancy=remove_redundancy)
+    chosen = _chosen_by_prefix(owner, specify_prefix, filter_prefix) or choice_func
     saved = _with_suffix(ckpt_file_name)
     tensors = read_tensors(saved if saved.exists() else ckpt_file_name)
     loaded = {
         name: Parameter(array, name=name)
         for name, array in tensors.items()
-        if choice_func is None or choice_func(name)
+        if chosen is None or chosen(name)
     }
+    if not loaded:
+        raise ArgumentValueError(
+            "There is nothing to read.",
+            where=f"{owner}, {ckpt_file_name}",
+            fix=f"The file has {', '.join(list(tensors)[:5])}, ...: choose some of these."
+            if tensors
+            else "Give a file with parameters.",
+        )
     if net is not None:
         load_param_into_net(net, loaded, strict_load)
     return loaded
@@ -161,6 +205,21 @@ def load_param_into_net(
             stacklevel=3,
         )
     return missing, [name for name in parameter_dict if name not in own]
+
+
+def _chosen_by_prefix(
+    owner: str, wanted: _Prefixes, unwanted: _Prefixes
+) -> Callable[[str], bool] | None:
+    """Whether to read the parameter of a name; ``None`` without prefixes."""
+    if wanted is None and unwanted is None:
+        return None
+    given = [[p] if isinstance(p, str) else p for p in (wanted, unwanted)]
+    if any(p is not None and ("" in p or not p) for p in given):
+        raise ArgumentValueError(
+            "A prefix is empty.", where=owner, fix="Leave it out to read every parameter."
+        )
+    starts, others = (tuple(p or ()) for p in given)
+    return lambda name: name.startswith(starts or "") and not name.startswith(others)
 
 
 def _is_entry(item: Any) -> bool:

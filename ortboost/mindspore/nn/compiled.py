@@ -309,7 +309,12 @@ class CompiledSteps:
     def _loss_config(self, labels: NDArray[Any] | None) -> LossConfig:
         if self.loss is None or labels is None:
             return LossConfig(name="output")
-        return self.loss.config(None if self._has_usual_shape(labels) else labels.shape)
+        if self._has_usual_shape(labels):
+            return self.loss.config()
+        prediction = self.network.output_shape
+        if prediction is not None and not self.loss.broadcasts:
+            raise self.loss.misfit(prediction, labels.shape)
+        return self.loss.config(labels.shape)
 
     def _has_usual_shape(self, labels: NDArray[Any]) -> bool:
         """Whether the labels have the shape that follows from that of the prediction."""

@@ -7,6 +7,7 @@ formulas); called directly, they compute the same in numpy.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -40,6 +41,8 @@ class LossBase(Cell):
     """
 
     kind = ""
+    broadcasts: ClassVar[bool] = True
+    """Whether predictions and labels may have different shapes."""
     in_words: ClassVar[str] = (
         "a loss of ortboost.nn, for example nn.SoftmaxCrossEntropyWithLogits(...)"
     )
@@ -52,7 +55,10 @@ class LossBase(Cell):
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The configuration in a program; with a shape of labels that the output does not give."""
         return LossConfig(
-            name=self.kind, reduction=self.reduction, label_shape=label_shape, broadcast=True
+            name=self.kind,
+            reduction=self.reduction,
+            label_shape=label_shape,
+            broadcast=self.broadcasts,
         )
 
     def labels(self, value: Any) -> _Array:
@@ -91,11 +97,14 @@ class LossBase(Cell):
         try:
             np.broadcast_shapes(logits.shape, labels.shape)
         except ValueError:
-            raise self._misfit(logits, labels) from None
+            raise self.misfit(logits.shape, labels.shape) from None
+        if not self.broadcasts and logits.shape != labels.shape:
+            raise self.misfit(logits.shape, labels.shape)
 
-    def _misfit(self, logits: _Array, labels: _Array) -> ArgumentValueError:
+    def misfit(self, logits: Sequence[object], labels: Sequence[int]) -> ArgumentValueError:
+        """Make the error for shapes that do not fit."""
         return ArgumentValueError(
-            f"Predictions {list(logits.shape)} and labels {list(labels.shape)} do not fit.",
+            f"Predictions [{', '.join(map(str, logits))}] and labels {list(labels)} do not fit.",
             where=type(self).__name__,
             fix="Check the shapes of the network's output and of the labels.",
         )
@@ -116,6 +125,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
     """
 
     kind = "softmax-cross-entropy"
+    broadcasts = False
 
     @checked
     def __init__(self, sparse: bool = False, reduction: _Reduction = "none") -> None:
@@ -141,7 +151,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
     def _check_shapes(self, logits: _Array, labels: _Array) -> None:
         wanted = (logits.shape[0], *logits.shape[2:]) if self.sparse else logits.shape
         if logits.ndim < 2 or labels.shape != wanted:
-            raise self._misfit(logits, labels)
+            raise self.misfit(logits.shape, labels.shape)
         if self.sparse and labels.size and not 0 <= labels.min() <= labels.max() < logits.shape[1]:
             raise ArgumentValueError(
                 f"Labels range from {labels.min()} to {labels.max()}, "
@@ -193,6 +203,7 @@ class BCEWithLogitsLoss(LossBase):
     """
 
     kind = "bce-with-logits"
+    broadcasts = False
 
     def __init__(
         self, reduction: _Reduction = "mean", weight: Any = None, pos_weight: Any = None

@@ -27,6 +27,7 @@ from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.parameter_groups import (
+    Rate,
     check_decay,
     check_rate,
     rate_at,
@@ -172,17 +173,23 @@ class Optimizer(Cell):
             parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
         """
         fresh = copy.copy(self)
+        fresh._learning_rate = check_rate(type(self).__name__, self._learning_rate)
         fresh._start(parameters)
         return fresh
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate as given; may be replaced by any form of rate."""
+        """The learning rate: a number with ``set_data``, an array, or a schedule.
+
+        It may be replaced by any form of rate.
+        """
         return self._learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self._learning_rate = check_rate(type(self).__name__, value)
+        # A Rate is shared: set_data changes that of all who have it.
+        shared = isinstance(value, Rate)
+        self._learning_rate = value if shared else check_rate(type(self).__name__, value)
 
     @property
     def global_step(self) -> Tensor:

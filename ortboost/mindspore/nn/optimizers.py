@@ -18,9 +18,9 @@ from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentTypeError,
     ArgumentValueError,
-    NotInThisVersionError,
     NotNegativeFloat,
     PositiveFloat,
+    refuse_given,
 )
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
@@ -136,10 +136,7 @@ class Adam(Optimizer):
                     fix=nearest(key, ("use_lazy", "use_offload", "use_amsgrad", "use_nesterov")),
                 )
             check_argument("Adam", key, value, bool)
-            if value:
-                raise NotInThisVersionError(
-                    f"Adam({key}=True) is not in this version.", where="Adam", fix="Leave it out."
-                )
+        refuse_given("Adam", **kwargs)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.use_nesterov, self.use_amsgrad = use_nesterov, use_amsgrad
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ortboost.core.arguments import check_argument
 from ortboost.core.errors import UsageError, require_known
@@ -25,6 +26,7 @@ from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 __all__ = [
     "Group",
+    "Rate",
     "check_decay",
     "check_rate",
     "listed",
@@ -35,6 +37,35 @@ __all__ = [
 
 _NotNegative: TypeAlias = Annotated[float, Range(0)]
 _GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")
+
+
+class Rate(np.lib.mixins.NDArrayOperatorsMixin, Parameter):
+    """A constant learning rate: a number that ``set_data`` replaces."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(np.asarray(value, np.float64), "learning_rate")
+
+    def converted(self, data: Any, slice_shape: bool = False) -> NDArray[Any]:
+        """The value that ``set_data`` would write, with its errors; 0 or more."""
+        value = super().converted(data, slice_shape)
+        check_argument("learning_rate.set_data", "data", float(value), _NotNegative)
+        return value
+
+    def __float__(self) -> float:
+        return float(self.asnumpy())
+
+    def __bool__(self) -> bool:
+        return bool(float(self))
+
+    def __repr__(self) -> str:
+        return repr(float(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
+        values = (float(value) if isinstance(value, Rate) else value for value in inputs)
+        return getattr(ufunc, method)(*values, **more)
 
 
 @dataclass(frozen=True)
@@ -153,10 +184,10 @@ def check_decay(owner: str, value: Any) -> float:
 
 
 def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
-    """Check a learning rate; returns a float, a 1-D float array, or a schedule."""
+    """Check a learning rate; returns a new :class:`Rate` or float array, or a schedule."""
     if isinstance(value, LearningRateSchedule):
         return value
-    single = isinstance(value, numbers.Real)
+    single = isinstance(value, numbers.Real | Parameter)
     if isinstance(value, str | bytes | bool) or not (single or isinstance(value, Iterable)):
         raise ArgumentTypeError(
             f"'{name}' is {type(value).__name__}.",
@@ -176,7 +207,7 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
             fix="Give a number, or one number per step.",
         )
     check_argument(owner, name, float(array.min()), _NotNegative)
-    return float(array) if array.ndim == 0 else array.astype(np.float64)
+    return Rate(float(array)) if array.ndim == 0 else array.astype(np.float64)
 
 
 def rate_at(rate: Any, step: int) -> float:
@@ -187,8 +218,8 @@ def rate_at(rate: Any, step: int) -> float:
     """
     if isinstance(rate, LearningRateSchedule):
         return float(rate(step))
-    if isinstance(rate, float):
-        return rate
+    if isinstance(rate, Rate):
+        return float(rate)
     if step >= len(rate):
         raise ArgumentRuntimeError(
             f"The list of learning rates ends after {len(rate)} updates.",
@@ -200,4 +231,4 @@ def rate_at(rate: Any, step: int) -> float:
 
 def shown_rate(rate: Any) -> Any:
     """The text for a rate in the manifest of a program; the host feeds the values."""
-    return rate if isinstance(rate, float) else f"by the host: {type(rate).__name__}"
+    return rate if isinstance(rate, Rate) else f"by the host: {type(rate).__name__}"

@@ -17,6 +17,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
     positive,
+    refuse_given,
 )
 from ortboost.mindspore.core.cell import Cell, refuse_own_methods
 from ortboost.mindspore.core.parameter import Parameter
@@ -87,12 +88,7 @@ class TrainOneStepCell(_TrainStep):
     ) -> None:
         super().__init__()
         owner = type(self).__name__
-        if return_grad:
-            raise NotInThisVersionError(
-                "return_grad=True is not in this version.",
-                where=owner,
-                fix="Leave it out; gradients stay in the graph.",
-            )
+        refuse_given(owner, return_grad=return_grad)
         self._sens = 1.0 if sens is None else positive(owner, "sens", sens)
         scale = NO_SCALE if self.sens == 1 else FixedScaleConfig(self.sens)
         self._compile(network, optimizer, scale, finite=False, divisor=1 / self.sens)

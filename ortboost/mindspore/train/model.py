@@ -233,6 +233,30 @@ class Model:
         with entered(callbacks) as listeners:
             self._run(owner, epoch, train_dataset, listeners, initial_epoch, validate)
 
+    @checked
+    def build(
+        self,
+        train_dataset: Any = None,
+        valid_dataset: Any = None,
+        sink_size: int = -1,
+        epoch: Count = 1,
+        sink_mode: bool = True,
+    ) -> None:
+        """Check the data sets; the graph of a step is compiled when the step first runs.
+
+        Args:
+            train_dataset: Batches to train on, if given.
+            valid_dataset: Batches to validate on, if given.
+            sink_size: Accepted without effect.
+            epoch: Accepted without effect.
+            sink_mode: Accepted without effect.
+        """
+        for dataset in (train_dataset, valid_dataset):
+            if dataset is not None:
+                self._batches(dataset, "Model.build")
+        if valid_dataset is not None:
+            self._need_metrics("Model.build")
+
     def _run(
         self,
         owner: str,

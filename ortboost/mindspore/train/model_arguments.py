@@ -12,7 +12,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     Count,
-    NotInThisVersionError,
+    refuse_given,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -91,10 +91,7 @@ def check_sink(owner: str, mode: object, size: Any) -> None:
         raise ArgumentValueError(
             f"'sink_size' is {size}.", where=owner, fix="Give -1, or a number above 0."
         )
-    if mode and size != -1:
-        raise NotInThisVersionError(
-            "A sink size is not in this version.", where=owner, fix="Leave sink_size out."
-        )
+    refuse_given(owner, sink_size=mode and size != -1)
 
 
 def validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ortboost import training
 from ortboost.core.arguments import checked
-from ortboost.mindspore.core.arguments import ArgumentValueError, CountOrZero
+from ortboost.mindspore.core.arguments import ArgumentValueError, CountOrZero, refuse_given
+from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.serialization import save_checkpoint
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 
@@ -20,9 +22,21 @@ class CheckpointConfig:
     """When :class:`ModelCheckpoint` saves, and how many files it keeps.
 
     Args:
-        save_checkpoint_steps: Save every this many steps; 0 to go by seconds.
+        save_checkpoint_steps: Save every this many steps; 0 or ``None`` to go by seconds.
         save_checkpoint_seconds: Save every this many seconds, if above 0 and steps are 0.
         keep_checkpoint_max: Remove the oldest files beyond this number; 0 keeps all.
+        keep_checkpoint_per_n_minutes: Must be 0.
+        integrated_save: Accepted without effect, as for :func:`ortboost.save_checkpoint`.
+        async_save: Accepted without effect.
+        saved_network: The network to save; that of the model if not given.
+        append_info: More values to save: ``"epoch_num"``, ``"step_num"``, and a dict of values,
+            where these two names have the numbers to start from.
+        enc_key: Must be ``None``.
+        enc_mode: Accepted without effect.
+        exception_save: Must be False.
+        crc_check: Must be False.
+        remove_redundancy: Must be False.
+        format: Accepted without effect: files are safetensors.
 
     Example:
         >>> CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2).keep_checkpoint_max
@@ -32,13 +46,33 @@ class CheckpointConfig:
     @checked
     def __init__(
         self,
-        save_checkpoint_steps: CountOrZero = 1,
-        save_checkpoint_seconds: CountOrZero = 0,
-        keep_checkpoint_max: CountOrZero = 5,
+        save_checkpoint_steps: CountOrZero | None = 1,
+        save_checkpoint_seconds: CountOrZero | None = 0,
+        keep_checkpoint_max: CountOrZero | None = 5,
+        keep_checkpoint_per_n_minutes: CountOrZero | None = 0,
+        integrated_save: bool = True,
+        async_save: bool | str = False,
+        saved_network: Cell | None = None,
+        append_info: Sequence[Literal["epoch_num", "step_num"] | dict[str, Any]] | None = None,
+        enc_key: bytes | None = None,
+        enc_mode: str = "AES-GCM",
+        exception_save: bool = False,
+        crc_check: bool = False,
+        remove_redundancy: bool = False,
+        format: str = "ckpt",
     ) -> None:
-        self.save_checkpoint_steps = save_checkpoint_steps
-        self.save_checkpoint_seconds = save_checkpoint_seconds
-        self.keep_checkpoint_max = keep_checkpoint_max
+        refuse_given(
+            "CheckpointConfig",
+            keep_checkpoint_per_n_minutes=keep_checkpoint_per_n_minutes,
+            enc_key=enc_key,
+            exception_save=exception_save,
+            crc_check=crc_check,
+            remove_redundancy=remove_redundancy,
+        )
+        self.save_checkpoint_steps = save_checkpoint_steps or 0
+        self.save_checkpoint_seconds = save_checkpoint_seconds or 0
+        self.keep_checkpoint_max = keep_checkpoint_max or 0
+        self.saved_network, self.append_info = saved_network, append_info
 
 
 class ModelCheckpoint(Callback):
@@ -46,12 +80,14 @@ class ModelCheckpoint(Callback):
 
     Args:
         prefix: Start of the names. If the folder already has checkpoints of it, a number is added
-            (``prefix_1``), as in MindSpore, so that those of an earlier run are kept.
-        directory: Folder, created if missing; the current one if not given.
+            (``prefix_1``), as in MindSpore, so that those of an earlier run are kept. Or a function
+            of the run's parameters that returns the whole name of a file, without its suffix.
+        directory: Folder, created if missing; the current one if not given. Or a function of the
+            run's parameters that returns it.
         config: When to save.
 
     Raises:
-        ArgumentValueError: ``prefix`` is not a non-empty string, or contains a '/'.
+        ArgumentValueError: A prefix is not a non-empty string, or contains a '/'.
 
     Example:
         >>> config = CheckpointConfig(save_checkpoint_steps=100)
@@ -63,15 +99,14 @@ class ModelCheckpoint(Callback):
     def __init__(
         self,
         prefix: Any = "CKP",
-        directory: str | None = None,
+        directory: str | Callable[[CallbackParam], str] | None = None,
         config: CheckpointConfig | None = None,
     ) -> None:
-        if not isinstance(prefix, str) or "/" in prefix or not prefix:
-            raise ArgumentValueError(
-                f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short string."
-            )
-        self._directory = Path(directory or ".")
-        self._prefix = _unused(prefix, self._directory)
+        self._prefix, self._directory = prefix, directory
+        if not callable(prefix):
+            _check_prefix(prefix)
+            if not callable(directory):
+                self._prefix = _unused(prefix, Path(directory or "."))
         self._config = config or CheckpointConfig()
         self._last_step, self._last_time = 0, 0.0
         self._files: list[Path] = []
@@ -94,8 +129,7 @@ class ModelCheckpoint(Callback):
         return str(self._files[-1]) if self._files else ""
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Create the folder."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        """Start to count."""
         self._last_step = run_context.original_args().cur_step_num
         self._last_time = time.monotonic()
 
@@ -117,13 +151,33 @@ class ModelCheckpoint(Callback):
             self._save(args)
 
     def _save(self, args: CallbackParam) -> None:
-        name = f"{self._prefix}-{args.cur_epoch_num}_{args.cur_step_in_epoch}"
-        path = save_checkpoint(args.network, self._directory / f"{name}.safetensors")
+        if callable(self._prefix):
+            name = _check_prefix(self._prefix(args))
+        else:
+            name = f"{self._prefix}-{args.cur_epoch_num}_{args.cur_step_in_epoch}"
+        given = self._directory(args) if callable(self._directory) else self._directory
+        folder = Path(given or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = {"epoch_num": args.cur_epoch_num, "step_num": args.cur_step_num}
+        more: dict[str, Any] = {}
+        for item in self._config.append_info or ():
+            more |= item if isinstance(item, dict) else {item: more.get(item, 0)}
+        more |= {name: more[name] + number for name, number in numbers.items() if name in more}
+        network = self._config.saved_network or args.network
+        path = save_checkpoint(network, folder / f"{name}.safetensors", append_dict=more)
         self._last_step, self._last_time = args.cur_step_num, time.monotonic()
         self._files = [file for file in self._files if file != path] + [path]
         keep = self._config.keep_checkpoint_max
         while keep and len(self._files) > keep:
             self._files.pop(0).unlink(missing_ok=True)
+
+
+def _check_prefix(prefix: Any) -> str:
+    if not isinstance(prefix, str) or "/" in prefix or not prefix:
+        raise ArgumentValueError(
+            f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short string."
+        )
+    return prefix
 
 
 def _unused(prefix: str, folder: Path) -> str:

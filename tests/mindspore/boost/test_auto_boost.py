@@ -271,6 +271,7 @@ def test_refusals(call, kind):
 
 def test_parameters_stay_the_same_objects_and_a_second_call_trains_the_head_too():
     net = resnet()
+    net.note = "of its user"
     parameters, optimizer = net.parameters_dict(), momentum(net)
     only_less = {"boost": {"mode": "manual", "grad_freeze": False}}
     for _ in range(2):
@@ -281,6 +282,7 @@ def test_parameters_stay_the_same_objects_and_a_second_call_trains_the_head_too(
     BoostTrainOneStepCell(network, fresh)(*images(1)[0])
     left = [p for name, p in net.parameters_dict().items() if name in parameters]
     assert all(p is parameters[p.name] for p in left)
+    assert net.note == "of its user"
     with pytest.raises(ValueError, match=r"bn1.* belongs to another network") as raised:
         nn.TrainOneStepCell(network, optimizer)
     assert_three_lines(raised.value)

@@ -187,6 +187,8 @@ def test_it_answers_like_the_optimizer_inside():
     optimizer.learning_rate = 0.25
     assert optimizer.optimizer.learning_rate == 0.25
     assert [opt.learning_rate for opt in optimizer.opts] == [0.25] * optimizer.groups_num
+    optimizer.learning_rate.set_data(np.float32(0.5))
+    assert [opt.get_lr() for opt in optimizer.opts] == [0.5] * optimizer.groups_num
     assert optimizer.parameters == net.trainable_params()
 
 

@@ -171,6 +171,29 @@ def test_the_learning_rate_can_be_replaced():
         optimizer.learning_rate = -1.0
 
 
+def test_a_rate_can_be_set_as_a_parameter():
+    net = affine()
+    own = net.parameters_dict()
+    groups = [{"params": [own["b"]], "lr": 1.0}, {"params": [own["bn.scale"]]}]
+    optimizer = nn.SGD(groups, learning_rate=0.5, weight_decay=0.5)
+    other = optimizer.renewed(groups)
+    rate = optimizer.learning_rate
+    assert one_step(net, optimizer) == {"b": 2.0, "bn.scale": 1.5}
+    assert rate.set_data(Tensor(0.25)) is optimizer.learning_rate
+    optimizer.get_lr_parameter(own["b"]).set_data(rate * 2)
+    assert optimizer.get_lr() == (0.5, 0.25)
+    assert one_step(net, optimizer) == {"b": 2.0 * 0.75, "bn.scale": 1.5 * 0.875}
+    assert other.get_lr() == (1.0, 0.5)
+    assert (rate, rate.name, f"{rate:.1f}", repr(rate)) == (0.25, "learning_rate", "0.2", "0.25")
+    for wrong, kind in ((0.5, None), (-1.0, ValueError), ([0.5], ValueError)):
+        with pytest.raises(kind or TypeError):
+            rate.set_data(wrong if kind is None else Tensor(wrong))
+    assert nn.LARS(nn.SGD(net.trainable_params(), rate)).learning_rate.set_data(np.float32(2)) == 2
+    assert rate == 0.25
+    rate.set_data(Tensor(0.0))
+    assert not rate
+
+
 @pytest.mark.parametrize(
     ("call", "kind"),
     [

@@ -250,6 +250,22 @@ def test_what_the_arrays_must_be():
     step(x.astype(np.float64), labels.astype(np.int64))  # numbers are converted
 
 
+@pytest.mark.parametrize("shape", [(10,), (8, 1), (1,), (), (1, 8, 10), (1, 10)])
+@pytest.mark.parametrize("loss", [nn.SoftmaxCrossEntropyWithLogits(), nn.BCEWithLogitsLoss()])
+def test_only_losses_that_broadcast_take_labels_of_another_shape(loss, shape):
+    net = golden.network("mlp")
+    before = golden.values(net)
+    opt = nn.SGD(net.trainable_params(), 0.1)
+    (x, _), labels = next(golden.batches("mlp", 1)), np.zeros(shape, np.float32)
+    with pytest.raises(ValueError, match=r"do not fit|The dimension"):
+        nn.TrainOneStepCell(nn.WithLossCell(net, loss), opt)(x, labels)
+    with pytest.raises(ValueError, match="do not fit"):
+        loss(net(x), labels)
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, before[name])
+    assert nn.MSELoss()(net(x), np.zeros([8, 1], np.float32)).shape == ()
+
+
 def test_return_grad_is_refused_clearly():
     net = mat_mul_net()
     with pytest.raises(OrtBoostError, match="return_grad"):

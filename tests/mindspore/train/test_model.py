@@ -518,3 +518,68 @@ def test_amp_levels_train_in_mixed_precision(level):
     assert found == pytest.approx(expected, rel=5e-3)
     assert found != expected
     assert reference.precision.compute == "fp32"
+
+
+def test_checkpoints_are_named_by_functions(tmp_path):
+    model, net = make()
+    other = golden.network("mlp")
+    config = CheckpointConfig(
+        None,
+        keep_checkpoint_max=1,
+        async_save=True,
+        saved_network=other,
+        append_info=["epoch_num", {"step_num": 10, "rate": 0.5}],
+    )
+    config.save_checkpoint_steps = 2
+    saver = ModelCheckpoint(
+        lambda run: f"s{run.cur_step_num}",
+        lambda run: str(tmp_path / f"e{run.cur_epoch_num}"),
+        config,
+    )
+    model.train(2, DATA[:2], callbacks=saver)
+    assert [str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*.*")] == ["e2/s4.safetensors"]
+    loaded = load_checkpoint(saver.latest_ckpt_file_name)
+    more = {name: float(loaded.pop(name).asnumpy()) for name in ("epoch_num", "step_num", "rate")}
+    assert more == {"epoch_num": 2, "step_num": 14, "rate": 0.5}
+    for name, value in golden.values(other).items():
+        np.testing.assert_array_equal(value, loaded[name].asnumpy())
+    assert not np.array_equal(net.trainable_params()[0].asnumpy(), loaded["fc1.weight"].asnumpy())
+    with pytest.raises(ValueError, match="prefix"):
+        model.train(1, DATA[:1], callbacks=ModelCheckpoint(lambda run: "a/b", str(tmp_path)))
+
+
+def test_parameters_are_loaded_by_prefix(tmp_path):
+    path = save_checkpoint(golden.network("mlp"), tmp_path / "weights", True, False)
+    assert set(load_checkpoint(path, None, False, "fc1")) == {"fc2.weight", "fc2.bias"}
+    by_both = load_checkpoint(path, filter_prefix=("fc1.b",), specify_prefix=["fc1", "x"])
+    assert set(by_both) == {"fc1.weight"}
+    assert len(load_checkpoint(path, specify_prefix="fc", choice_func=lambda name: False)) == 4
+    for wrong in ("", [], (), ["fc1", ""], "fc"):
+        with pytest.raises(ValueError, match="load_checkpoint"):
+            load_checkpoint(path, filter_prefix=wrong)
+    with pytest.raises(TypeError):
+        load_checkpoint(path, specify_prefix=[1])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda file: save_checkpoint(golden.network("mlp"), file, enc_key=b"0123456789abcdef"),
+        lambda file: load_checkpoint(file, dec_key=b"0123456789abcdef"),
+        lambda file: CheckpointConfig(keep_checkpoint_per_n_minutes=5),
+        lambda file: CheckpointConfig(exception_save=True),
+    ],
+)
+def test_arguments_that_are_not_in_this_version(call, tmp_path):
+    with pytest.raises(NotImplementedError, match="not in this version") as raised:
+        call(tmp_path / "weights")
+    assert "0123" not in str(raised.value)
+
+
+def test_a_model_is_built_by_its_first_step():
+    model, _ = make(metrics={"accuracy"})
+    model.build(DATA[:2], DATA[:1], epoch=2)
+    with pytest.raises(TypeError, match="not a data set"):
+        model.build(1)
+    with pytest.raises(ValueError, match="metrics"):
+        Model(golden.network("mlp")).build(valid_dataset=DATA)
