@@ -15,6 +15,7 @@ from onnx_ir.passes import common
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
+from ortboost.graph.ceil_pools import leave_out_windows
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
@@ -122,6 +123,12 @@ def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
     reports: list[Report] = []
     settled = False  # nothing more can be known: then sizes that a run computes
     for _ in range(_ROUNDS):
+        while (pools := leave_out_windows(model)).modified:
+            reports.append(pools)
+            for output in model.graph.outputs:
+                output.shape = None
+            _drop_stale_shapes(model)
+            _infer(model)
         parts = unpack_sequences(model, computed=settled)
         if settled and not parts.modified:
             break
