@@ -73,7 +73,7 @@ _NORM_FOLDED = (
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
 _MAYBE_BIAS = "a single number, added to a layer with one output: its bias, or a constant"
-_MAYBE_STATE = "the initial state of a recurrence, and not zero: learned, or a constant"
+_MAYBE_STATE = "an initial state or the times of a recurrence, not zero: learned, or constants"
 _FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _IN_BLOCK = (
     "torch reads it in a block such as torch.no_grad() or torch.autocast(), and the file does not "

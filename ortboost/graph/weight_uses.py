@@ -14,7 +14,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.bodies import states_of
-from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of, source_before, subgraphs
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    is_standard,
+    known_shape,
+    producer_of,
+    source_before,
+    subgraphs,
+)
 from ortboost.graph.reach import STOPS, ancestors
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
@@ -225,7 +232,7 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
     """The name in the body for an input of a Loop or Scan that all iterations read unchanged.
 
     tf2onnx and jax2onnx pass weights to the body in this way. So does a Scan over layers, whose
-    iterations read one part each. Other inputs are initial states.
+    iterations read one part each; one number each is a time. Other inputs are initial states.
     """
     if node.op_type not in ("Loop", "Scan") or not is_standard(node):
         return None
@@ -236,7 +243,8 @@ def _in_body(node: ir.Node, index: int) -> ir.Value | None:
         return None
     inner = body.inputs[index]
     if index >= before + count:
-        return inner
+        lengths = known_shape(inner)
+        return None if lengths is not None and set(lengths) <= {1} else inner
     if len(body.outputs) <= place:  # the file is damaged
         return None
     return inner if source_before(body.outputs[place], "Identity") is inner else None

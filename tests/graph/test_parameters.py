@@ -883,14 +883,16 @@ def test_the_bias_after_a_vector(product, trained):
 def test_the_parts_that_a_scan_over_layers_reads_are_weights():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[N,4] x, float[2,4,4] w, float[2,4] b) => (float[N,4] y) {
-          y = Scan<num_scan_inputs = 2, body = layer
-            (float[N,4] h, float[4,4] wi, float[4] bi) => (float[N,4] next) {
-            m = MatMul(h, wi) s = Add(m, bi) next = Tanh(s) }>(x, w, b) }""",
+        net (float[N,4] x, float[2,4,4] w, float[2,4] b, float[2,1] times) => (float[N,4] y) {
+          y = Scan<num_scan_inputs = 3, body = layer
+            (float[N,4] h, float[4,4] wi, float[4] bi, float[1] t) => (float[N,4] next) {
+            m = MatMul(h, wi) s = Add(m, bi) a = Tanh(s) next = Mul(a, t) }>(x, w, b, times) }""",
         w=np.stack([W44, W44.T]),
         b=np.stack([V4, 2 * V4]),
+        times=np.float32([[0.5], [0.7]]),
     )
     assert told(model, "w") == told(model, "b") == (True, False)
+    assert told(model, "times") == (False, True)
 
 
 @pytest.mark.parametrize(("value", "doubtful"), [(W44[:2], True), (np.zeros((2, 4)), False)])
