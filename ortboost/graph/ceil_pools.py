@@ -1,4 +1,8 @@
-"""Write average pools whose last window overhangs so that onnxruntime 1.19 computes them.
+"""Write pools with ``ceil_mode=1`` in forms that all runtimes compute alike.
+
+A window that would start in the padding at the end is left out, as torch and onnxruntime do (and
+the standard says since opset 22); onnxruntime 1.19, and the shape inference of older opsets, count
+it. Where the size of the image is known, such a pool gets pads that make ``ceil_mode`` unnecessary.
 
 With ``ceil_mode=1`` the last window may extend past the padded image. The standard does not count
 these positions, whether padding is counted or not; with ``count_include_pad=1``, torch's default,
@@ -7,22 +11,121 @@ Without padding the two settings mean the same. Otherwise a Pad writes the paddi
 
     AveragePool(x, pads, count_include_pad=1) = AveragePool(Pad(x, pads), count_include_pad=0)
 
-A window that would start in the padding at the end is left out; after the Pad it would count. A
-pool that may have one is not changed.
+After the Pad, a window that starts in the padding at the end would count. A pool that may have one
+is not changed.
 
 Source: https://onnx.ai/onnx/operators/onnx__AveragePool.html
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
-__all__ = ["write_out_counted_padding"]
+__all__ = [
+    "leave_out_windows",
+    "pads_without_ceil",
+    "window_of",
+    "write_out_counted_padding",
+]
+
+
+def leave_out_windows(model: ir.Model) -> Report:
+    """Leave out windows that start in the padding, in the first pool that has some, in place.
+
+    Only in the first: behind it, inferred shapes are wrong.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[1,1,7] x) => (float[1,1,4] y) { y = MaxPool
+        ...   <kernel_shape = [2], strides = [2], pads = [1, 1], ceil_mode = 1> (x) }''')
+        >>> leave_out_windows(model).modified
+        True
+    """
+    changed = False
+
+    def rule(site: Site) -> list[ir.Value] | None:
+        nonlocal changed
+        found = None if changed else _without_windows_in_the_padding(site)
+        changed = found is not None
+        return found
+
+    what = "without windows that start in the padding, which the runtimes do not all leave out"
+    rules = dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), rule)
+    return rewrite_nodes(model, "leave_out_windows", rules, what, subgraphs=True)
+
+
+def _without_windows_in_the_padding(site: Site) -> list[ir.Value] | None:
+    if not site.integer("ceil_mode", 0) or site.text("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    window, lengths = window_of(site), (known_shape(site.input(0)) or ())[2:]
+    pads = pads_without_ceil(lengths, window)
+    starts = (_starts_in_the_padding(n, window, axis) for axis, n in enumerate(lengths))
+    if pads is None or not any(starts):
+        return None
+    attributes: dict[str, Any] = {**site.node.attributes, "pads": pads}
+    attributes.pop("ceil_mode")
+    data, overhang = site.input(0), [a - b for a, b in zip(pads, window["pads"], strict=True)]
+    if any(overhang) and site.integer("count_include_pad", 0):  # this padding alone is counted
+        axes = site.ints(*range(2, 2 + len(lengths)))
+        data = site.op("Pad", data, site.ints(*window["pads"]), None, axes, mode="constant")
+        attributes |= {"pads": overhang, "count_include_pad": 0}
+    pooled, *indices = site.ops(site.node.op_type, data, count=len(site.node.outputs), **attributes)
+    for value in indices:
+        value.type = ir.TensorType(ir.DataType.INT64)
+    return [pooled, *indices]
+
+
+def window_of(site: Site) -> dict[str, list[int]]:
+    """The attributes of the window of a pool, with their defaults."""
+    kernel = list(site.integers("kernel_shape") or ())
+    return {
+        "kernel_shape": kernel,
+        "strides": list(site.integers("strides") or [1] * len(kernel)),
+        "dilations": list(site.integers("dilations") or [1] * len(kernel)),
+        "pads": list(site.integers("pads") or [0] * (2 * len(kernel))),
+    }
+
+
+def _room(length: int, window: Mapping[str, list[int]], axis: int) -> tuple[int, int]:
+    """Room beyond the first window of an axis, and the start of the last one with ``ceil_mode``."""
+    pads, stride = window["pads"], window["strides"][axis]
+    reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
+    space = length + pads[axis] + pads[len(pads) // 2 + axis] - reach
+    return space, -(-space // stride) * stride
+
+
+def _starts_in_the_padding(
+    length: int | str | None, window: Mapping[str, list[int]], axis: int
+) -> bool:
+    """Whether the last window of an axis starts after the image and its leading padding."""
+    if not isinstance(length, int):
+        return False
+    return _room(length, window, axis)[1] >= length + window["pads"][axis]
+
+
+def pads_without_ceil(
+    lengths: Sequence[int | str | None], window: Mapping[str, list[int]]
+) -> list[int] | None:
+    """The pads that make ``ceil_mode`` unnecessary, ``None`` for an image of unknown size.
+
+    The last window may extend past the end, unless it starts in the padding there.
+    """
+    pads = list(window["pads"])
+    for axis, length in enumerate(lengths):
+        if not isinstance(length, int):
+            return None
+        space, last = _room(length, window, axis)
+        if _starts_in_the_padding(length, window, axis):
+            last -= window["strides"][axis]
+        pads[len(pads) // 2 + axis] += max(last - space, 0)
+    return pads
 
 
 def write_out_counted_padding(model: ir.Model) -> Report:
@@ -60,29 +163,20 @@ def _average_pool(site: Site) -> list[ir.Value | None] | None:
     attributes.pop("count_include_pad")
     data = site.input(0)
     if any(pads):
-        _refuse_windows_in_the_padding(site, kernel, pads)
+        _refuse_windows_in_the_padding(site)
         attributes.pop("pads")
         axes = site.ints(*range(2, 2 + rank))
         data = site.op("Pad", data, site.ints(*pads), None, axes, mode="constant")
     return [site.op("AveragePool", data, shape=site.node.outputs[0].shape, **attributes)]
 
 
-def _refuse_windows_in_the_padding(
-    site: Site, kernel: tuple[int, ...], pads: tuple[int, ...]
-) -> None:
-    rank = len(kernel)
-    strides = site.integers("strides") or (1,) * rank
-    dilations = site.integers("dilations") or (1,) * rank
-    for axis, length in enumerate(site.shape()[2 : 2 + rank]):
-        reach, stride = (kernel[axis] - 1) * dilations[axis] + 1, strides[axis]
-        begin, end = pads[axis], pads[rank + axis]
+def _refuse_windows_in_the_padding(site: Site) -> None:
+    window = window_of(site)
+    rank = len(window["kernel_shape"])
+    for axis, length in enumerate(site.shape()[2:]):
+        reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
+        end = window["pads"][rank + axis]
         # The overhanging window starts less than a stride after the last place where one fits: with
         # such a stride in the image, whatever its length.
-        if not end or stride <= reach - end:
-            continue
-        if not isinstance(length, int):
+        if end and window["strides"][axis] > reach - end and not isinstance(length, int):
             raise Refusal("a window may start in the padding of an image of unknown size")
-        # The start of the overhanging window, counted from that of the padding.
-        last = -(-(begin + length + end - reach) // stride) * stride
-        if begin + length <= last < begin + length + end:
-            raise Refusal("a window would start in the padding")

@@ -63,6 +63,7 @@ _NORM_FOLDED = (
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
 _MAYBE_BIAS = "a single number, added to a layer with one output: its bias, or a constant"
+_MAYBE_STATE = "an initial state or the times of a recurrence, not zero: learned, or constants"
 _FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _IN_BLOCK = (
     "torch reads it in a block such as torch.no_grad() or torch.autocast(), and the file does not "
@@ -167,11 +168,15 @@ def _by_use(
             return Verdict("constant", f"computed, zero everywhere, {use.where}")
         if single and _VARIABLE.fullmatch(value.name or ""):
             return Verdict(use.role, use.where, _MAYBE_LEARNED, use.role)
-        if single and shape and _shifts_one_column(value):  # of a regression, or of two classes
-            return Verdict("bias", use.where, "" if fitted else _MAYBE_BIAS, "bias")
+        if single and _shifts_one_column(value):  # of a regression, or of two classes
+            doubt = "" if fitted else _MAYBE_BIAS
+            if shape:
+                return Verdict("bias", use.where, doubt, "bias")
+            return Verdict("constant", f"a single number, {use.where}", doubt)
     if by_use == "constant":
         why = "a single number" if single else "not a weight position"
-        return Verdict("constant", f"{why}, {use.where}")
+        state = use.kind == UseKind.OTHER and not single and not _is_zero(value)
+        return Verdict("constant", f"{why}, {use.where}", _MAYBE_STATE if state else "")
     return Verdict(by_use, use.where, "", by_use)
 
 
@@ -188,17 +193,19 @@ def _certain(value: ir.Value, uses: tuple[WeightUse, ...]) -> Verdict | None:
 
 
 def _shifts_one_column(value: ir.Value) -> bool:
-    """Whether a tensor is added to the product with a stored matrix of one column, and no more."""
+    """Whether a tensor is added to the product with a stored vector or column, and no more."""
     uses = list(value.uses())
     if len(uses) != 1 or not is_standard(uses[0].node, "Add"):
         return False
     product = uses[0].node.inputs[1 - uses[0].idx]
     layer = product.producer() if product is not None else None
-    if product is None or layer is None or not is_standard(layer, "MatMul", "Gemm"):
+    if product is None or layer is None or not is_standard(layer, "MatMul", "Gemm", "Einsum"):
         return False
-    matrix = input_at(layer, 1)
-    of_one_column = (known_shape(product) or (None,))[-1] == 1
-    return of_one_column and matrix is not None and matrix.is_initializer()
+    data, matrix = layer.inputs[0], input_at(layer, 1)
+    if data is None or matrix is None or not matrix.is_initializer():
+        return False
+    made, rows = known_shape(product) or (), known_shape(data) or ()
+    return made[-1:] == (1,) or (len(known_shape(matrix) or ()) == 1 and len(made) < len(rows))
 
 
 def _setting(value: ir.Value, uses: tuple[WeightUse, ...]) -> Verdict:

@@ -159,9 +159,13 @@ def _reading(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _finished(model: ir.Model) -> ir.Model:
-    """Unify the two names of the standard domain, and drop dimension names that mean "unknown"."""
-    if "ai.onnx" in model.opset_imports:
-        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    """Unify opsets and the names of the standard domain, drop dimension names for "unknown"."""
+    imports = model.opset_imports
+    if "ai.onnx" in imports:
+        imports.setdefault("", imports.pop("ai.onnx"))
+    for function in model.functions.values():  # the checker has refused those that would change
+        own = function.opset_imports
+        own.update({domain: imports[domain] for domain in own if domain in imports})
     # Equal names imply equal lengths: a name like "?" must not stay on two dimensions.
     for graph in all_graphs(model.graph):
         made = (output for node in graph for output in node.outputs)

@@ -15,12 +15,14 @@ from onnx_ir.passes import common
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
+from ortboost.graph.ceil_pools import leave_out_windows
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.declared_shapes import declared_shapes, restore_declared
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.loop_shapes import infer_loops
 from ortboost.graph.missing_kernels import drop_flat_biases, newest_opset, replace_missing_kernels
 from ortboost.graph.origins import stamp_origins, tensor_origins
@@ -38,7 +40,7 @@ from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
-__all__ = ["free_weights", "inline_functions", "name_nodes", "normalize"]
+__all__ = ["free_weights", "name_nodes", "normalize"]
 
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
@@ -131,6 +133,10 @@ def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
     reports: list[Report] = []
     settled = False  # nothing more can be known: then sizes that a run computes
     for _ in range(_ROUNDS):
+        while (pools := leave_out_windows(model)).modified:
+            reports.append(pools)
+            _drop_stale_shapes(model)
+            _infer(model)
         parts = unpack_sequences(model, computed=settled)
         if settled and not parts.modified:
             break
@@ -159,18 +165,6 @@ def _infer(model: ir.Model) -> None:
     infer_shapes(model)
     infer_loops(model)
     name_lengths(model)
-
-
-def inline_functions(
-    model: ir.Model, kept: Callable[[ir.Function], bool] = lambda _: False
-) -> Report:
-    """Inline the model's functions, in place, other than those to be kept."""
-    report = Report("inline_functions")
-    inlined = [key for key, function in model.functions.items() if not kept(function)]
-    report.changed = {"::".join(p for p in key if p): "inlined" for key in inlined}
-    if report.modified:
-        common.InlinePass(lambda function: not kept(function))(model)
-    return report
 
 
 def free_weights(model: ir.Model) -> Report:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.normalize import inline_functions
+from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.query import all_graphs, input_at, is_standard
 
 __all__ = ["as_float32", "to_float32"]

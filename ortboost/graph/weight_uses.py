@@ -14,7 +14,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.bodies import states_of
-from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of, source_before, subgraphs
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    is_standard,
+    known_shape,
+    producer_of,
+    source_before,
+    subgraphs,
+)
 from ortboost.graph.reach import CONTROLS, STOPS, ancestors
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
@@ -221,19 +228,23 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
 def _in_body(node: ir.Node, index: int) -> ir.Value | None:
     """The name in the body for an input of a Loop or Scan that all iterations read unchanged.
 
-    tf2onnx and jax2onnx pass weights to the body in this way. Other inputs are initial states.
+    tf2onnx and jax2onnx pass weights to the body in this way. So does a Scan over layers, whose
+    iterations read one part each; one number each is a time. Other inputs are initial states.
     """
     if node.op_type not in ("Loop", "Scan") or not is_standard(node):
         return None
     body = next(subgraphs(node), None)
     before, first, count = states_of(node)
     place = index - before + first  # of the state among the outputs of the body
-    if body is None or not before <= index < before + count:
+    if body is None or index < before or len(body.inputs) <= index:
         return None
-    if len(body.inputs) <= index or len(body.outputs) <= place:  # the file is damaged
+    inner = body.inputs[index]
+    if index >= before + count:
+        lengths = known_shape(inner)
+        return None if lengths is not None and set(lengths) <= {1} else inner
+    if len(body.outputs) <= place:  # the file is damaged
         return None
-    inner, after = body.inputs[index], source_before(body.outputs[place], "Identity")
-    return inner if after is inner else None
+    return inner if source_before(body.outputs[place], "Identity") is inner else None
 
 
 def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:

@@ -25,8 +25,8 @@ from ortboost.core.collector import without_collector
 from ortboost.graph.guard_draws import guard_draws
 from ortboost.graph.guard_dropouts import guard_dropouts
 from ortboost.graph.guard_pads import guard_pads
+from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.io import ModelSource
-from ortboost.graph.normalize import inline_functions
 from ortboost.graph.source import source_name
 from ortboost.program.catalogue import merged, stamp
 from ortboost.program.choose_engine import choose_engine, refuse_blockers

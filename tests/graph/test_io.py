@@ -10,6 +10,7 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.graph import io
+from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.graph.source import source_name
@@ -308,6 +309,18 @@ def test_the_standard_domain_has_two_names():
     proto = ir.to_proto(small_mlp())
     proto.opset_import[0].domain = "ai.onnx"
     assert load_model(proto).opset_imports == {"": 18}
+
+
+def test_functions_get_the_opsets_of_the_model():
+    """jax2onnx imports another version of a function's own domain in the function."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        net (float[2] x) => (float[2] y) { y = own.F(x) }
+        <domain: "own", opset_import: ["" : 14, "own" : 23]> F (x) => (y) { y = Relu(x) }""")
+    model = load_model(proto)
+    (function,) = model.functions.values()
+    assert function.opset_imports == {"": 18, "own": 1}
+    inline_functions(model)
+    assert [node.op_type for node in model.graph] == ["Relu"]
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path):

@@ -759,7 +759,7 @@ def test_the_body_of_a_damaged_loop_may_lack_values(without):
     assert not find_parameters(model)["w"].trainable
 
 
-def test_a_weight_of_a_scan_is_one_and_its_sequence_is_not():
+def test_a_weight_of_a_scan_is_one_and_so_are_the_parts_of_a_stored_sequence():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float[4,4] w, float[7,N,4] steps) => (float[7,N,4] y) {
@@ -770,8 +770,10 @@ def test_a_weight_of_a_scan_is_one_and_its_sequence_is_not():
         w=W44,
         steps=weights(7, 2, 4),
     )
-    assert {n: p.role for n, p in find_parameters(model).items()}["w"] == "weight"
-    assert not find_parameters(model)["steps"].trainable
+    assert {n: p.role for n, p in find_parameters(model).items()} == {
+        "w": "weight",
+        "steps": "weight",
+    }
 
 
 @pytest.mark.parametrize(
@@ -840,6 +842,7 @@ def test_single_numbers_that_a_layer_of_paddle_created():
     [
         ("", [1], (True, True)),
         ("skl2onnx", [1, 1], (True, False)),
+        ("", [], (False, True)),
         ("skl2onnx", [], (False, False)),  # a number in a formula
     ],
 )
@@ -859,6 +862,51 @@ def test_the_bias_of_a_layer_with_one_output(producer, shape, expected):
     infer_shapes(model)
     assert told(model, "b") == expected
     assert told(model, "half") == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("product", "trained"),
+    [("MatMul(x, v)", True), ('Einsum<equation="ni,i->n">(x, v)', True), ("Mul(x, v)", False)],
+)
+def test_the_bias_after_a_vector(product, trained):
+    """`x @ v + b` of JAX, where `v` is a vector."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4] v, float[1] b) => (y) {{ p = {product} y = Add(p, b) }}""",
+        v=V4,
+        b=S.reshape(1),
+    )
+    infer_shapes(model)
+    assert told(model, "b") == (trained, trained)
+
+
+def test_the_parts_that_a_scan_over_layers_reads_are_weights():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[2,4,4] w, float[2,4] b, float[2,1] times) => (float[N,4] y) {
+          y = Scan<num_scan_inputs = 3, body = layer
+            (float[N,4] h, float[4,4] wi, float[4] bi, float[1] t) => (float[N,4] next) {
+            m = MatMul(h, wi) s = Add(m, bi) a = Tanh(s) next = Mul(a, t) }>(x, w, b, times) }""",
+        w=np.stack([W44, W44.T]),
+        b=np.stack([V4, 2 * V4]),
+        times=np.float32([[0.5], [0.7]]),
+    )
+    assert told(model, "w") == told(model, "b") == (True, False)
+    assert told(model, "times") == (False, True)
+
+
+@pytest.mark.parametrize(("value", "doubtful"), [(W44[:2], True), (np.zeros((2, 4)), False)])
+def test_the_initial_state_of_a_recurrence_is_doubtful_unless_zero(value, doubtful):
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[3,2,4] x, float[4,4] w, float[2,4] h0) => (float[2,4] y) {
+          y = Scan<num_scan_inputs = 1, body = step
+            (float[2,4] h, float[2,4] xi) => (float[2,4] next) {
+            m = MatMul(h, w) s = Add(m, xi) next = Tanh(s) }>(h0, x) }""",
+        w=W44,
+        h0=value.astype(np.float32),
+    )
+    assert told(model, "h0") == (False, doubtful)
 
 
 def test_a_network_may_be_deep():

@@ -63,6 +63,11 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
         rank = site.rank(index)
         own = rank - len(name.replace("...", "")) if "..." in name else 0
         letters = name.replace("...", dots[width - own :] if own else "")
+        if len(letters) != rank:
+            raise Refusal(
+                f"'{equation}' does not fit its operand {index} of rank {rank}: "
+                "the file is not valid, export it again"
+            )
         terms.append(_diagonal(site, _Term(site.input(index), letters)))
     if arrow:
         result = right.replace("...", dots)

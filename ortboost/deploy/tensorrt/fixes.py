@@ -23,7 +23,8 @@ from ortboost.deploy.targets import ir_version_for
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Release
 from ortboost.graph.convert_opset import convert_opset
-from ortboost.graph.normalize import free_weights, inline_functions
+from ortboost.graph.inline_functions import inline_functions
+from ortboost.graph.normalize import free_weights
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.to_float32 import to_float32

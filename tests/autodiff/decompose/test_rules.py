@@ -211,6 +211,7 @@ def test_reduce_max_spreads_the_gradient_among_ties():
     ("body", "reason"),
     [
         ('y = Einsum<equation="ii->i">(h)', "diagonal of axis 'i', of unknown length"),
+        ('y = Einsum<equation="ijk->ij">(h)', "does not fit its operand 0 of rank 2"),
         ("y = Sign(h)", "its derivative is zero"),
         ("y = Floor(h)", "its derivative is zero"),
         ("s = Sign(h) d = Sub(s, h) y = Add(h, d)", "its derivative is zero"),

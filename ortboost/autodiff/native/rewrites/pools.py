@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import column_major
+from ortboost.graph.ceil_pools import pads_without_ceil, window_of
 from ortboost.graph.query import producer_of, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -53,15 +54,13 @@ def _average_pool(site: Site) -> list[ir.Value] | None:
     spatial = range(2, 2 + len(kernel))
     # Each channel as an image of its own, as a convolution would sum over channels.
     planes = _reshaped(site, data, site.ints(-1, 1), site.shape_of(data, 2))
-    window = {
-        "kernel_shape": list(kernel),
-        "strides": list(site.integers("strides") or (1,) * len(kernel)),
-        "dilations": list(dilations),
-        "pads": list(site.integers("pads") or (0,) * (2 * len(kernel))),
-    }
+    window = window_of(site)
     ceil = bool(site.integer("ceil_mode", 0))
     if ceil:
-        window["pads"] = _with_overhang(site.shape(), window)
+        pads = pads_without_ceil(site.shape()[2:], window)
+        if pads is None:
+            raise Refusal("with ceil_mode=1 its gradient needs images of a known size")
+        window["pads"] = pads
     ones = site.const(np.ones((1, 1, *kernel)))
     summed = site.op("Conv", planes, ones, **window)
     # c[o]: the operator gives c[o] times the positions inside for an image of ones.
@@ -81,28 +80,6 @@ def _average_pool(site: Site) -> list[ir.Value] | None:
 def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
     target = site.op("Concat", *parts, axis=0)
     return site.op("Reshape", value, target, allowzero=1)
-
-
-def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[int]]) -> list[int]:
-    """The pads that make ``ceil_mode`` unnecessary: its last window may extend past the end.
-
-    A window that would start after the image and its leading padding is not counted (as in the
-    standard).
-    """
-    axes = len(window["kernel_shape"])
-    pads = list(window["pads"])
-    for axis, length in enumerate(shape[2:]):
-        if not isinstance(length, int):
-            raise Refusal("with ceil_mode=1 its gradient needs images of a known size")
-        stride = window["strides"][axis]
-        reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
-        # Room beyond the first window, in which ceil_mode rounds the number of further ones up.
-        space = length + pads[axis] + pads[axes + axis] - reach
-        windows = -(-space // stride) + 1
-        if (windows - 1) * stride >= length + pads[axis]:
-            windows -= 1
-        pads[axes + axis] += max((windows - 1) * stride - space, 0)
-    return pads
 
 
 def pool(site: Site) -> Sequence[ir.Value] | None:
