@@ -38,6 +38,7 @@ from ortboost.program import names
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program
 from ortboost.program.split import SplitStep
+from ortboost.runtime.local_step import LocalStep
 from ortboost.runtime.part_weights import Counts, PartWeights, Reduction, count_samples
 from ortboost.runtime.process_group import Handle, ProcessGroup, WireType
 from ortboost.runtime.session import drawing
@@ -61,6 +62,7 @@ class SharedStep:
         program: The program.
         splits: The result of :func:`ortboost.program.split.split_program`.
         state: The state of this process.
+        local: The graphs of this process, for what is not split.
         group: The processes.
         threads: Intra-op threads.
         wire: The type in which gradients are exchanged.
@@ -80,6 +82,7 @@ class SharedStep:
         program: Program,
         splits: Mapping[str, SplitStep],
         state: DeviceState,
+        local: LocalStep,
         group: ProcessGroup,
         threads: int | None,
         wire: WireType,
@@ -87,6 +90,7 @@ class SharedStep:
     ) -> None:
         self.program, self.group, self.wire, self.segments = program, group, wire, segments
         self._splits, self._device_state, self._threads = splits, state, threads
+        self._local = local
         exchanges = any(split.exchanged for split in splits.values())
         self.state = SharedState(program, state, group, wire, synchronized=exchanges)
         self.requests = np.zeros(2)  # SIGINT, SIGTERM: received by this process
@@ -251,24 +255,28 @@ class SharedStep:
         self.state.leave_sums()
 
     def try_rate(
-        self,
-        trial: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
-        feeds: Mapping[str, NDArray[Any]],
-        *,
-        seed: int | None = None,
+        self, feeds: Mapping[str, NDArray[Any]], *, seed: int | None = None
     ) -> dict[str, NDArray[Any]]:
         """Run a line-search trial on the last step's part; returns the loss of the whole batch."""
         if not self._share:  # an empty part contributes nothing to the sums
             loss, promised = 0.0, 0.0
         else:
-            with drawing(seed):
-                found = trial(feeds)
+            found = self._local.try_rate(feeds, seed=seed)
             loss, promised = (float(found[name]) for name in (names.LOSS, names.PROMISED))
         total = self.group.sum(self._share * np.array([loss, promised]))
         return {
             names.LOSS: np.asarray(total[0], np.float32),
             names.PROMISED: np.asarray(total[1], np.float32),
         }
+
+    def prepare(self, graph: str) -> None:
+        """Open a graph now instead of on first use."""
+        if graph.startswith(names.STEP_GRAPH):
+            self.open(graph)
+        elif graph.startswith(names.FLUSH_GRAPH):
+            self.open_flush(graph)
+        else:
+            self._local.prepare(graph)
 
     def count_segments(self, size: int) -> int:
         """Number of segments for ``size`` bytes of gradients; one if communication is fast."""

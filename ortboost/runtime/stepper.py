@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,15 +20,15 @@ from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.program import Program
 from ortboost.program.split import SplitStep, split_program
-from ortboost.runtime.compiled_graph import CompiledGraph
-from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
+from ortboost.runtime.cuda.replay import can_replay
 from ortboost.runtime.diagnosis import diagnose, inner_tensors, list_nonfinite
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
 from ortboost.runtime.findings import Diagnosis
+from ortboost.runtime.local_step import LocalStep
 from ortboost.runtime.part_weights import count_samples
 from ortboost.runtime.process_group import ProcessGroup, WireType
-from ortboost.runtime.session import drawing, training_device
+from ortboost.runtime.session import training_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
@@ -93,27 +92,27 @@ class Stepper(Shown):
         self.device = training_device(device)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
-        self._replay = cuda_graph and group is None and can_replay(program, self.device)
-        proven = self._in_place(splits) if in_place and not self._replay else frozenset[str]()
+        replay = cuda_graph and group is None and can_replay(program, self.device)
+        proven = self._in_place(splits) if in_place and not replay else frozenset[str]()
         part = (0, 1) if group is None else (group.rank, group.size)
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven, part)
+        self._local = LocalStep(program, self._state, threads, replay=replay)
         self.shared = None
         if group is not None:
-            self.shared = SharedStep(program, splits, self._state, group, threads, wire, segments)
-        self._compiled: dict[str, CompiledGraph | ReplayedGraph] = {}
+            self.shared = SharedStep(
+                program, splits, self._state, self._local, group, threads, wire, segments
+            )
+        self._runner: LocalStep | SharedStep = self.shared or self._local
         labels = [s for s in program.catalogue.batch if s.ignored is not None or s.weights]
         is_mean = program.config.loss.reduction == "mean"
         self._counts = is_mean and bool(labels)
         self._weighs = is_mean and any(spec.weights for spec in labels)
-        self._steps = 0
+        self._steps = 0  # those of this object
         self._scales: dict[str, NDArray[Any]] | None = None
         self._counters = StepCounters(program)
         self._counters.read(self._state)
         # Open the first graph now: errors of the runtime appear here, not at the first step.
-        if self.shared is None:
-            self._graph(self.next_graph)
-        else:
-            self.shared.open(self.next_graph)
+        self._runner.prepare(self.next_graph)
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -137,27 +136,10 @@ class Stepper(Shown):
             unproven |= writes - in_place_states(model, catalogue)
         return frozenset(written - unproven)
 
-    def _graph(self, name: str) -> CompiledGraph | ReplayedGraph:
-        """A graph of the program, opened on first use."""
-        if name not in self._compiled:
-            model, catalogue = self.program.graphs[name], self._catalogues[name]
-            if self._replay:
-                model, catalogue = passing_on(model, catalogue, self.catalogue)
-            graph = model, catalogue, self._state
-            # It does not refer to this object: its memory need not wait for a garbage collection.
-            compiled = partial(CompiledGraph, *graph, device=self.device, threads=self._threads)
-            self._compiled[name] = ReplayedGraph(compiled, *graph) if self._replay else compiled()
-        return self._compiled[name]
-
     def open(self) -> None:
         """Open every graph now instead of on first use."""
         for name in self.program.graphs:
-            if self.shared is not None and name.startswith(names.STEP_GRAPH):
-                self.shared.open(name)
-            elif self.shared is not None and name.startswith(names.FLUSH_GRAPH):
-                self.shared.open_flush(name)
-            else:
-                self._graph(name)
+            self._runner.prepare(name)
 
     @property
     def next_graph(self) -> str:
@@ -242,12 +224,9 @@ class Stepper(Shown):
     def _run(
         self, name: str, ready: Mapping[str, NDArray[Any]], seed: int | None
     ) -> dict[str, NDArray[Any]]:
-        """Run a step graph, here or in all processes; its outputs."""
+        """Run a step graph; its outputs."""
         try:
-            if self.shared is not None:
-                return self.shared.run(name, ready, seed=seed)
-            with drawing(seed):
-                return self._graph(name).run(ready)
+            return self._runner.run(name, ready, seed=seed)
         except OrtBoostError:
             raise
         except Exception as error:  # the bindings raise bare exceptions of many kinds
@@ -276,12 +255,7 @@ class Stepper(Shown):
 
     def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
         """Run the update with the gradients of a window."""
-        name = names.graph_name(names.FLUSH_GRAPH, group)
-        rates = self._rates(hyper)
-        if self.shared is None:
-            self._graph(name).run(rates)
-        else:
-            self.shared.flush(name, rates)
+        self._runner.flush(names.graph_name(names.FLUSH_GRAPH, group), self._rates(hyper))
 
     def _line_search(
         self, search: LineSearch, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
@@ -289,21 +263,16 @@ class Stepper(Shown):
         """Apply and return the first accepted rate; 0 if none is, for example if a loss is NaN."""
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
-        trial = self._graph(names.TRIAL_GRAPH).run
         drawn = self._seed_for(catalogue, seed)  # the same dropout masks as in the step
         for rate in search.rates:
             given = {**batch, names.RATE: np.asarray(rate, np.float32)}
-            if self.shared is None:
-                with drawing(drawn):
-                    found = trial(given)
-            else:
-                found = self.shared.try_rate(trial, given, seed=drawn)
+            found = self._runner.try_rate(given, seed=drawn)
             # The decrease that the direction promises at this rate (Armijo); NaN is never accepted.
             if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
                 accepted = rate
                 break
         chosen = {names.RATE: np.asarray(accepted, np.float32)}
-        self._graph(names.ACCEPT_GRAPH).run(chosen)
+        self._local.run(names.ACCEPT_GRAPH, chosen)
         return accepted
 
     def _seed_for(self, catalogue: Catalogue, seed: int) -> int | None:
