@@ -27,6 +27,7 @@ from ortboost.deploy.rewrites.declared_shapes import (
     forget_declared,
     restore_declared,
 )
+from ortboost.deploy.rewrites.drop_carried import drop_carried
 from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
@@ -56,6 +57,7 @@ Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 
 _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
     *(fold_full_norm, fold_constants, static_shapes, merge_casts, drop_noops, drop_zero_states),
+    drop_carried,
     *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
     merge_low_rank,
     *(fold_bn, fold_bn_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
@@ -82,7 +84,7 @@ REWRITES: dict[str, Rewrite] = {
 _FOLDING: Final = "fold_constants static_shapes merge_casts drop_noops"
 STAGES: Final = {
     "heads": (1, "fold_full_norm"),
-    "folding": (4, _FOLDING),
+    "folding": (4, f"drop_carried {_FOLDING}"),
     "fusing": (
         1,
         "merge_low_rank fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
