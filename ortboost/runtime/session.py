@@ -300,6 +300,14 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
             fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
             "or convert the model again with --engine portable.",
         )
+    unknown = re.search(r"No Op registered for (\w+) with domain_version of (\d+)", str(error))
+    if unknown:
+        return ModelError(
+            f"This onnxruntime has no operator {unknown[1]} in opset {unknown[2]}.",
+            where=f"onnxruntime {version}",
+            fix="If a newer opset of ONNX has it, export the model with that; else the exporter did "
+            "not know how to write it: use another one, or other layers.",
+        )
     custom = re.search(r"([\w.]+):(\w+)\(-?\d+\) is not a registered function", str(error))
     if custom:
         return ModelError(

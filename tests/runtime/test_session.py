@@ -103,6 +103,14 @@ def test_a_custom_operator_is_named():
     assert_three_lines(info.value)
 
 
+def test_an_operator_that_no_opset_has_is_named():
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N] x) => (float[N] y) { y = Erfc(x) }"""
+    with pytest.raises(ModelError, match="no operator Erfc in opset 17") as info:
+        open_session(text_model(text))
+    assert_three_lines(info.value)
+
+
 def test_a_node_without_a_name_is_not_named():
     text = """<ir_version: 8, opset_import: ["" : 18]>
         g (bfloat16[N] x) => (bfloat16[N] y) { y = Add(x, x) }"""
