@@ -305,8 +305,8 @@ def _refused(error: Exception, version: str) -> OrtBoostError:
         return ModelError(
             f"This onnxruntime has no operator {unknown[1]} in opset {unknown[2]}.",
             where=f"onnxruntime {version}",
-            fix="If a newer opset of ONNX has it, export the model with that; else the exporter did "
-            "not know how to write it: use another one, or other layers.",
+            fix="If a newer opset of ONNX has it, export the model with that; else the exporter "
+            "did not know how to write it: use another one, or other layers.",
         )
     custom = re.search(r"([\w.]+):(\w+)\(-?\d+\) is not a registered function", str(error))
     if custom:

@@ -50,9 +50,11 @@ def find_checkpoint(
         store.prune()  # a smaller `keep` may have been set because the disk was full
         return found.checkpoint
     if found.refused:
-        first = found.refused[0]
+        first, many = found.refused[0], len(found.refused)
         raise FileError(
-            f"None of the {len(found.refused)} checkpoints can be used.",
+            f"None of the {many} checkpoints can be used."
+            if many > 1
+            else "The only checkpoint cannot be used.",
             where=f"{first.path}: {first.reason}",
             fix="Resume with the program that wrote them, or start over with --overwrite.",
         )

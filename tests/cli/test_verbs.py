@@ -254,6 +254,8 @@ def test_a_run_that_was_complete_has_no_pace(trained, capsys):
     assert main(words) == 0
     steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("steps"))
     assert steps.split()[1:] == ["46"]
+    assert main([*words, "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_model_that_cannot_be_trained_leaves_with_four(tmp_path, capsys):

@@ -293,6 +293,12 @@ def test_two_packages_are_told_once_when_the_runtime_is_imported(two_packages, c
     assert "pip uninstall -y" in line.fix
 
 
+def test_what_is_optional_is_told_with_its_use():
+    lines = {line.name: line for line in doctor()}
+    for name in ("matplotlib", "pillow", "pyarrow", "torch"):
+        assert lines[name].status == "ok" or lines[name].fix.startswith("For ")
+
+
 def test_one_package_is_not_told(caplog):
     module._warn_of_several.cache_clear()
     module.runtime()
