@@ -81,9 +81,10 @@ def verify_run(
         differences = sorted(_differences(before, now, ""), key=lambda one: _is_checksum(one[0]))
         if differences:
             key, old, new = differences[0]
-            place = f"{what}{key}"
+            name = "batch size" if key == ".batch_size" else what
+            place = name if name != what else f"{what}{key}"
             raise UsageError(
-                f"The {what} changed since the checkpoint, so the run cannot be resumed exactly.",
+                f"The {name} changed since the checkpoint, so the run cannot be resumed exactly.",
                 where=f"{place}: other contents"
                 if _is_checksum(key)
                 else f"{place}: {old} -> {new}",

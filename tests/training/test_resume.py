@@ -230,9 +230,9 @@ def test_changed_seed_or_data_is_refused_by_name(tmp_path):
     assert caught.value.where == "seed: 11 -> 12"
     trainer, train, validation = build(tmp_path)
     train.batch_size = 4
-    with pytest.raises(UsageError, match="training data changed") as caught:
+    with pytest.raises(UsageError, match="The batch size changed") as caught:
         trainer.fit(train, validation, resume=True)
-    assert caught.value.where == "training data.batch_size: 8 -> 4"
+    assert caught.value.where == "batch size: 8 -> 4"
 
 
 def test_a_changed_schedule_is_allowed_with_a_warning(tmp_path, capsys):
