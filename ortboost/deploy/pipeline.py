@@ -27,7 +27,6 @@ from ortboost.deploy.rewrites.declared_shapes import (
     forget_declared,
     restore_declared,
 )
-from ortboost.deploy.rewrites.drop_carried import drop_carried
 from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
@@ -50,6 +49,7 @@ from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.static_shapes import static_shapes
+from ortboost.graph.unchanged_states import capture_unchanged_states
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 
@@ -57,7 +57,7 @@ Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 
 _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
     *(fold_full_norm, fold_constants, static_shapes, merge_casts, drop_noops, drop_zero_states),
-    drop_carried,
+    capture_unchanged_states,
     *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
     merge_low_rank,
     *(fold_bn, fold_bn_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
@@ -84,7 +84,7 @@ REWRITES: dict[str, Rewrite] = {
 _FOLDING: Final = "fold_constants static_shapes merge_casts drop_noops"
 STAGES: Final = {
     "heads": (1, "fold_full_norm"),
-    "folding": (4, f"drop_carried {_FOLDING}"),
+    "folding": (4, f"capture_unchanged_states {_FOLDING}"),
     "fusing": (
         1,
         "merge_low_rank fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
