@@ -28,8 +28,10 @@ __all__ = ["Diagnosis", "HealthCheck", "doctor"]
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "protobuf")
 _OPTIONAL = {
-    "matplotlib": "curves of a training run as a picture: pip install 'ortboost[plot]'",
-    "torch": "DataLoaders as training data, and the export tools",
+    "matplotlib": "For the curves of a run as a picture: pip install 'ortboost[plot]'.",
+    "pillow": "For folders of images as data: pip install 'ortboost[images]'.",
+    "pyarrow": "For Parquet files as data: pip install 'ortboost[parquet]'.",
+    "torch": "For DataLoaders as data, and to export models of PyTorch.",
 }
 _RUNTIME = "onnxruntime"
 

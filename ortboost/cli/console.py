@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ortboost.cli.command import option
-from ortboost.core.printable import printable
+from ortboost.core.printable import one_line, printable
 
 __all__ = ["Output", "number_text", "shape_text"]
 
@@ -63,7 +63,7 @@ class Output:
         shown = [(name, value) for name, value in rows if value not in (None, "")]
         width = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
-            self.line(f"{name:<{width}}  {value}")
+            self.line(f"{name:<{width}}  {one_line(str(value))}")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Print a table; rows wrap on a terminal and are one line each otherwise."""
@@ -74,7 +74,7 @@ class Output:
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=not terminal)
         for row in rows:
-            table.add_row(*(printable(str(cell)) for cell in row))
+            table.add_row(*(one_line(str(cell)) for cell in row))
         console = Console(width=None if terminal else 100_000, highlight=False, markup=False)
         with console.capture() as capture:
             console.print(table)

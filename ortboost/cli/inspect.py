@@ -213,7 +213,11 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
                 for s in catalogue["batch"]
             ),
             *(
-                ("state", f"{kind}: {count_of(v['tensors'], 'tensor')}, {v['elements']:,} elements")
+                (
+                    "state",
+                    f"{kind}: {count_of(v['tensors'], 'tensor')}, "
+                    f"{count_of(v['elements'], 'element')}",
+                )
                 for kind, v in data["state"].items()
             ),
             *(("nodes", f"{count} in {name}") for name, count in data["nodes"].items()),

@@ -181,13 +181,18 @@ def _balance(counts: Sequence[int]) -> str:
     return f"{len(counts)}, {text if least < most else most:} labels each"
 
 
+def _pace(rate: float) -> str:
+    """In brackets; a resumed run that was complete makes no step, and large models need seconds."""
+    return f" ({rate:.{0 if rate >= 10 else 2}f} a second)" if rate else ""
+
+
 def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
     best = {name: entry["value"] for name, entry in summary.best.items()}
     return [
         ("ended", summary.reason),
         *((name, number_text(value)) for name, value in summary.metrics.items()),
         *((f"best {name}", number_text(value)) for name, value in best.items()),
-        ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
+        ("steps", f"{summary.steps}{_pace(summary.steps_per_second)}"),
         ("seconds", f"{summary.seconds:.3g}"),
         ("waited for data", f"{summary.data_wait:.1%} of the time of steps"),
         ("classes", _balance(summary.class_counts)),

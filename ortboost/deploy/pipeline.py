@@ -49,6 +49,7 @@ from ortboost.graph.declared_shapes import (
 )
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.static_shapes import static_shapes
+from ortboost.graph.unchanged_states import capture_unchanged_states
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 
@@ -56,6 +57,7 @@ Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 
 _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
     *(fold_full_norm, fold_constants, static_shapes, merge_casts, drop_noops, drop_zero_states),
+    capture_unchanged_states,
     *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
     merge_low_rank,
     *(fold_bn, fold_bn_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
@@ -82,7 +84,7 @@ REWRITES: dict[str, Rewrite] = {
 _FOLDING: Final = "fold_constants static_shapes merge_casts drop_noops"
 STAGES: Final = {
     "heads": (1, "fold_full_norm"),
-    "folding": (4, _FOLDING),
+    "folding": (4, f"capture_unchanged_states {_FOLDING}"),
     "fusing": (
         1,
         "merge_low_rank fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "

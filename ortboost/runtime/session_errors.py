@@ -72,13 +72,30 @@ def not_opened(error: Exception, device: str, version: str) -> OrtBoostError:
             fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
             "or convert the model again with --engine portable.",
         )
+    unknown = re.search(r"No Op registered for (\w+) with domain_version of (\d+)", str(error))
+    if unknown:
+        return ModelError(
+            f"This onnxruntime has no operator {unknown[1]} in opset {unknown[2]}.",
+            where=f"onnxruntime {version}",
+            fix="If a newer opset of ONNX has it, export the model with that; else the exporter "
+            "did not know how to write it: use another one, or other layers.",
+        )
+    custom = re.search(r"([\w.]+):(\w+)\(-?\d+\) is not a registered function", str(error))
+    if custom:
+        return ModelError(
+            f"This onnxruntime has no operator {custom[2]} of the domain '{custom[1]}'.",
+            where=f"onnxruntime {version}",
+            fix="ortboost loads no libraries of custom operators: export the model with standard "
+            "operators only, or with the operator as a function in the file.",
+        )
     missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
     if missing:
         op_type, since, node = missing.groups()
+        named = f" '{node}'" if node else ""
         older = "standard operators" if since == "1" else f"an opset below {since}"
         return ModelError(
             f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
-            where=f"{op_type} '{node}', onnxruntime {version}",
+            where=f"{op_type}{named}, onnxruntime {version}",
             fix="Export the model in float32, if it is in another type (--precision bf16 needs "
             f"opset 22); else with {older}, or use an environment with another onnxruntime.",
         )

@@ -214,7 +214,8 @@ def _draw_loss(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
         axis.set_yscale("log")
     if single:
         _mark_skips(axis, runs[0])
-        axis.legend(frameon=False, loc="upper right")
+        # Beside the title: inside, it would cover the curves, which may be anywhere.
+        axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=3)
 
 
 def _mark_skips(axis: Any, run: RunHistory) -> None:

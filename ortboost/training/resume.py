@@ -50,9 +50,11 @@ def find_checkpoint(
         store.prune()  # a smaller `keep` may have been set because the disk was full
         return found.checkpoint
     if found.refused:
-        first = found.refused[0]
+        first, many = found.refused[0], len(found.refused)
         raise FileError(
-            f"None of the {len(found.refused)} checkpoints can be used.",
+            f"None of the {many} checkpoints can be used."
+            if many > 1
+            else "The only checkpoint cannot be used.",
             where=f"{first.path}: {first.reason}",
             fix="Resume with the program that wrote them, or start over with --overwrite.",
         )
@@ -79,9 +81,10 @@ def verify_run(
         differences = sorted(_differences(before, now, ""), key=lambda one: _is_checksum(one[0]))
         if differences:
             key, old, new = differences[0]
-            place = f"{what}{key}"
+            name = "batch size" if key == ".batch_size" else what
+            place = name if name != what else f"{what}{key}"
             raise UsageError(
-                f"The {what} changed since the checkpoint, so the run cannot be resumed exactly.",
+                f"The {name} changed since the checkpoint, so the run cannot be resumed exactly.",
                 where=f"{place}: other contents"
                 if _is_checksum(key)
                 else f"{place}: {old} -> {new}",

@@ -199,7 +199,7 @@ class Recorder:
             self.store.pin_best(best)
         for text in warnings:
             message(text)
-        message(f"resumed from step {s.state.step} ({found.path.name})")
+        self.progress.result(f"resumed from step {s.state.step} ({found.path.name})")
         return int(found.progress["log"])
 
 

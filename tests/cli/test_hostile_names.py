@@ -49,6 +49,8 @@ def test_the_terminal_gets_no_control_characters(model, tmp_path, capfd):
     status, text = said(capfd, "inspect", model)
     assert status == 0
     assert "\\x1b[31m" in text
+    assert "\n  fix:" not in text  # a name is one line
+    assert "\n  fix:" not in said(capfd, "inspect", model, "--params", "--layers")[1]
     for words in (
         ("check", model),
         ("check", model, "--for", "tensorrt=10"),

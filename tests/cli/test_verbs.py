@@ -149,6 +149,7 @@ def test_inspect_shows_parameters_layers_state_and_reports(trained, capsys):
     text = capsys.readouterr().out
     assert "ortboost/slot/momentum/fc2.bias" in text
     assert "attach_loss" in text
+    assert "scale: 1 tensor, 1 element\n" in text
     assert main(["inspect", str(ROOT / "models/resnet20.onnx"), "--layers"]) == 0
     lines = capsys.readouterr().out.splitlines()
     wide = next(line for line in lines if "layer2.0/shortcut/shortcut.1/BatchNormalization" in line)
@@ -246,6 +247,15 @@ def test_a_trained_run_is_not_lost_by_mistake(trained, capsys):
     assert main(["train", str(trained), "--data", DIGITS]) == 2
     assert "--resume" in error_lines(capsys)
     assert sorted(p.name for p in trained.rglob("*")) == before
+
+
+def test_a_run_that_was_complete_has_no_pace(trained, capsys):
+    words = ["train", str(trained), "--data", DIGITS, "--val", DIGITS, "--epochs", "2", "--resume"]
+    assert main(words) == 0
+    steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("steps"))
+    assert steps.split()[1:] == ["46"]
+    assert main([*words, "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_model_that_cannot_be_trained_leaves_with_four(tmp_path, capsys):

@@ -95,6 +95,30 @@ class FakeRuntime(types.SimpleNamespace):
         return types.SimpleNamespace(get_providers=lambda: kept)
 
 
+def test_a_custom_operator_is_named():
+    text = """<ir_version: 8, opset_import: ["" : 18, "com.acme": 1]>
+        g (float[N] x) => (float[N] y) { y = com.acme.Magic(x) }"""
+    with pytest.raises(ModelError, match=r"no operator Magic of the domain 'com\.acme'") as info:
+        open_session(text_model(text))
+    assert_three_lines(info.value)
+
+
+def test_an_operator_that_no_opset_has_is_named():
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N] x) => (float[N] y) { y = Erfc(x) }"""
+    with pytest.raises(ModelError, match="no operator Erfc in opset 17") as info:
+        open_session(text_model(text))
+    assert_three_lines(info.value)
+
+
+def test_a_node_without_a_name_is_not_named():
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+        g (bfloat16[N] x) => (bfloat16[N] y) { y = Add(x, x) }"""
+    with pytest.raises(ModelError, match="no kernel for Add of opset 14") as info:
+        open_session(text_model(text))
+    assert info.value.where.startswith("Add, onnxruntime")
+
+
 def test_a_silent_fallback_is_an_error(monkeypatch):
     fake = FakeRuntime(loads=False)
     monkeypatch.setattr(module, "runtime", lambda: fake)
@@ -267,6 +291,12 @@ def test_two_packages_are_told_once_when_the_runtime_is_imported(two_packages, c
     assert line.status == "fail"
     assert "share one folder and break each other" in line.detail
     assert "pip uninstall -y" in line.fix
+
+
+def test_what_is_optional_is_told_with_its_use():
+    lines = {line.name: line for line in doctor()}
+    for name in ("matplotlib", "pillow", "pyarrow", "torch"):
+        assert lines[name].status == "ok" or lines[name].fix.startswith("For ")
 
 
 def test_one_package_is_not_told(caplog):

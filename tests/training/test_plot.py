@@ -117,6 +117,18 @@ def test_what_moves_has_a_panel_and_skips_are_marked(tmp_path, monkeypatch):
     assert any("1 of 4 steps skipped (25.0%)" in text.get_text() for text in figure.texts)
 
 
+def test_the_legend_covers_no_curve(tmp_path, monkeypatch):
+    values = [{"event": "validation", "step": i, "val_loss": 1.0} for i in (1, 2)]
+    skips = [step(1), step(2, overflow=True)]
+    figure = drawn(monkeypatch, [history(*skips, *values)], tmp_path)
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    shown = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert shown == ["training", "validation", "skipped"]
+    lowest = min(text.get_window_extent().y0 for text in axis.get_legend().get_texts())
+    assert lowest >= axis.get_window_extent().y1
+
+
 def test_several_runs_are_one_picture_with_a_legend(tmp_path, monkeypatch):
     runs = [history(step(1), step(2), run=name) for name in ("one", "_two", "$three$")]
     figure = drawn(monkeypatch, runs, tmp_path)

@@ -197,6 +197,16 @@ def test_only_bad_checkpoints_stop_the_resuming(tmp_path):
         trainer.fit(train, validation, resume=True)
 
 
+def test_the_only_checkpoint_is_bad(tmp_path):
+    trainer, train, validation = build(tmp_path, max_steps=1)
+    trainer.fit(train, validation)
+    (path,) = (tmp_path / "checkpoints").glob("*.safetensors")
+    path.write_bytes(b"")
+    trainer, train, validation = build(tmp_path)
+    with pytest.raises(FileError, match="The only checkpoint cannot be used"):
+        trainer.fit(train, validation, resume=True)
+
+
 def test_an_old_run_is_not_mixed_with_a_new_one(tmp_path, whole):
     trainer, train, validation = build(tmp_path, max_steps=4, seed=99)
     trainer.fit(train, validation)
@@ -220,9 +230,9 @@ def test_changed_seed_or_data_is_refused_by_name(tmp_path):
     assert caught.value.where == "seed: 11 -> 12"
     trainer, train, validation = build(tmp_path)
     train.batch_size = 4
-    with pytest.raises(UsageError, match="training data changed") as caught:
+    with pytest.raises(UsageError, match="The batch size changed") as caught:
         trainer.fit(train, validation, resume=True)
-    assert caught.value.where == "training data.batch_size: 8 -> 4"
+    assert caught.value.where == "batch size: 8 -> 4"
 
 
 def test_a_changed_schedule_is_allowed_with_a_warning(tmp_path, capsys):

@@ -14,7 +14,7 @@ from ortboost.autodiff.engine import get_engine, run_rewrites
 from ortboost.autodiff.padding import explicit_padding
 from ortboost.autodiff.portable.registry import own_operators, unused_rules
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
-from ortboost.autodiff.portable.rewrites.bodies import capture_unchanged_states, prepare_bodies
+from ortboost.autodiff.portable.rewrites.bodies import prepare_bodies
 from ortboost.autodiff.portable.rewrites.functions import expand_functions
 from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
 from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
@@ -23,6 +23,7 @@ from ortboost.core.report import Report
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.symbolic_shapes import name_lengths
+from ortboost.graph.unchanged_states import capture_unchanged_states
 
 __all__ = ["REWRITES", "prepare"]
 

@@ -119,8 +119,9 @@ _PASSED_ON: dict[str, Finder] = {
     "Slice": _when(_slice),
     "Pad": _full_of(1, 0),
     "Tile": _full_of(1, 1),
+    **dict.fromkeys(("Concat", "Sum"), _when(lambda site: len(site.node.inputs) == 1)),
     **dict.fromkeys(
-        ("Concat", "Sum", "Max", "Min", "Mean"), _when(lambda site: len(site.node.inputs) == 1)
+        ("And", "Max", "Mean", "Min", "Or"), _when(lambda site: len(set(site.node.inputs)) == 1)
     ),
     "Add": _neutral(0, commutative=True),
     "Sub": _neutral(0, commutative=False),

@@ -28,6 +28,7 @@ from ortboost.graph.query import (
     is_standard,
     static_shape,
 )
+from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["fold_constants"]
 
@@ -57,6 +58,7 @@ def fold_constants(model: ir.Model) -> Report:
     report = Report("fold_constants")
     before = count_operators(model)
     constants = _constant_nodes(model)
+    _fold_splits(model, constants)
 
     def should_fold(node: ir.Node) -> bool | None:
         reason = _obstacle(node, constants)
@@ -99,9 +101,9 @@ def fold_constants(model: ir.Model) -> Report:
 
 
 def _constant_nodes(model: ir.Model) -> set[ir.Node]:
-    """Nodes of the main graph that depend on stored tensors only: all of them may be folded."""
+    """Nodes that depend on stored tensors only: all of them may be folded."""
     found: set[ir.Node] = set()
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         sources = [value for value in node.inputs if value is not None]
         if (
             sources
@@ -110,6 +112,20 @@ def _constant_nodes(model: ir.Model) -> set[ir.Node]:
         ):
             found.add(node)
     return found
+
+
+def _fold_splits(model: ir.Model, constants: set[ir.Node]) -> None:
+    """Fold each Split of a stored tensor; onnxscript folds no operator of several outputs."""
+
+    def rule(site: Site) -> list[ir.Value] | None:
+        whole, shapes = site.array(0), [static_shape(part) for part in site.node.outputs]
+        if whole is None or None in shapes or _obstacle(site.node, constants) is not None:
+            return None
+        axis = site.axis(default=0)
+        ends = np.cumsum([shape[axis] for shape in shapes if shape is not None])
+        return [site.const(part) for part in np.split(whole, ends[:-1], axis)]
+
+    rewrite_nodes(model, "fold_constants", {"Split": rule}, subgraphs=True)
 
 
 def _forget_branches(model: ir.Model) -> None:

@@ -87,10 +87,16 @@ def _cause(error: Exception, source: Path, separator: str) -> str:
         open(source, encoding="utf-8-sig", newline="") as text,
     ):
         reader = csv.reader(text, delimiter=separator)
-        filled = filter(None, reader)  # numpy skips empty lines, too
-        header, width = next(filled, []), 0
-        for row in filled:
-            line, width = f"line {reader.line_num}", width or len(row)
+        header: list[str] = []
+        width = end = 0
+        for row in reader:
+            line, end = f"line {end + 1}", reader.line_num  # where it begins: text may have several
+            if not row:  # numpy skips empty lines, too
+                continue
+            if not header:
+                header = row
+                continue
+            width = width or len(row)
             if len(row) != width:
                 return f"{line} has {len(row)} cells, earlier ones have {width}"
             for name, cell in zip(header, row, strict=False):

@@ -13,6 +13,7 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.rewrites.merge_casts import merge_casts
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
+from ortboost.graph.unchanged_states import capture_unchanged_states
 from tests.deploy.rewrites.support import assert_kept, check, lifted, model_of, ops
 from tests.support import run, weights
 
@@ -22,6 +23,84 @@ OTHER = {"x": weights(5, 3, 4, seed=1)}
 
 def net(body, inputs="float[n,3,4] x", outputs="float[n,a,b] y", **stored):
     return model_of(body, inputs, outputs, **stored)
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+LOOP = """{results} = Loop(trips, yes, x, w) <body = turn
+    (int64 i, bool c, float[n,3,4] s, float[3,4] v) =>
+    (bool d, float[n,3,4] t, float[3,4] u{each}) {{
+        d = Identity(c) t = {t} {rest} }}> {after}"""
+
+
+@pytest.mark.parametrize("trips", [0, 3])
+@pytest.mark.parametrize("each", ["", "v", "e"])
+def test_a_state_that_no_turn_changes_is_dropped(trips, each):
+    body = LOOP.format(
+        results="a, b, c" if each else "a, b",
+        each=each and f", float[3,4] {each}",
+        t="Add(s, v)",
+        rest="h = Identity(v) u = Identity(h)" + " e = Neg(v)" * (each == "e"),
+        after="y = Add(a, b)",
+    )
+    model = net(
+        body,
+        "float[n,3,4] x, float[3,4] w, int64 trips, bool yes",
+        "float[n,3,4] y" + (each and ", float[k,3,4] c"),
+        trips=np.array(trips),
+        yes=np.array(True),
+        w=weights(3, 4),
+    )
+    assert len(check(capture_unchanged_states, model, X, OTHER).changed) == 1
+    (loop,) = (node for node in model.graph if node.op_type == "Loop")
+    assert [value.name for value in loop.inputs] == ["trips", "yes", "x"]
+    assert len(loop.outputs) == 1 + bool(each)
+
+
+@pytest.mark.parametrize(
+    ("t", "rest", "outputs"),
+    [
+        ("Add(s, v)", "u = Neg(v)", "float[n,3,4] y"),
+        ("Add(s, v)", "u = ReduceMax<keepdims = 0>(s, zero)", "float[n,3,4] y"),
+    ],
+)
+def test_a_state_that_stays(t, rest, outputs):
+    model = net(
+        LOOP.format(results="a, b", each="", t=t, rest=rest, after="y = Add(a, b)"),
+        "float[n,3,4] x, float[3,4] w, int64 trips, bool yes, int64[1] zero",
+        outputs,
+        trips=np.array(2),
+        yes=np.array(True),
+        w=weights(3, 4),
+        zero=np.array([0]),
+    )
+    assert not check(capture_unchanged_states, model, X, OTHER).changed
+
+
+def test_a_loop_that_changes_nothing_is_dropped():
+    model = net(
+        LOOP.format(results="a, b", each="", t="Identity(s)", rest="u = Identity(v)", after="")
+        + "y = Add(a, b)",
+        "float[n,3,4] x, float[3,4] w, int64 trips, bool yes",
+        trips=np.array(2),
+        yes=np.array(True),
+        w=weights(3, 4),
+    )
+    assert len(check(capture_unchanged_states, model, X, OTHER).changed) == 1
+    assert "Loop" not in ops(model)
+
+
+def test_a_scan_has_states_too():
+    model = net(
+        """a, b, y = Scan(w, v, x) <num_scan_inputs = 1, body = turn
+        (float[3,4] s, float[4] k, float[3,4] p) => (float[3,4] t, float[4] l, float[3,4] q) {
+            t = Mul(s, p) l = Identity(k) q = Add(t, k) }>""",
+        "float[n,3,4] x, float[3,4] w, float[4] v",
+        "float[n,3,4] y, float[3,4] a",
+        w=weights(3, 4),
+        v=weights(4),
+    )
+    assert len(check(capture_unchanged_states, model, X, OTHER).changed) == 1
 
 
 # ---- constants -----------------------------------------------------------------------------------
@@ -48,6 +127,31 @@ def test_constants_are_folded():
     report = check(fold_constants, model, X, OTHER)
     assert ops(model) == {"MatMul": 1}
     assert report.changed == {"Add": "1 -> 0", "Transpose": "1 -> 0"}
+
+
+@pytest.mark.parametrize(("opset", "sizes"), [(18, ", sizes"), (13, "")])
+def test_a_split_of_a_stored_tensor_is_folded(opset, sizes):
+    model = net(
+        f"a, b = Split<axis = -1>(w{sizes}) c = Add(x, a) y = Mul(c, b)",
+        "float[n,3,4] x, float[1,8] w" + sizes.replace(" ", " int64[2] "),
+        opset=opset,
+        w=weights(1, 8),
+        **({"sizes": np.array([4, 4])} if sizes else {}),
+    )
+    assert check(fold_constants, model, X, OTHER).changed == {"Split": "1 -> 0"}
+    assert ops(model) == {"Add": 1, "Mul": 1}
+
+
+def test_constants_in_a_body_are_folded():
+    body = "next (int64 i, bool c, float[n,3,4] s) => (bool d, float[n,3,4] t)"
+    model = net(
+        f"y = Loop(two, yes, x) <body = {body} {{ d = Identity(c) e = Neg(w) t = Add(s, e) }}>",
+        "float[n,3,4] x, float[3,4] w, int64 two, bool yes",
+        two=np.array(2),
+        yes=np.array(True),
+        w=weights(3, 4),
+    )
+    assert check(fold_constants, model, X, OTHER).changed == {"Neg": "1 -> 0"}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +310,7 @@ NOOPS = {
     "tile": "h = Tile(x, ones)",
     "concat": "h = Concat<axis = 1>(x)",
     "sum": "h = Sum(x)",
+    "max": "h = Max(x, x, x)",
     "add": "h = Add(zero, x)",
     "sub": "h = Sub(x, zero)",
     "mul": "h = Mul(unit, x)",

@@ -71,6 +71,7 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
     [
         ("a,b,label\n1,2,0\n3,,1\n", "not a table", "line 3, column 'b': '' is not a number"),
         ("a,b,label\n\n1,2,0\n\n3,x,1\n", "not a table", "line 5, column 'b': 'x' is not a number"),
+        ('a,t,label\n1,"2\n",0\n3,"x\ny",1\n', "not a table", "line 4, column 't': 'x\\ny' is not"),
         ("a,label\n1,setosa\n", "not a table", "line 2, column 'label': 'setosa' is not a number"),
         ("a,b,label\n1,2,0\n3,1\n", "not a table", "line 3 has 2 cells, earlier ones have 3"),
         ("a,label\n1,2,0\n", "2 column names and rows of 3 cells", ""),

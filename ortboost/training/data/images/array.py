@@ -304,12 +304,19 @@ def _size(
     if not config.crop and None not in fixed:
         size = fixed  # type: ignore[assignment]
     if not size:
-        sizes = {(header.height, header.width) for header in headers}
+        sizes = sorted({(header.height, header.width) for header in headers})
         if len(sizes) > 1 or config.resize:
+            why = (
+                "these have different sizes"
+                if len(sizes) > 1
+                else f"resize={config.resize[0]} sets the shorter side only"
+            )
+            shown = [f"{h}x{w}" for h, w in sizes[:3]] + ["..."] * (len(sizes) > 3)
+            crop = config.resize[0] if config.resize else min(map(min, sizes))
             raise UsageError(
-                "The model accepts images of any size, and these have different sizes.",
-                where=f"images: {', '.join(f'{h}x{w}' for h, w in sorted(sizes)[:3])}, ...",
-                fix="Set the size: crop=224 (--images).",
+                f"The model accepts images of any size, and {why}.",
+                where=f"images: {', '.join(shown)}",
+                fix=f"Set the size: crop={crop} (--images).",
             )
         size = next(iter(sizes))
     if any(want is not None and want != have for want, have in zip(fixed, size, strict=True)):

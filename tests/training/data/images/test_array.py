@@ -222,7 +222,7 @@ def test_the_settings_are_part_of_the_fingerprint():
         ("crop=9x12", (3, 10, 12), "has 10x12 pixels, not 9x12"),
         ("resize=8", (3, 10, 12), "do not cover"),
         ("resize=9x20", (3, 10, 12), "do not cover"),
-        ("resize=20", (3, "H", "W"), "of any size"),
+        ("resize=20", (3, "H", "W"), "of any size, and resize=20 sets the shorter side only"),
         ("", ("C", "H", "W"), "The channel axis of the input is ambiguous"),
         ("", (4, 10, 12), "The channel axis of the input is ambiguous"),
         ("color=gray", (3, 10, 12), "3 channels does not accept gray images"),
