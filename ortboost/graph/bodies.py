@@ -86,13 +86,15 @@ def rename_values(body: ir.Graph, new_name: Callable[[str], str]) -> None:
 def unwrap(branch: ir.Graph, node: ir.Node) -> list[ir.Value]:
     """Move the nodes and constants of a branch to the graph of its node, in front of it.
 
+    Values whose name is taken there get another one.
+
     Returns:
         The results of the branch, which the caller puts in place of the outputs of the node.
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     taken = {value.name or "" for other in graph for value in other.outputs}
-    taken.update(graph.initializers)
+    taken.update(graph.initializers, (value.name or "" for value in graph.inputs))
     # A node or value belongs to one graph: release them from the branch first.
     results, nodes, stored = list(branch.outputs), list(branch), list(branch.initializers.values())
     branch.outputs.clear()

@@ -4,7 +4,7 @@ A file declares the shapes of its outputs, and nothing checks them: many call th
 every tensor ``batch``, or still have the numbers from before an input was made dynamic;
 onnxruntime runs such files. All other shapes are inferred. So that rewrites rely on inferred shapes
 only, the declared ones are removed before, and come back afterwards where inference does not
-contradict them.
+contradict them. For training, only those of outputs that no node reads come back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.symbolic_shapes import is_placeholder
+from ortboost.graph.symbolic_shapes import is_of_inputs, is_placeholder
 
 __all__ = ["declared_shapes", "forget_declared", "restore_declared"]
 
@@ -42,9 +42,11 @@ def forget_declared(model: ir.Model) -> Report:
 def restore_declared(model: ir.Model, declared: Mapping[str, ir.Shape]) -> Report:
     """Give the outputs their declared shapes again, in place; the report names wrong ones.
 
-    Names of dimensions come back, other than for lengths that are known as numbers. A shape does
-    not if inference contradicts it: another number of axes, another number, a number where the
-    length is a dynamic one, or the name of another dimension of an input.
+    What inference does not contradict comes back, also where it knows nothing: other nodes must not
+    read these outputs. Not restored are names for lengths that are known as numbers, and names as
+    ONNX invents them (``unk__1``), which may stand for another length now. A whole shape is not
+    restored if it has another number of axes or another number, a number for a length that depends
+    on those of the inputs, or the name of another one of these.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -61,28 +63,34 @@ def restore_declared(model: ir.Model, declared: Mapping[str, ir.Shape]) -> Repor
         shape, inferred = declared.get(value.name or ""), known_shape(value)
         if shape is None:
             continue
+        dims = tuple(None if is_placeholder(dim) else dim for dim in map(_plain, shape))
         if inferred is None:
-            value.shape = shape
+            value.shape = ir.Shape(dims)
             continue
-        dims = tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
         places = list(zip(dims, inferred, strict=False))
         if len(dims) != len(inferred) or any(_contradicts(*place, given) for place in places):
             change = f"declared as {format_shape(dims)}, is {format_shape(inferred)}"
             report.changed[value.name or ""] = change
         else:
-            # A number says more than a name; a name of the file more than one that ONNX invented.
+            # A number says more than a name; a name of the file more than one that ONNX invents.
             value.shape = ir.Shape(
                 [now if isinstance(now, int) or was is None else was for was, now in places]
             )
     return report
 
 
+def _plain(dim: int | ir.SymbolicDim) -> int | str | None:
+    return dim if isinstance(dim, int) else dim.value
+
+
 def _contradicts(
     declared: int | str | None, inferred: int | str | None, given: set[int | str | None]
 ) -> bool:
     """Whether a dimension cannot be what the file declares; ``given`` are those of the inputs."""
-    if declared is None or inferred is None or is_placeholder(inferred):
-        return False
-    if isinstance(declared, int):
+    if isinstance(declared, int) and isinstance(inferred, int):
         return declared != inferred
-    return not isinstance(inferred, int) and declared in given and declared != inferred
+    return (
+        (isinstance(declared, int) or (declared is not None and declared in given))
+        and is_of_inputs(inferred, given)
+        and declared != inferred
+    )

@@ -13,6 +13,7 @@ import copy
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeGuard
 
@@ -23,7 +24,7 @@ from ortboost.core.errors import FileError, ModelError, OrtBoostError, first_lin
 from ortboost.core.files import check_name, put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind, program_around
 from ortboost.graph.input_config import dimension_name
-from ortboost.graph.query import all_graphs, all_tensors, known_shape
+from ortboost.graph.query import all_graphs, all_tensors, find_schema, is_standard, known_shape
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
@@ -110,6 +111,14 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     return _finished(model)
 
 
+def _is_the_same(node: ir.Node, *opsets: Mapping[str, int]) -> bool:
+    """Whether a node of the standard domain has the same definition in these opsets."""
+    if not is_standard(node):
+        return True
+    schemas = (find_schema(node.op_type, imports.get("", 1)) for imports in opsets)
+    return len({None if schema is None else schema.since_version for schema in schemas}) == 1
+
+
 def name_of(source: ModelSource) -> str:
     """The path or name of a model, for error messages."""
     if isinstance(source, onnx.ModelProto):
@@ -163,9 +172,10 @@ def _finished(model: ir.Model) -> ir.Model:
     imports = model.opset_imports
     if "ai.onnx" in imports:
         imports.setdefault("", imports.pop("ai.onnx"))
-    for function in model.functions.values():  # the checker has refused those that would change
+    for function in model.functions.values():  # only functions of the model's opsets are inlined
         own = function.opset_imports
-        own.update({domain: imports[domain] for domain in own if domain in imports})
+        if all(_is_the_same(node, own, imports) for node in function.all_nodes()):
+            own.update({domain: imports[domain] for domain in own if domain in imports})
     # Equal names imply equal lengths: a name like "?" must not stay on two dimensions.
     for graph in all_graphs(model.graph):
         made = (output for node in graph for output in node.outputs)

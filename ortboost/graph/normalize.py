@@ -78,7 +78,9 @@ def normalize(
     # The operators in one form, whatever the exporter and its opset.
     _lift_constants(model)
     separate_branch_names(model)
-    declared = declared_shapes(model)
+    # Those of outputs that nodes read do not come back: what cannot be inferred is not relied on.
+    read = {value.name for value in model.graph.outputs if value.uses()}
+    declared = {name: dims for name, dims in declared_shapes(model).items() if name not in read}
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)

@@ -16,6 +16,7 @@ __all__ = [
     "FLOAT_TYPES",
     "RANDOM_OPERATORS",
     "ROLE_MARK",
+    "SHORT_FLOATS",
     "all_graphs",
     "all_nodes",
     "all_tensors",

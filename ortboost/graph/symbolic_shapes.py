@@ -27,7 +27,7 @@ import onnx_ir as ir
 from ortboost.graph.dimensions import Key, elements
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of, scalar
 
-__all__ = ["is_cut", "is_placeholder", "name_lengths"]
+__all__ = ["is_cut", "is_of_inputs", "is_placeholder", "name_lengths"]
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
@@ -90,6 +90,15 @@ def is_cut(dim: Dim, whole: Dim) -> bool:
 def is_placeholder(dim: Dim) -> bool:
     """Whether a dimension has a name that ONNX invented for a length that it does not know."""
     return isinstance(dim, str) and bool(_PLACEHOLDER.fullmatch(dim))
+
+
+def is_of_inputs(dim: Dim, given: set[Dim]) -> bool:
+    """Whether a length is one of the inputs', a product of such lengths, or one of them cut."""
+    if not isinstance(dim, str):
+        return False
+    cut = _CUT.fullmatch(dim)
+    factors = (cut[1] if cut else dim).split(_TIMES)
+    return dim in given or all(factor.isdecimal() or factor in given for factor in factors)
 
 
 def _is_invented(dim: Dim, given: set[Dim]) -> bool:

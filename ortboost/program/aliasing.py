@@ -67,9 +67,14 @@ def _scatters(node: ir.Node, source: ir.Value) -> bool:
 
 
 def _run_before(node: ir.Node) -> set[ir.Node]:
-    """The nodes that must run before a node starts."""
-    # A runtime folds a known length: the node that the length is of may run at any time.
-    return ancestors(values_read(node), past=lambda other: not is_standard(other, "Shape", "Size"))
+    """The nodes of its graph that must run before a node starts."""
+
+    def past(other: ir.Node) -> bool:
+        # A runtime folds a known length: the node that the length is of may run at any time.
+        return other.graph is node.graph and not is_standard(other, "Shape", "Size")
+
+    found = ancestors(values_read(node), past)
+    return {other for other in found if other.graph is node.graph}
 
 
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:

@@ -180,7 +180,7 @@ def open_session(
     device = resolve_device(device)
     ort = runtime()
     version, unloaded = str(ort.__version__), _preloaded() if device != "cpu" else ""
-    options = _options(ort, threads)
+    options, providers = _options(ort, threads), _providers(device, cuda_graph=cuda_graph)
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.enable_mem_pattern = memory_pattern
@@ -196,7 +196,7 @@ def open_session(
             session = ort.InferenceSession(
                 source,
                 options,
-                providers=_providers(device, cuda_graph=cuda_graph),
+                providers=providers,
                 disabled_optimizers=[] if every_fusion else wrong_optimizers(model, version),
                 enable_fallback=0,  # it would print to the standard output
             )

@@ -76,7 +76,7 @@ def not_opened(error: Exception, device: str, version: str) -> OrtBoostError:
     if unknown:
         return ModelError(
             f"This onnxruntime has no operator {unknown[1]} in opset {unknown[2]}.",
-            where=f"onnxruntime {version}",
+            where=f"{unknown[1]}, onnxruntime {version}",
             fix="If a newer opset of ONNX has it, export the model with that; else the exporter "
             "did not know how to write it: use another one, or other layers.",
         )
@@ -84,7 +84,7 @@ def not_opened(error: Exception, device: str, version: str) -> OrtBoostError:
     if custom:
         return ModelError(
             f"This onnxruntime has no operator {custom[2]} of the domain '{custom[1]}'.",
-            where=f"onnxruntime {version}",
+            where=f"{custom[2]}, onnxruntime {version}",
             fix="ortboost loads no libraries of custom operators: export the model with standard "
             "operators only, or with the operator as a function in the file.",
         )

@@ -311,6 +311,15 @@ def test_the_standard_domain_has_two_names():
     assert load_model(proto).opset_imports == {"": 18}
 
 
+def test_a_function_with_an_operator_of_another_opset_keeps_its_own():
+    """ReduceSum of opset 11 has its axes as an attribute."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        net (float[2] x) => (y) { y = own.F(x) }
+        <domain: "own", opset_import: ["" : 11]> F (x) => (y) { y = ReduceSum<axes = [0]>(x) }""")
+    (function,) = load_model(model).functions.values()
+    assert function.opset_imports == {"": 11}
+
+
 def test_functions_get_the_opsets_of_the_model():
     """jax2onnx imports another version of a function's own domain in the function."""
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18, "own" : 1]>

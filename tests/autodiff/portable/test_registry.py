@@ -28,7 +28,7 @@ ONCE = "y = my.domain.SquareTimes(x, w)"
 LOOP = """two = Constant<value_int = 2>() l = Loop<body = step (int64 i, bool c, float[N,3] s)
     => (bool go, float[N,3] t) { go = Identity(c) t = my.domain.SquareTimes(s, w) }>(two, "", x)
     ones = Constant<value = float[3,1] {1, 1, 1}>() y = MatMul(l, ones)"""
-SQUARE = """<ir_version: 9, opset_import: ["" : 18, "my.domain" : 1]>
+SQUARE = """<ir_version: 9, opset_import: ["" : %d, "my.domain" : 1]>
     g (float[N,3] x) => (float loss) <float[3] w = {1, 2, 3}> {
         %s loss = ReduceSum<keepdims = 0>(y) }
     <domain: "my.domain", opset_import: ["" : %d]>
@@ -58,7 +58,7 @@ def test_a_function_with_a_rule_is_differentiated_as_a_whole(body):
         engine="portable", loss=LossConfig("output"), optimizer=Sgd(), loss_scale=NO_SCALE
     )
     register_gradient("SquareTimes", domain="my.domain")(tripled)
-    program = build_program(ir.to_proto(ir.from_onnx_text(SQUARE % (body, 18))), config)
+    program = build_program(ir.to_proto(ir.from_onnx_text(SQUARE % (18, body, 18))), config)
     for model in (program.step, program.evaluation):
         assert not model.functions
     training = stepper(program)
@@ -72,12 +72,12 @@ def test_a_function_with_a_rule_is_differentiated_as_a_whole(body):
 def test_a_function_with_a_rule_that_would_be_converted_is_refused():
     register_gradient("SquareTimes", domain="my.domain")(tripled)
     with pytest.raises(ModelError, match="SquareTimes with a gradient rule") as error:
-        build_program(ir.to_proto(ir.from_onnx_text(SQUARE % (ONCE, 17))), ProgramConfig())
-    assert "opset 18, the function 17" in error.value.where
+        build_program(ir.to_proto(ir.from_onnx_text(SQUARE % (17, ONCE, 17))), ProgramConfig())
+    assert "opset 17, the function 17" in error.value.where
 
 
 def test_a_function_without_a_rule_is_refused():
-    node = next(iter(ir.from_onnx_text(SQUARE % (ONCE, 18)).graph))
+    node = next(iter(ir.from_onnx_text(SQUARE % (18, ONCE, 18)).graph))
     assert get_engine("portable").gradient_support(node) == (
         "my.domain::SquareTimes has no gradient rule; register one, or export without it"
     )
