@@ -7,7 +7,14 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.bodies import as_model, captured_values, choose, own_outputs, states_of
+from ortboost.graph.bodies import (
+    as_model,
+    captured_values,
+    choose,
+    own_outputs,
+    states_of,
+    unwrap,
+)
 from ortboost.graph.build import Builder, all_names
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import known_shape
@@ -89,6 +96,24 @@ net (bool c, float[N,T,16] x) => (float[p,q,r,s] y)
       n = Constant <value_ints = [8]> ()
       to = Concat <axis = 0> (o, m, two, n)  h = Reshape(x, to)
       b = Transpose <perm = [0, 2, 1, 3]> (h) }> }"""
+
+
+def test_values_of_a_branch_get_names_that_are_free_outside():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[4] x, bool c, float[4] t_1, float[4] t) => (float[4] y) {
+          r = If(c)<then_branch = a () => (float[4] t) { t = Relu(x) },
+                    else_branch = b () => (float[4] e) { e = Neg(x) }>
+          y = Add(r, t_1) }"""
+    )
+    node = next(iter(model.graph))
+    (result,) = unwrap(node.attributes["then_branch"].as_graph(), node)
+    assert result.name not in ("t", "t_1")
+    node.outputs[0].replace_all_uses_with(result)
+    model.graph.remove(node)
+    feeds = {"x": weights(4), "t_1": weights(4, seed=1), "t": weights(4), "c": np.array(True)}
+    expected = np.maximum(feeds["x"], 0) + feeds["t_1"]
+    np.testing.assert_array_equal(run(model, feeds)["y"], expected)
 
 
 def test_the_lengths_of_one_branch_are_not_those_of_the_other():

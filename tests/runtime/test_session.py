@@ -95,6 +95,12 @@ class FakeRuntime(types.SimpleNamespace):
         return types.SimpleNamespace(get_providers=lambda: kept)
 
 
+def test_a_cuda_graph_without_cuda_is_refused():
+    with pytest.raises(UsageError, match="has no CUDA graphs") as error:
+        open_session(small_mlp(), device="cpu", cuda_graph=True)
+    assert error.value.fix == "Use device='cuda'."
+
+
 def test_a_custom_operator_is_named():
     text = """<ir_version: 8, opset_import: ["" : 18, "com.acme": 1]>
         g (float[N] x) => (float[N] y) { y = com.acme.Magic(x) }"""
