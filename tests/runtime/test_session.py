@@ -98,7 +98,7 @@ class FakeRuntime(types.SimpleNamespace):
 def test_a_cuda_graph_without_cuda_is_refused():
     with pytest.raises(UsageError, match="has no CUDA graphs") as error:
         open_session(small_mlp(), device="cpu", cuda_graph=True)
-    assert error.value.fix == "Use device='cuda'."
+    assert error.value.where == "cuda_graph"
 
 
 def test_a_custom_operator_is_named():
