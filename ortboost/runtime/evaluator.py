@@ -31,14 +31,16 @@ class Evaluator:
         self.state = state
         self._broadcast = program.config.loss.broadcast
         self._session = open_session(program.evaluation, device=self.device, threads=threads)
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        # A file may name an output twice.
+        self._outputs = list(dict.fromkeys(output.name for output in self._session.get_outputs()))
         data = {spec.name for spec in self.inputs}
         self._state_names = [v.name for v in self._session.get_inputs() if v.name not in data]
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Compute the outputs of the model, and ``loss``, for one batch.
 
-        Numbers are converted to the type of an input if that can hold them.
+        Numbers are converted to the type of an input if that can hold them. A sequence is a list of
+        arrays.
 
         Raises:
             UsageError: An input is missing or does not fit, or the runtime rejects the shapes.
@@ -62,8 +64,7 @@ class Evaluator:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise refused_batch(error, batch) from error
-        answers = [value.numpy() for value in binding.get_outputs()]
-        return dict(zip(self._outputs, answers, strict=True))
+        return dict(zip(self._outputs, binding.copy_outputs_to_cpu(), strict=True))
 
 
 def open_evaluator(
