@@ -299,8 +299,10 @@ def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
     for read, origins in bound.items():
         converter.register_structure_hook_func(_has(*origins), functools.partial(read, converter))
     converter.register_structure_hook_func(_has(Literal), _choice)
-    for kind, hook in ((int, _whole), (float, _real), (bool, _instance), (str, _instance)):
+    for kind, hook in ((int, _whole), (float, _real)):
         converter.register_structure_hook(kind, hook)
+    for plain in (bool, str, bytes):  # cattrs would convert to these
+        converter.register_structure_hook(plain, _instance)
     converter.register_structure_hook_func(lambda hint: hint is Any, lambda value, _: value)
     if reads:
         converter.register_structure_hook_factory(

@@ -38,6 +38,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
+    bytes: "a bytes object",
     os.PathLike: "a path",
     np.ndarray: "an array",
     types.NoneType: "None",

@@ -40,10 +40,11 @@ def _merge_constants(graph: ir.Graph) -> None:
         if tensor.dtype in FLOAT_TYPES and len(tensor.shape):
             alike.setdefault(id(tensor), []).append(node)
     for first, *others in alike.values():
-        for node in (first, *others) if others else ():
-            if node is not first:
-                node.outputs[0].replace_all_uses_with(first.outputs[0])
-            if node.graph is not None:
-                node.graph.remove(node)
-        if others:  # where all bodies can read it
-            graph.insert_before(graph[0], first)
+        if not others:
+            continue
+        for node in others:
+            node.outputs[0].replace_all_uses_with(first.outputs[0])
+        for node in (first, *others):
+            assert node.graph is not None
+            node.graph.remove(node)
+        graph.insert_before(graph[0], first)  # where all bodies can read it

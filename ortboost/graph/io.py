@@ -174,7 +174,8 @@ def _finished(model: ir.Model) -> ir.Model:
         imports.setdefault("", imports.pop("ai.onnx"))
     for function in model.functions.values():  # only functions of the model's opsets are inlined
         own = function.opset_imports
-        if all(_is_the_same(node, own, imports) for node in function.all_nodes()):
+        agrees = all(imports.get(domain, version) == version for domain, version in own.items())
+        if not agrees and all(_is_the_same(node, own, imports) for node in function.all_nodes()):
             own.update({domain: imports[domain] for domain in own if domain in imports})
     # Equal names imply equal lengths: a name like "?" must not stay on two dimensions.
     for graph in all_graphs(model.graph):

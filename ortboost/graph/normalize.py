@@ -88,7 +88,8 @@ def normalize(
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
     reports.append(convert_opset(model, _possible_opsets(model, opsets, keep_fused)))
-    _lift_constants(model)  # the converter writes some, for example for axes that were attributes
+    if reports[-1].modified:  # the converter writes some, for example for axes that were attributes
+        _lift_constants(model)
     _make_axes_vectors(model)
     for body in model.graph.subgraphs():
         own_outputs(body)

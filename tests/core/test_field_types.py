@@ -37,6 +37,7 @@ class Sample:
     real: float = 1.0
     flag: bool = False
     word: str = ""
+    key: bytes = b""
     maybe: int | None = None
     words: tuple[str, ...] = ()
     pair: tuple[str, int] = ("", 0)
@@ -53,6 +54,7 @@ class Sample:
         ("real", [0, 1.5, NAN, np.float32(2)], [None, "1", False, 10**400, [], (1.0,)]),
         ("flag", [True, False], [0, 1, None, "true", []]),
         ("word", ["", "a"], [None, 1, [], ["a"]]),
+        ("key", [b"", b"a"], [None, "a", 1, [1], {"no": "such"}]),
         ("maybe", [None, 3], ["", False, 0.5]),
         ("words", [(), ("a",), ["a"]], [None, 1, "a", (1,), (("a",),)]),
         ("pair", [("a", 1)], [("a",), ("a", "b"), (1, 2), ()]),

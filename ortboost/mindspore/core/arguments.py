@@ -73,7 +73,7 @@ def as_argument_error(owner: str) -> Iterator[None]:
 def refuse_given(owner: str, **given: Any) -> None:
     """Refuse arguments of MindSpore that this version lacks, unless they are off."""
     for name, value in given.items():
-        if value is not None and not (isinstance(value, int) and not value):
+        if value:
             raise NotInThisVersionError(
                 f"The argument '{name}' is not in this version.",
                 where=owner,

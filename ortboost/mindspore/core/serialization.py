@@ -29,7 +29,7 @@ from ortboost.program.state_file import read_tensors
 
 __all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]
 
-_Prefixes: TypeAlias = str | list[str] | tuple[str, ...] | None
+_Prefixes: TypeAlias = str | Sequence[str] | None
 
 
 @checked
@@ -39,7 +39,7 @@ def save_checkpoint(
     integrated_save: bool = True,
     async_save: bool | str = False,
     append_dict: Mapping[str, Any] | None = None,
-    enc_key: object = None,
+    enc_key: bytes | None = None,
     enc_mode: str = "AES-GCM",
     choice_func: Callable[[str], bool] | None = None,
     crc_check: bool = False,
@@ -104,7 +104,7 @@ def load_checkpoint(
     net: Cell | None = None,
     strict_load: bool = False,
     filter_prefix: _Prefixes = None,
-    dec_key: object = None,
+    dec_key: bytes | None = None,
     dec_mode: str = "AES-GCM",
     specify_prefix: _Prefixes = None,
     choice_func: Callable[[str], bool] | None = None,
@@ -214,10 +214,6 @@ def _chosen_by_prefix(
     if wanted is None and unwanted is None:
         return None
     given = [[p] if isinstance(p, str) else p for p in (wanted, unwanted)]
-    if not all(isinstance(prefix, str) for prefixes in given for prefix in prefixes or ()):
-        raise ArgumentTypeError(
-            "A prefix is not a string.", where=owner, fix="Give a string, or a list of strings."
-        )
     if any(p is not None and ("" in p or not p) for p in given):
         raise ArgumentValueError(
             "A prefix is empty.", where=owner, fix="Leave it out to read every parameter."
