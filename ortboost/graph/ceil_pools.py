@@ -39,7 +39,8 @@ __all__ = [
 def leave_out_windows(model: ir.Model) -> Report:
     """Leave out windows that start in the padding, in the first pool that has some, in place.
 
-    Only in the first: behind it, inferred shapes are wrong.
+    The shapes after that pool were inferred with the window: infer them again, and repeat until
+    nothing changes.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -42,11 +42,13 @@ def forget_declared(model: ir.Model) -> Report:
 def restore_declared(model: ir.Model, declared: Mapping[str, ir.Shape]) -> Report:
     """Give the outputs their declared shapes again, in place; the report names wrong ones.
 
-    What inference does not contradict comes back, also where it knows nothing: other nodes must not
-    read these outputs. Not restored are names for lengths that are known as numbers, and names as
-    ONNX invents them (``unk__1``), which may stand for another length now. A whole shape is not
-    restored if it has another number of axes or another number, a number for a length that depends
-    on those of the inputs, or the name of another one of these.
+    A declared dimension is trusted where inference finds none. So leave out outputs that other
+    nodes read: gradients would rely on it.
+
+    The inferred shape stays if the declared one contradicts it: another number of axes, another
+    number, a number for a length that depends on those of the inputs, or the name of another
+    dimension of the inputs. Of the other shapes, numbers that inference finds replace names, and
+    names that ONNX invents (``unk__1``) are not restored: they may stand for another length now.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
