@@ -77,7 +77,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         ) from error
     reached = model.opset_imports.get("")
     if reached != target:  # the converter gives up half-way without an error
-        newer = _unknown_operators(model, target)
+        newer = _unknown_operators(model, min(version, target))
         foreign = [op for op in newer if find_schema(op, onnx.defs.onnx_opset_version()) is None]
         about = f": added later: {', '.join(newer)}" if newer else ""
         if foreign:

@@ -34,6 +34,16 @@ def test_an_operator_that_no_older_opset_has_is_refused():
     assert "added later: TensorScatter" in info.value.where
 
 
+def test_an_operator_that_the_own_opset_lacks_is_named():
+    model = text_model(
+        '<ir_version: 8, opset_import: ["" : 13]> net (float[2,4] x) => (float[2,4] y)'
+        " { y = HardSwish(x) }"
+    )
+    with pytest.raises(ModelError, match="from opset 13 to 18") as info:
+        convert_opset(model, OPSETS)
+    assert "added later: HardSwish" in info.value.where
+
+
 def test_an_operator_of_a_runtime_in_the_standard_domain_is_refused_as_such():
     """As onnxruntime's optimizer writes it; a newer opset would not help."""
     model = text_model(
