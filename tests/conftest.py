@@ -6,7 +6,8 @@ the profile ``random``, and prints how to reproduce what it finds.
 ``make test`` runs the suite twice, with onnxruntime-training and with the current onnxruntime. What
 answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and
 held: such a test fails as soon as it opens a session or asks which runtime there is.
-``EITHER_RUNTIME`` are tests that need a runtime, and are not about what it computes.
+``EITHER_RUNTIME`` are tests that need a runtime, and are not about what it computes. Of these, only
+what needs the native engine, or is marked ``each_runtime``, runs with onnxruntime-training.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, settings
 from ortboost.autodiff.native import bindings
 from ortboost.autodiff.native import engine as native
 from ortboost.autodiff.portable import engine as portable
+from tests.support import NEEDS_NATIVE
 
 TESTS = Path(__file__).resolve().parent
 
@@ -68,28 +70,27 @@ WITHOUT_RUNTIME = (
     "transforms/test_class_axis.py",
 )
 
-# Benchmarks, arguments, files, examples, and forms of graphs for a GPU: they run once, with the
-# current onnxruntime. Nothing here may use the native engine.
+# The command line, MindSpore's names, files, benchmarks, examples, combinations of boosts, and forms
+# of graphs for a GPU. What a runtime computes is tested in the folders that are not listed:
+# autodiff, boosts, deploy, graph, program, runtime, transforms.
 EITHER_RUNTIME = (
-    "api/test_bench_models.py",
-    "api/test_former_run.py",
-    "api/test_images.py",
-    "api/test_interrupted_writing.py",
-    "api/test_wrong_arguments.py",
-    "cli/test_boost_options.py",
-    "cli/test_supervise.py",
-    "deploy/test_bench.py",
+    "api",
+    "cli",
     "deploy/tensorrt",
+    "deploy/test_bench.py",
     "deploy/test_check_cuda.py",
+    "deploy/test_large.py",
+    "drawing",
+    "mindspore",
+    "program/test_combine.py",
+    "program/test_combine_replay.py",
     "program/test_growth.py",
     "runtime/cuda/test_forms.py",
     "runtime/cuda/test_replay.py",
     "test_doctests.py",
     "test_public_api.py",
     "test_quickstart.py",
-    "tools/test_kill_boosts.py",
-    "training/test_kill_points.py",
-    "training/test_plot.py",
+    "tools",
 )
 _START = time.monotonic()
 
@@ -116,11 +117,21 @@ def _listed(path: Path, names: tuple[str, ...]) -> bool:
     return any(name == one or name.startswith(f"{one}/") for one in names)
 
 
+def _needs_training(item: pytest.Item) -> bool:
+    reasons = [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
+    return NEEDS_NATIVE in reasons or item.get_closest_marker("each_runtime") is not None
+
+
+def _runs_once(item: pytest.Item) -> bool:
+    if without_runtime(item.path):
+        return True
+    return _listed(item.path, EITHER_RUNTIME) and not _needs_training(item)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--runtime-only"):
-        once = (*WITHOUT_RUNTIME, *EITHER_RUNTIME)
-        left_out = [item for item in items if _listed(item.path, once)]
-        items[:] = [item for item in items if not _listed(item.path, once)]
+        left_out = [item for item in items if _runs_once(item)]
+        items[:] = [item for item in items if not _runs_once(item)]
         config.hook.pytest_deselected(items=left_out)
 
 

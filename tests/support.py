@@ -30,16 +30,16 @@ GOLDEN = ROOT / "tests" / "golden"
 NAMES = ("mlp", "lenet5", "resnet20", "resnet_bottleneck", "mobilenet_like", "transformer_tiny")
 WITH_NORM = ("resnet20", "resnet_bottleneck", "mobilenet_like")
 
-needs_native = pytest.mark.skipif(
-    NativeEngine().unavailable() is not None, reason="the native engine needs onnxruntime-training"
-)
+NEEDS_NATIVE = "the native engine needs onnxruntime-training"
+"""By this reason to skip them, ``conftest.py`` recognizes what onnxruntime-training alone runs."""
+
+needs_native = pytest.mark.skipif(NativeEngine().unavailable() is not None, reason=NEEDS_NATIVE)
 
 
 def native_only() -> None:
     """Skip a module where the native engine cannot run; called before it is used."""
     if NativeEngine().unavailable() is not None:
-        reason = "the native engine needs onnxruntime-training"
-        pytest.skip(reason, allow_module_level=True)
+        pytest.skip(NEEDS_NATIVE, allow_module_level=True)
 
 
 ENGINES = (pytest.param("native", marks=needs_native), "portable")

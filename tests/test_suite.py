@@ -50,6 +50,14 @@ def test_what_needs_no_runtime_can_be_left_out():
     assert "deselected" in found
 
 
+def test_what_needs_the_native_engine_or_says_so_is_not_left_out():
+    files = ("api/test_check_model.py", "program/test_combine.py")
+    found = suite("--collect-only", "--runtime-only", *(f"tests/{file}" for file in files))
+    assert "test_a_target_has_its_own_report" in found
+    assert "[recompute-native]" in found
+    assert "[recompute-portable]" not in found
+
+
 def test_what_is_left_when_the_time_is_over_is_skipped_and_told():
     found = suite("--budget", "0", "tests/core/test_report.py")
     assert "the 0 seconds are over" in found

@@ -5,6 +5,8 @@ import pytest
 import ortboost as ob
 from tests.support import assert_three_lines, model_path, text_model, weights
 
+pytestmark = pytest.mark.each_runtime  # every engine that is here is asked
+
 
 def test_a_target_has_its_own_report():
     assert ob.check(model_path("mlp")).trainable

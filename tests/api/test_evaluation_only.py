@@ -22,6 +22,7 @@ from tests.support import GOLDEN, run, small_mlp, text_model
 
 NATIVE = GOLDEN / "programs" / "native"
 DATA = NATIVE / "data.npz"
+pytestmark = pytest.mark.each_runtime
 
 
 @pytest.fixture

@@ -171,6 +171,7 @@ def test_inspect_shows_what_boosts_cost_in_each_layer(trained, tmp_path, capsys)
     assert "no costs to show" in capsys.readouterr().out
 
 
+@pytest.mark.each_runtime
 def test_doctor_finds_this_environment_fit(capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out

@@ -8,7 +8,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.cli import main
 from ortboost.runtime.session import open_session
 
@@ -26,8 +25,6 @@ def _memory() -> int:
 @pytest.fixture
 def large(tmp_path):
     """An embedding whose table is a file full of holes but for its last rows."""
-    if NativeEngine().unavailable() is None:
-        pytest.skip("once is enough: with the current onnxruntime")
     if min(_memory(), shutil.disk_usage(tmp_path).free) < NEEDED:
         pytest.skip("needs 12 GiB of memory and of disk")
     model = ir.from_onnx_text(

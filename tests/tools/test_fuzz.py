@@ -19,6 +19,7 @@ from tools.fuzz.damage import damage_text
 from tools.fuzz.files import COMMANDS, damage_file
 
 
+@pytest.mark.each_runtime
 def test_damaged_files_end_with_a_documented_status(tmp_path):
     """500 cases with `make test`, which runs one half with each runtime."""
     first = "251" if NativeEngine().unavailable() else "1"
