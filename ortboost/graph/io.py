@@ -249,12 +249,16 @@ def save_model(
 
 
 def _data_files(target: Path) -> list[Path]:
-    """The weight files that only the model at a path can use: those named by :func:`save_model`."""
+    """The weight files that only the model at a path uses: those named by :func:`save_model`."""
     ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
     found = [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]
     plain = target.with_name(f"{target.name}.data")
     with contextlib.suppress(Exception):  # missing or damaged: its data files are unknown
         found += [path for path in external_files(target) if path == plain]
+    for other in target.parent.glob("*.onnx"):
+        if found and other != target and other.is_file():  # a copy of the old model needs its data
+            message = other.read_bytes()
+            found = [path for path in found if path.name.encode() not in message]
     return found
 
 
