@@ -306,4 +306,3 @@ def _pair(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[
             fix="Give two, or set eval_indexes.",
         )
     return as_array(inputs[0], "predictions"), as_array(inputs[1], "labels")
-

@@ -6,7 +6,7 @@ The whole step (forward, loss, backward, unscaling, finite check, update, scale)
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,26 +32,10 @@ from ortboost.program import names
 __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 
 _STEP_METHODS: Final = ("start_overflow_check", "get_overflow_status", "process_loss_scale")
-_GRADIENTS: Final = ("grad", "grad_no_sens", "grad_reducer", "hyper_map", "reducer_flag", "weights")
-
-
-class _NoGradientsError(NotInThisVersionError, AttributeError):
-    """An attribute of MindSpore's cells with which a subclass computes gradients itself."""
 
 
 class _TrainStep(Cell):
     """Common base of both cells: the step graphs of a network and an optimizer."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        own = type(self).__name__
-        if name not in _GRADIENTS and name not in _STEP_METHODS:
-            raise AttributeError(f"'{own}' object has no attribute '{name}'")
-        raise _NoGradientsError(
-            f"'{own}' has no '{name}': gradients and update are parts of one graph.",
-            where=f"{own}.{name}",
-            fix="Call super().construct(data, label) for the whole step. To clip gradients, train a "
-            "program: ortboost convert MODEL --clip global-norm:1.",
-        )
 
     def _compile(
         self,

@@ -18,7 +18,7 @@ SCORES = np.array([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]], np.float32)
         # MindSpore 2.10 gives these three: rows are counted, not elements
         (nn.MSE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
         (nn.MAE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
-        # As in MindSpore: axes of length 1 do not matter, and a multilabel sample is all or nothing.
+        # As in MindSpore: axes of length 1 do not matter, a multilabel sample is all or nothing.
         (nn.MSE(), [(np.arange(3.0)[:, None], np.arange(3.0) + 2)], 4.0),
         (nn.TopKCategoricalAccuracy(1), [(SCORES, np.array([[1], [1]]))], 0.5),
         (nn.Accuracy("multilabel"), [(SCORES > 0.35, np.array([[0, 1, 1], [1, 1, 0]]))], 0.5),
