@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost import amp, nn
-from ortboost.core.errors import OrtBoostError
+from ortboost.core.errors import FileError, OrtBoostError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.serialization import (
     load_checkpoint,
@@ -583,3 +583,10 @@ def test_a_model_is_built_by_its_first_step():
         model.build(1)
     with pytest.raises(ValueError, match="metrics"):
         Model(golden.network("mlp")).build(valid_dataset=DATA)
+
+
+def test_a_checkpoint_of_mindspore_is_answered_with_its_other_format(tmp_path):
+    file = tmp_path / "net.ckpt"
+    file.write_bytes(b"\n\x0bconv1.weight\x12" * 9)
+    with pytest.raises(FileError, match=r"(?s)net\.ckpt.*format='safetensors'"):
+        load_checkpoint(file)
