@@ -172,13 +172,13 @@ def load_checkpoint(
 
 @checked
 def load_param_into_net(
-    net: Cell, parameter_dict: Mapping[str, Parameter], strict_load: bool = False
+    net: Cell, parameter_dict: Mapping[str, Any], strict_load: bool = False
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Load values into a network, by name.
 
     Args:
         net: The network.
-        parameter_dict: From :func:`load_checkpoint`.
+        parameter_dict: From :func:`load_checkpoint`, also MindSpore's; or arrays by name.
         strict_load: Raise if a parameter of the network is missing.
 
     Returns:
