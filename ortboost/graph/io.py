@@ -28,6 +28,7 @@ from ortboost.graph.query import all_graphs, all_tensors, find_schema, is_standa
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
+from ortboost.graph.structure.dense import SPARSE, store_densely
 from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged
 
 __all__ = [
@@ -283,8 +284,10 @@ def _has_external_data(model: ir.Model) -> bool:
 
 def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:
     """Check the structure of a proto and convert it to a model, with nodes in topological order."""
+    proto, sparse = store_densely(proto, where)
     in_order = check_structure(proto, where)
     model = _from_proto(proto)
+    model.meta[SPARSE] = sparse
     if not in_order:
         try:
             model.graph.sort()

@@ -37,6 +37,7 @@ from ortboost.graph.runtime_operators import (
 )
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.static_shapes import static_shapes
+from ortboost.graph.structure.dense import dense_report
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
@@ -70,7 +71,7 @@ def normalize(
     Raises:
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
-    reports = [inline_functions(model, kept), free_weights(model)]
+    reports = [dense_report(model), inline_functions(model, kept), free_weights(model)]
 
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
