@@ -215,6 +215,7 @@ def _check_numbers(node: onnx.NodeProto, numbers: NDArray[np.integer] | None, at
 
 
 def check_bytes(dims: list[int], where: str, limits: Limits) -> None:
+    """Raise a FileError if a tensor of this shape exceeds the limits."""
     size = 4 * math.prod(max(dim, 1) for dim in dims)  # float32; 0 and -1 of a Reshape
     if size > limits.tensor_bytes:
         what = f"A tensor of shape {dims} needs at least {size:,} bytes."

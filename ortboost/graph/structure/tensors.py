@@ -24,7 +24,7 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
     """Check initializers and tensor attributes of one graph; external data is not checked.
 
     Raises:
-        FileError: A dimension is negative, or the data is longer or shorter than the shape requires.
+        FileError: A dimension is negative, or the data does not have the length of the shape.
     """
     attributes = [a for node in graph.node for a in node.attribute]
     inner = [t for a in attributes for t in ((a.t,) if a.HasField("t") else tuple(a.tensors))]
