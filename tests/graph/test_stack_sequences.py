@@ -1,4 +1,4 @@
-"""Sequences that a Loop builds, and the one-element slices that EmbeddingBag reads its bags with."""
+"""Sequences that a Loop builds, and the one-element slices that bound the bags of EmbeddingBag."""
 
 import numpy as np
 import onnx
