@@ -14,8 +14,8 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 - ``FILE.onnx``: a user-defined loss, see :mod:`ortboost.transforms.own_loss`.
 
 ``mean`` divides by the number of losses (positions whose label is not ignored for cross entropy,
-elements otherwise) or, with class weights, by the sum of the weights of the labels, ``sum`` adds
-them, ``none`` returns all of them and differentiates their sum, as MindSpore does. If all labels of
+elements otherwise) or, with class weights and sparse labels, by the sum of the weights of the
+labels, ``sum`` adds them, ``none`` returns all of them and differentiates their sum, as MindSpore does. If all labels of
 a batch are ignored, the mean and its gradient are 0; PyTorch returns NaN, which would cause the
 step to be skipped. The loss of an output of another float type is computed in float32.
 

@@ -93,8 +93,8 @@ def _to_scan(site: Site) -> list[ir.Value | None]:
     mask = None if lengths is None else _mask(site, lengths)
     parts = []
     for index in range(count):
-        each = len(activations) // count
-        own = activations[index * each : (index + 1) * each]
+        size = len(activations) // count
+        own = activations[index * size : (index + 1) * size]
         layer = _Layer(site, index, count, own)
         parts.append(layer.run(mask, backwards=direction == "reverse" or index == 1))
     # Y, Y_h and, of an LSTM, Y_c, each with an axis for the directions
