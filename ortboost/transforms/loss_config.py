@@ -51,8 +51,8 @@ class LossConfig(Configuration):
         label_smoothing: For cross entropy: the share of a label that is spread over all classes.
         broadcast: Whether labels may broadcast against the output, as in MindSpore.
         weight: For cross entropy: weight of each class; with sparse labels, a mean is divided by
-            the sum of the weights of the labels. For ``bce-with-logits``: weight of each element, broadcast
-            against the output.
+            the sum of the weights of the labels. For ``bce-with-logits``: weight of each element,
+            broadcast against the output.
         pos_weight: For ``bce-with-logits``: weight of the positive term, broadcast likewise.
 
     Raises:
