@@ -12,6 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
@@ -178,11 +179,20 @@ def _infer(model: ir.Model) -> None:
 
 
 def free_weights(model: ir.Model) -> Report:
-    """Remove weights from the graph inputs, where old exporters list them, in place."""
+    """Remove weights from the graph inputs, where old exporters list them, in place.
+
+    If only some tensors are inputs, these are inputs with a default: that is worth a note.
+    """
     report = Report("weights_are_not_inputs")
     weights = [value for value in model.graph.inputs if value.is_initializer()]
     report.changed = {value.name or "": "removed from the graph's inputs" for value in weights}
     if report.modified:
+        if len(weights) < len(model.graph.initializers):
+            report.notes.append(
+                f"{count_of(len(weights), 'input')} with a default value, first "
+                f"'{weights[0].name}': it is a constant here, also in exported files, and cannot "
+                "be fed; remove the initializer from the file to keep the input"
+            )
         common.RemoveInitializersFromInputsPass()(model)
     return report
 
