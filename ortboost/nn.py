@@ -8,7 +8,7 @@ from ortboost.mindspore.nn import __all__ as __all__
 
 def __getattr__(name: str) -> NoReturn:
     raise AttributeError(
-        f"module 'ortboost.nn' has no attribute '{name}': it has cells for training, but no "
-        "layers; export the network as ONNX and load it with ortboost.load(FILE), see "
-        "docs/mindspore.md"
+        f"module 'ortboost.nn' has no attribute '{name}': layers come with the network, from "
+        "ortboost.load(FILE.onnx), and of MindSpore's losses, optimizers, schedules and metrics "
+        "there are only some, see docs/mindspore.md"
     )

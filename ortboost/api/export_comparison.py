@@ -72,12 +72,18 @@ class ExportComparison:
         return found
 
 
+_OF_FILES = ("store_densely", "weights_are_not_inputs")
+"""Rewrites whose notes say how the exported file differs from the one that was given."""
+
+
 def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
     """Notes on the exported graph: its interface, its reference, its precision."""
     notes, graph, precision = list[str](), exported.model.graph, exported.precision
     ports = (*graph.inputs, *graph.outputs)
     if exported.target.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
         notes.append(exported.target.int64_note)
+    if plain:
+        notes += [note for r in exported.reports if r.rewrite in _OF_FILES for note in r.notes]
     if plain and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
         notes.append(
             "The model is in training mode: the reference is its output in inference mode."

@@ -261,6 +261,13 @@ def export(
     )
 
 
+vars(export)["elsewhere"] = dict.fromkeys(  # the arguments of MindSpore's `export`
+    ("file_name", "file_format"),
+    "Write a network of ortboost.load with net.save('net.onnx'), or optimized with "
+    "ortboost.export(net.to_model(), 'net.onnx').",
+)
+
+
 def _check_settings(
     run: ModelSource,
     out: str | os.PathLike[str],

@@ -128,8 +128,10 @@ def accepted_feeds(
     tried: set[tuple[tuple[int, ...], ...]] = set()
     first: OrtBoostError | None = None
     incomparable: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but its outputs say little
+    # The first open axis, if not the first of all, may be a length: the batch size may be fixed.
+    guessed = any(spec.batch_axis == UNKNOWN and _batch_axis(spec) for spec in inputs)
     for length, image in _SIZES:
-        for batch in (_BATCH, 1):
+        for batch in (_BATCH, 1, length) if guessed else (_BATCH, 1):
             shapes = _shapes(inputs, batch=batch, length=length, image=image)
             # With several open dimensions, large lengths soon fill the memory.
             if shapes in tried or (tried and max(map(math.prod, shapes)) > _LARGEST):

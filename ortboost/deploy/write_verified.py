@@ -24,8 +24,9 @@ from ortboost.deploy.pipeline import Step
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import save_model
-from ortboost.runtime.session import open_session
+from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.session_errors import TooNewError
+from ortboost.runtime.wrong_fusions import wrong_optimizers
 from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["faulty_step", "write_verified"]
@@ -35,6 +36,10 @@ Batches: TypeAlias = Sequence[Batch]
 Watch: TypeAlias = Callable[[int, Batch], None]
 
 _BASE = "the graph before any rewrite"
+_AVOID = (
+    "Report the model to onnxruntime; sessions whose graph_optimization_level is ORT_DISABLE_ALL "
+    "run it as it is written."
+)
 
 
 def write_verified(
@@ -87,7 +92,8 @@ def write_verified(
             emulated=low if device == "cpu" else None,
             # For a GPU, int8 products follow the standard exactly: CPU kernels may saturate.
             exact=exported.precision == "int8" and not exported.target.cpu,
-            every_fusion=exported.target.guards_pads,  # else TensorRT runs it, without these
+            # Users of onnxruntime run every fusion; TensorRT has none of those that are wrong.
+            disabled=() if exported.target.guards_pads else None,
         )
         if trial.emulated is ir.DataType.FLOAT16:  # first check that the file itself runs
             plain = dataclasses.replace(trial, emulated=None)
@@ -111,7 +117,8 @@ class _Trial:
     device: str
     emulated: ir.DataType | None  # round every tensor of this type explicitly
     exact: bool  # compute quantized operators as the standard defines them, without fusions
-    every_fusion: bool  # as users of onnxruntime run the file
+    disabled: Sequence[str] | None  # optimizers of the runtime; None: those known to be wrong
+    optimize: bool = True  # by the runtime
 
     def compare(self, model: ir.Model, watch: Watch | None = None) -> Parity:
         answers = self._run(model, watch)
@@ -126,7 +133,8 @@ class _Trial:
             self.path,
             device=self.device,
             fuse_quantized=not self.exact,
-            every_fusion=self.every_fusion,
+            disabled=self.disabled,
+            optimize=self.optimize,
         )
         # The feeds are those of the float32 program; the file may have float16 inputs, or fewer.
         inputs = {value.name: value.type for value in session.get_inputs()}
@@ -162,13 +170,13 @@ class _Trial:
         except TooNewError:  # the opset is at fault, not a rewrite
             raise
         except ModelError as error:
-            cause = self.cause(exported)
+            cause, fix = self.cause(exported)
             if cause is None or cause == _BASE:
                 raise
             raise ParityError(
                 f"The exported graph cannot be run. The cause is {cause}.",
                 where=f"{path}: {error.where}",
-                fix="Nothing was written. Export with --no-optimize, and report it.",
+                fix=f"Nothing was written. {fix or 'Export with --no-optimize, and report it.'}",
             ) from error
         if not parity.samples:
             raise ParityError(
@@ -179,15 +187,36 @@ class _Trial:
         if judge is not None:
             parity = judge(parity)
         if not parity.ok:
-            parity.require(str(path), self.cause(exported))
+            cause, fix = self.cause(exported)
+            parity.require(str(path), cause, fix=fix)
         return parity
 
-    def cause(self, exported: Exported) -> str | None:
-        """The cause of the difference, as text; ``None`` if unknown."""
+    def cause(self, exported: Exported) -> tuple[str | None, str | None]:
+        """The cause of the difference, as text, and the fix; ``None`` if unknown."""
         if exported.base is None or not exported.steps:
+            return None, None
+        if exported.precision == "fp32" and (found := self._of_runtime(exported)):
+            return found, _AVOID
+        name = faulty_step(exported.base, exported.steps, self._passes)
+        return f"the rewrite '{name}'" if name else _BASE, None
+
+    def _of_runtime(self, exported: Exported) -> str | None:
+        """The optimizations of the runtime, if the difference is theirs, not that of a rewrite."""
+        model, base, version = exported.model, exported.base, f"onnxruntime {runtime().__version__}"
+        if self._passes(model, optimize=False):
+            for name in wrong_optimizers(model, runtime().__version__):
+                if self._passes(model, disabled=[name]):
+                    return f"the fusion '{name}' of {version}"
+            return f"an optimization of {version}"
+        if base is None or self._passes(base, optimize=False) or not self._passes(base):
             return None
-        name = faulty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
-        return f"the rewrite '{name}'" if name else _BASE
+        return f"an optimization of {version}, which changes the outputs of the model itself"
+
+    def _passes(self, model: ir.Model, **changes: Any) -> bool:
+        try:
+            return dataclasses.replace(self, **changes).compare(model).ok
+        except OrtBoostError:  # a graph that cannot be run fails, too
+            return False
 
 
 def faulty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ortboost.graph.generated import counting, generated
 from ortboost.graph.origins import Origin, origin_of
 from ortboost.graph.query import ROLE_MARK, input_at, is_standard, known_shape, scalar
-from ortboost.graph.store_weights import COMPUTED, POSITIONS
+from ortboost.graph.store_weights import COMPUTED, FUNCTIONS, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
 __all__ = ["TRAINABLE", "Verdict", "classify_tensor"]
@@ -64,6 +64,7 @@ _SETTING = "a parameter or a buffer of the torch module, at an input without a g
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
 _MAYBE_BIAS = "a single number, added to a layer with one output: its bias, or a constant"
 _MAYBE_STATE = "an initial state or the times of a recurrence, not zero: learned, or constants"
+_MAYBE_SCALE = "a learned scale, stored as its logarithm or the like, or a number of the code"
 _FROZEN = "a buffer of FrozenBatchNorm2d, or a parameter: the file does not say which"
 _IN_BLOCK = (
     "torch reads it in a block such as torch.no_grad() or torch.autocast(), and the file does not "
@@ -176,7 +177,9 @@ def _by_use(
     if by_use == "constant":
         why = "a single number" if single else "not a weight position"
         state = use.kind == UseKind.OTHER and not single and not _is_zero(value)
-        return Verdict("constant", f"{why}, {use.where}", _MAYBE_STATE if state else "")
+        scale = single and all(is_standard(usage.node, *FUNCTIONS) for usage in value.uses())
+        doubt = _MAYBE_STATE if state else _MAYBE_SCALE if scale else ""
+        return Verdict("constant", f"{why}, {use.where}", doubt)
     return Verdict(by_use, use.where, "", by_use)
 
 

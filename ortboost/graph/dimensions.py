@@ -173,7 +173,8 @@ def _through(node: ir.Node, depth: int) -> list[Key] | None:
 
 def _cast(node: ir.Node, depth: int) -> list[Key] | None:
     integers = (ir.DataType.INT64, ir.DataType.INT32)
-    source, to = node.inputs[0], node.attributes.get_int("to", 0)
+    source, example = node.inputs[0], node.inputs[-1]  # of a Cast, one value
+    to = node.attributes.get_int("to", 0) or (example and example.dtype)
     if to not in integers or source is None or source.dtype not in integers:
         return None
     return _elements(source, depth)
@@ -237,6 +238,7 @@ _RULES: dict[str, Callable[[ir.Node, int], list[Key] | None]] = {
     "Slice": _slice,
     **dict.fromkeys(("Identity", "Squeeze", "Unsqueeze", "Reshape"), _through),
     "Cast": _cast,
+    "CastLike": _cast,
     **dict.fromkeys(("Add", "Sub", "Mul", "Div"), _arithmetic),
     "Equal": _equal,
     "Where": _where,

@@ -28,6 +28,7 @@ from ortboost.graph.query import all_graphs, all_tensors, find_schema, is_standa
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
+from ortboost.graph.structure.dense import SPARSE, store_densely
 from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged
 
 __all__ = [
@@ -249,12 +250,16 @@ def save_model(
 
 
 def _data_files(target: Path) -> list[Path]:
-    """The weight files that only the model at a path can use: those named by :func:`save_model`."""
+    """The weight files that only the model at a path uses: those named by :func:`save_model`."""
     ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
     found = [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]
     plain = target.with_name(f"{target.name}.data")
     with contextlib.suppress(Exception):  # missing or damaged: its data files are unknown
         found += [path for path in external_files(target) if path == plain]
+    for other in target.parent.glob("*.onnx"):
+        if found and other != target and other.is_file():  # a copy of the old model needs its data
+            message = other.read_bytes()
+            found = [path for path in found if path.name.encode() not in message]
     return found
 
 
@@ -283,8 +288,10 @@ def _has_external_data(model: ir.Model) -> bool:
 
 def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:
     """Check the structure of a proto and convert it to a model, with nodes in topological order."""
+    proto, sparse = store_densely(proto, where)
     in_order = check_structure(proto, where)
     model = _from_proto(proto)
+    model.meta[SPARSE] = sparse
     if not in_order:
         try:
             model.graph.sort()

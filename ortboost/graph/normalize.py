@@ -12,6 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
@@ -25,6 +26,7 @@ from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.loop_shapes import infer_loops
 from ortboost.graph.missing_kernels import drop_flat_biases, newest_opset, replace_missing_kernels
+from ortboost.graph.one_element_slices import gather_single_elements
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import constant, find_nodes, input_at, is_read, is_standard, known_shape
@@ -36,7 +38,9 @@ from ortboost.graph.runtime_operators import (
     write_out_runtime_operators,
 )
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
+from ortboost.graph.stack_sequences import stack_sequences
 from ortboost.graph.static_shapes import static_shapes
+from ortboost.graph.structure.dense import dense_report
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
@@ -70,7 +74,7 @@ def normalize(
     Raises:
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
-    reports = [inline_functions(model, kept), free_weights(model)]
+    reports = [dense_report(model), inline_functions(model, kept), free_weights(model)]
 
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
@@ -91,6 +95,7 @@ def normalize(
     if reports[-1].modified:  # the converter writes some, for example for axes that were attributes
         _lift_constants(model)
     _make_axes_vectors(model)
+    _give_conditions(model)
     for body in model.graph.subgraphs():
         own_outputs(body)
 
@@ -141,14 +146,17 @@ def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
             _drop_stale_shapes(model)
             _infer(model)
         parts = unpack_sequences(model, computed=settled)
-        if settled and not parts.modified:
+        stacks = stack_sequences(model)
+        if settled and not parts.modified and not stacks.modified:
             break
-        if parts.modified:
+        if parts.modified or stacks.modified:
             # Inference names the lengths of all elements of a sequence alike, whatever they are.
             _drop_stale_shapes(model)
             _infer(model)
         found = [
             parts,
+            stacks,
+            gather_single_elements(model),
             *([] if keep_fused else [write_out_runtime_operators(model)]),
             fold_integers(model),
             static_shapes(model),
@@ -171,11 +179,20 @@ def _infer(model: ir.Model) -> None:
 
 
 def free_weights(model: ir.Model) -> Report:
-    """Remove weights from the graph inputs, where old exporters list them, in place."""
+    """Remove weights from the graph inputs, where old exporters list them, in place.
+
+    If only some tensors are inputs, these are inputs with a default: that is worth a note.
+    """
     report = Report("weights_are_not_inputs")
     weights = [value for value in model.graph.inputs if value.is_initializer()]
     report.changed = {value.name or "": "removed from the graph's inputs" for value in weights}
     if report.modified:
+        if len(weights) < len(model.graph.initializers):
+            report.notes.append(
+                f"{count_of(len(weights), 'input')} with a default value, first "
+                f"'{weights[0].name}': it is a constant here, also in exported files, and cannot "
+                "be fed; remove the initializer from the file to keep the input"
+            )
         common.RemoveInitializersFromInputsPass()(model)
     return report
 
@@ -218,6 +235,17 @@ def _make_axes_vectors(model: ir.Model) -> None:
         axes = constant(input_at(node, 1))
         if axes is not None and axes.ndim == 0:
             node.replace_input_with(1, builder.ints(int(axes)))
+
+
+def _give_conditions(model: ir.Model) -> None:
+    """Give each Loop without a condition one: passes of onnx_ir drop inputs left out at the end.
+
+    A Loop that carries no state would have one input, and need two.
+    """
+    builder = Builder(model.graph, "loop")
+    for node in find_nodes(model.graph.all_nodes(), "Loop"):
+        if node.inputs[1] is None:
+            node.replace_input_with(1, builder.const(True, ir.DataType.BOOL))
 
 
 def _state_channels(model: ir.Model) -> None:

@@ -32,12 +32,14 @@ from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, find_nodes, is_standard, source_before, static_shape
 from ortboost.graph.weight_uses import weight_uses
 
-__all__ = ["COMPUTED", "MOVED", "POSITIONS", "store_weights"]
+__all__ = ["COMPUTED", "FUNCTIONS", "MOVED", "POSITIONS", "store_weights"]
 
 COMPUTED = "ortboost.computed"
 MOVED = "ortboost.moved"
 POSITIONS = "ortboost.positions"
 """Key in ``Value.meta`` of a tensor that the file computes from integers or conditions."""
+FUNCTIONS = ("Exp", "Log", "Sigmoid", "Softplus", "Tanh")
+"""Operators that keep a learned number positive or bounded; a compiler computes those of others."""
 _SUFFIX = "/computed"
 _OURS = "ortboost/"  # of the nodes that rewrites add
 _LARGEST = 1 << 28  # elements of one tensor
@@ -80,7 +82,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
             and any(out.dtype in FLOAT_TYPES for out in node.outputs)
         ):
             continue
-        if not is_standard(node, *_OPERATORS):
+        if not is_standard(node, *_OPERATORS) or _may_be_learned(node):
             continue
         shapes = [static_shape(out) for out in node.outputs]
         if any(id(out) in outputs for out in node.outputs) or None in shapes:
@@ -122,6 +124,14 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
         f"'{name}' is computed at each step: {why}" for name, why in report.kept.items()
     ]
     return report
+
+
+def _may_be_learned(node: ir.Node) -> bool:
+    """Whether a node computes a positive or bounded number from one of unknown origin."""
+    value = node.inputs[0] if is_standard(node, *FUNCTIONS) else None
+    if value is None or COMPUTED in value.meta:
+        return False
+    return value.is_initializer() and origin_of(value).kind == "unknown"
 
 
 def _is_constant(value: ir.Value | None, keep: Collection[str]) -> bool:

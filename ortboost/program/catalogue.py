@@ -76,6 +76,7 @@ class TensorSpec:
         averaged: For labels: whether the loss is the mean over the labels that are not ignored.
         weights: For labels: the weights of the classes in this mean; ``None`` if all are 1.
         batch_axis: For data: the batch axis, see :mod:`ortboost.graph.batch_axes`.
+        rows: For token IDs: values must be 0 to ``rows - 1``, the rows of a table.
     """
 
     name: str
@@ -88,6 +89,7 @@ class TensorSpec:
     averaged: bool = True
     batch_axis: BatchAxis = 0
     weights: tuple[float, ...] | None = None
+    rows: int | None = None
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -119,6 +121,8 @@ class TensorSpec:
             data["batch_axis"] = self.batch_axis
         if self.weights is not None:
             data["weights"] = list(self.weights)
+        if self.rows is not None:
+            data["rows"] = self.rows
         return data
 
     @classmethod

@@ -17,6 +17,7 @@ from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import format_shape, is_standard, known_shape, label, static_shape
 from ortboost.graph.source import source_name
+from ortboost.graph.token_ids import token_inputs
 from ortboost.program import names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
@@ -42,6 +43,7 @@ class Forward:
         reports: Reports of all rewrites.
         batch_axes: Input to its batch axis, see :mod:`ortboost.graph.batch_axes`.
         padding_rows: Trained embedding table to the row that lookups do not train.
+        token_rows: Input to the rows that its values select, see :mod:`ortboost.graph.token_ids`.
     """
 
     model: ir.Model
@@ -52,6 +54,7 @@ class Forward:
     reports: tuple[Report, ...]
     batch_axes: Mapping[str, BatchAxis]
     padding_rows: Mapping[str, int]
+    token_rows: Mapping[str, int]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
         reports=tuple(log.reports),
         batch_axes=axes,
         padding_rows=padding,
+        token_rows=token_inputs(model),
     )
 
 

@@ -99,7 +99,9 @@ def _build_step(lowered: Lowered, number: int) -> TrainingGraph:
     axes = lowered.forward.batch_axes
     specs = tuple(
         dataclasses.replace(
-            _batch_input(value, config, loss), batch_axis=axes.get(value.name or "", 0)
+            _batch_input(value, config, loss),
+            batch_axis=axes.get(value.name or "", 0),
+            rows=lowered.forward.token_rows.get(value.name or ""),
         )
         for value in batch
     )

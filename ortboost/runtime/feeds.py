@@ -78,6 +78,13 @@ def fed_array(
             fix="Fix the labels, give the model a head with more classes (--new-head), or name "
             "the label to ignore (--ignore-index).",
         )
+    # The runtime refuses an ID that is too large; a negative one is counted from the last row.
+    if spec.rows is not None and (lowest := int(array.min())) < 0:
+        raise UsageError(
+            f"The token ID {lowest} is negative: its embedding has the rows 0 to {spec.rows - 1}.",
+            where=f"input '{name}'",
+            fix="Replace it by the padding token; labels to ignore are for the labels alone.",
+        )
     return array
 
 

@@ -141,7 +141,8 @@ def open_session(
     buffer_reuse: bool = True,
     file_order: bool = False,
     cuda_graph: bool = False,
-    every_fusion: bool = False,
+    disabled: Sequence[str] | None = None,
+    optimize: bool = True,
 ) -> Any:
     """Open an inference session on exactly one device.
 
@@ -165,8 +166,9 @@ def open_session(
         cuda_graph: Capture the first run on CUDA and replay it (``enable_cuda_graph``). Inputs and
             outputs must then keep their device memory and shapes; see
             :mod:`ortboost.runtime.cuda.capture`.
-        every_fusion: Also run fusions of the runtime that are known to be wrong, as users of the
-            file would.
+        disabled: Optimizers of the runtime to turn off; if not given, those that are known to be
+            wrong. Users of a file turn off none.
+        optimize: Whether the runtime optimizes the graph at all.
 
     Returns:
         An ``onnxruntime.InferenceSession``. With ``cuda``, operators without a CUDA kernel run on
@@ -181,6 +183,9 @@ def open_session(
     ort = runtime()
     version, unloaded = str(ort.__version__), _preloaded() if device != "cpu" else ""
     options, providers = _options(ort, threads), _providers(device, cuda_graph=cuda_graph)
+    disabled = wrong_optimizers(model, version) if disabled is None else disabled
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.enable_mem_pattern = memory_pattern
@@ -197,7 +202,7 @@ def open_session(
                 source,
                 options,
                 providers=providers,
-                disabled_optimizers=[] if every_fusion else wrong_optimizers(model, version),
+                disabled_optimizers=[*disabled],
                 enable_fallback=0,  # it would print to the standard output
             )
         except Exception as error:  # the bindings raise bare exceptions of many kinds

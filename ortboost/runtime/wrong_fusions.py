@@ -14,7 +14,10 @@ __all__ = ["wrong_optimizers"]
 # It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
 # into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
 # 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
-_ALWAYS = ("EliminateDropout", "Pad_Fusion")
+# DivMulFusion makes z / x of (1 / x) z also of integers, where (1 / 3) 6 is 0, loses an axis that
+# only the 1 has, and makes a file invalid if z is a Cast, an Identity or a Dropout that the runtime
+# removes later (1.32; issues 32413 to 32416).
+_ALWAYS = ("DivMulFusion", "EliminateDropout", "Pad_Fusion")
 _MATMUL_ADD = "MatMulAddFusion"
 
 
@@ -25,7 +28,7 @@ def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> 
 
     Example:
         >>> wrong_optimizers("models/mlp.onnx", "1.31.1")
-        ['EliminateDropout', 'Pad_Fusion']
+        ['DivMulFusion', 'EliminateDropout', 'Pad_Fusion']
     """
     if not version.startswith("1.19."):
         return [*_ALWAYS]

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import ArgumentValueError, UsageError, nearest
 from ortboost.training.label_rule import in_order
 from ortboost.training.protocols import Array
 
-__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "hits", "strict", "top_k"]
+__all__ = [
+    "METRICS",
+    "Mean",
+    "Metric",
+    "accuracy",
+    "class_labels",
+    "get_metric",
+    "hits",
+    "strict",
+    "top_k",
+]
 
 METRICS = ("accuracy", "top5", "loss")
 """Names for :func:`get_metric`; ``topK`` is valid for every K."""
@@ -86,7 +96,7 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
         flat = scores.reshape(len(scores), -1)
         right = (flat > 0) == (labels.reshape(flat.shape) > 0.5)
         return _by_sample(right & np.isfinite(flat))
-    classes = _class_labels(scores, labels)
+    classes = class_labels(scores, labels)
     return _by_sample(hits(scores, classes))
 
 
@@ -99,7 +109,7 @@ def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
     """
 
     def function(scores: Array, labels: Array) -> NDArray[np.float64]:
-        return _by_sample(hits(scores, _class_labels(scores, labels), k))
+        return _by_sample(hits(scores, class_labels(scores, labels), k))
 
     return function
 
@@ -164,7 +174,7 @@ def strict(metric: Metric) -> Metric:
 
     def checked(scores: Array, labels: Array) -> NDArray[np.float64]:
         if scores.ndim > 1 and scores.shape[1] > 1:
-            count, classes = scores.shape[1], _class_labels(scores, labels)
+            count, classes = scores.shape[1], class_labels(scores, labels)
             strays = classes[~((classes >= 0) & (classes < count))]
             known = f"the model has {count}, 0 to {count - 1}"
         else:
@@ -181,8 +191,17 @@ def strict(metric: Metric) -> Metric:
     return Metric(metric.name, checked)
 
 
-def _class_labels(scores: Array, labels: Array) -> Array:
-    """Labels as class indices of the shape ``[N, d...]``."""
+def class_labels(scores: Array, labels: Array) -> Array:
+    """Labels as class indices of the shape ``[N, d...]``.
+
+    Args:
+        scores: ``[N, C, d...]`` of two classes or more.
+        labels: Class indices of as many elements in the same order, or one-hot or soft labels in
+            the shape of ``scores``.
+
+    Raises:
+        ArgumentValueError: The shapes do not fit, or a row of labels has several classes, or none.
+    """
     if scores.ndim < 2 or scores.shape[1] < 2:
         raise _mismatch(scores, labels)
     wanted = (scores.shape[0], *scores.shape[2:])
@@ -191,7 +210,7 @@ def _class_labels(scores: Array, labels: Array) -> Array:
         tied = (labels == top).sum(axis=1, keepdims=True) > 1
         # Equal largest probabilities below 1 are a soft label: as in argmax, the first one counts.
         if (tied & ((top == 0) | (top >= 1))).any():
-            raise UsageError(
+            raise ArgumentValueError(
                 "A row of labels has several classes, or none, so there is no accuracy.",
                 where=f"labels {list(labels.shape)}",
                 fix="Turn the metric off; the loss itself is reported.",
@@ -202,8 +221,8 @@ def _class_labels(scores: Array, labels: Array) -> Array:
     raise _mismatch(scores, labels)
 
 
-def _mismatch(scores: Array, labels: Array) -> UsageError:
-    return UsageError(
+def _mismatch(scores: Array, labels: Array) -> ArgumentValueError:
+    return ArgumentValueError(
         "The shape of the labels does not match the model's output, so there is no accuracy.",
         where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
         fix="Name the output that holds the class scores, or turn the metric off.",

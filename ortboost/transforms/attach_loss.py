@@ -14,10 +14,11 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 - ``FILE.onnx``: a user-defined loss, see :mod:`ortboost.transforms.own_loss`.
 
 ``mean`` divides by the number of losses (positions whose label is not ignored for cross entropy,
-elements otherwise) or, with class weights, by the sum of the weights of the labels, ``sum`` adds
-them, ``none`` returns all of them and differentiates their sum, as MindSpore does. If all labels of
-a batch are ignored, the mean and its gradient are 0; PyTorch returns NaN, which would cause the
-step to be skipped. The loss of an output of another float type is computed in float32.
+elements otherwise) or, with class weights and sparse labels, by the sum of the weights of the
+labels, ``sum`` adds them, ``none`` returns all of them and differentiates their sum, as MindSpore
+does. If all labels of a batch are ignored, the mean and its gradient are 0; PyTorch returns NaN,
+which would cause the step to be skipped. The loss of an output of another float type is computed in
+float32.
 
 ``shift_labels`` is the loss of a causal language model: position `t` is compared with the label of
 `t + 1`, and the last position is ignored. The labels are then the token IDs themselves.

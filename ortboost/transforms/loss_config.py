@@ -25,7 +25,7 @@ _APPLIES_TO = {
     "shift_labels": ("softmax-cross-entropy with sparse labels",),
     "class_axis": ("softmax-cross-entropy",),
     "label_smoothing": ("softmax-cross-entropy",),
-    "weight": ("softmax-cross-entropy with sparse labels", "bce-with-logits"),
+    "weight": ("softmax-cross-entropy", "bce-with-logits"),
     "pos_weight": ("bce-with-logits",),
 }
 
@@ -50,9 +50,9 @@ class LossConfig(Configuration):
         shift_labels: For sparse cross entropy: compare each position with the next label.
         label_smoothing: For cross entropy: the share of a label that is spread over all classes.
         broadcast: Whether labels may broadcast against the output, as in MindSpore.
-        weight: For sparse cross entropy: weight of each class; a mean is divided by the sum of the
-            weights of the labels. For ``bce-with-logits``: weight of each element, broadcast
-            against the output.
+        weight: For cross entropy: weight of each class; with sparse labels, a mean is divided by
+            the sum of the weights of the labels. For ``bce-with-logits``: weight of each element,
+            broadcast against the output.
         pos_weight: For ``bce-with-logits``: weight of the positive term, broadcast likewise.
 
     Raises:

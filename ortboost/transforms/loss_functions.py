@@ -86,17 +86,23 @@ def _cross_entropy(builder: Builder, x: ir.Value, labels: ir.Value, config: Loss
 
 
 def _class_weights(
-    builder: Builder, x: ir.Value, weights: tuple[float, ...], *, spread: bool = False
+    builder: Builder,
+    x: ir.Value,
+    weights: tuple[float, ...],
+    *,
+    axis: int | None = 1,
+    spread: bool = False,
 ) -> ir.Value:
-    """The weights of the classes in axis 1; spread: in a shape that broadcasts to the scores."""
-    shape = known_shape(x) or ()
-    if len(shape) < 2 or shape[1] != len(weights):
+    """The weights of the classes in an axis; spread: in a shape that broadcasts to the scores."""
+    shape, axis = known_shape(x) or (), -1 if axis is None else axis
+    if len(shape) < 2 or shape[axis] != len(weights):
         raise ConfigError(
             f"There are {len(weights)} class weights, which is not the number of classes.",
-            where=f"--class-weights; predictions {format_shape(shape)}, classes in axis 1",
+            where=f"--class-weights; predictions {format_shape(shape)}, classes in axis {axis}",
             fix="Give one number for each class, in their order.",
         )
-    factor = builder.const(np.reshape(weights, [-1] + [1] * (len(shape) - 2) * spread))
+    behind = len(shape) - 1 - axis % len(shape)
+    factor = builder.const(np.reshape(weights, [-1] + [1] * behind * spread))
     factor.metadata_props[ROLE_MARK] = "constant"
     return factor
 
@@ -121,6 +127,9 @@ def dense_losses(
     if config.name == "softmax-cross-entropy":
         over = builder.ints(-1 if axis is None else axis)
         log_p = builder.op("LogSoftmax", x, axis=-1 if axis is None else axis)
+        if config.class_weights is not None:
+            weights = _class_weights(builder, x, config.class_weights, axis=axis, spread=True)
+            log_p = builder.op("Mul", log_p, weights, shape=x.shape)
         product = builder.op("Mul", log_p, _in_shape_of(x, labels, config, builder))
         total = builder.op("ReduceSum", product, over, keepdims=0)
         if config.label_smoothing:

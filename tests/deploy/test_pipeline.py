@@ -5,6 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import ortboost.deploy.write_verified as write_verified_module
 from ortboost.core.errors import ParityError
 from ortboost.core.report import Report
 from ortboost.deploy.export import export_network
@@ -156,6 +157,40 @@ def test_a_mistake_before_the_rewrites_is_told_apart(tmp_path):
     expected = [{"logits": run(exported.base, X)["logits"] + 1}]
     with pytest.raises(ParityError, match="the graph before any rewrite"):
         write_verified(exported, tmp_path / "o.onnx", expected=expected, feeds=[X])
+
+
+REWRITTEN = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n,4] x, float[n,4] z) => (float[1,n,4] y) {
+    one = Constant <value: tensor = float[1,1,1] {1.0}> () q = Div(one, x) y = Mul(z, q) }"""
+
+
+@pytest.mark.parametrize(
+    ("known", "cause"),
+    [
+        (None, "the fusion 'DivMulFusion' of onnxruntime"),
+        ([], "an optimization of onnxruntime [0-9.]+[.]"),
+    ],
+)
+def test_an_optimization_of_the_runtime_is_told_from_a_rewrite(known, cause, tmp_path, monkeypatch):
+    """It makes z / x of (1 / x) z, which loses the first axis of the 1."""
+    if known is not None:  # then there is no name for it
+        monkeypatch.setattr(write_verified_module, "wrong_optimizers", lambda *_: known)
+    exported = export_network(text_model(REWRITTEN), target=get_target("onnxruntime"))
+    feeds = {"x": weights(5, 4), "z": weights(5, 4, seed=1)}
+    expected = {"y": (feeds["z"] * (np.float32(1) / feeds["x"]))[None]}
+    with pytest.raises(ParityError, match=cause) as info:
+        write_verified(exported, tmp_path / "o.onnx", expected=[expected], feeds=[feeds])
+    assert_three_lines(info.value)
+    assert "ORT_DISABLE_ALL" in info.value.fix
+
+
+def test_an_optimization_that_makes_the_reference_wrong_is_told_from_a_rewrite(tmp_path):
+    exported = export_network(text_model(REWRITTEN), target=get_target("onnxruntime"))
+    feeds = {"x": weights(5, 4), "z": weights(5, 4, seed=1)}
+    expected = {"y": feeds["z"] / feeds["x"]}  # of the runtime
+    exported.model.graph.outputs[0].producer().op_type = "Sub"
+    with pytest.raises(ParityError, match="which changes the outputs of the model itself"):
+        write_verified(exported, tmp_path / "o.onnx", expected=[expected], feeds=[feeds])
 
 
 @pytest.mark.parametrize("wrong", range(1, 8))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -82,6 +84,13 @@ def test_lengths_are_tried_until_the_model_runs():
     feeds, answer = accepted_feeds(run.inputs, run.evaluate)
     assert feeds["x"].shape == (4, 1, 64)  # the kernel is longer than what was tried before
     assert answer["y"].shape == (4, 1, 24)
+
+
+def test_the_lengths_behind_a_fixed_batch_size_are_tried():
+    net = text_model(WIDE.replace("float[n,1,t] x", "float[1,1,t] x"), w=np.ones((1, 1, 41), "f"))
+    run = ModelEvaluator(net, device="cpu")
+    specs = [dataclasses.replace(found, batch_axis=UNKNOWN) for found in run.inputs]
+    assert accepted_feeds(specs, run.evaluate)[0]["x"].shape == (1, 1, 64)
 
 
 def test_no_size_fills_the_memory():

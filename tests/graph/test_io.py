@@ -222,6 +222,14 @@ def test_a_model_with_external_data_can_be_saved_over_itself(tmp_path):
     )
 
 
+def test_saving_over_a_model_keeps_the_data_that_its_copy_reads(tmp_path):
+    path = external(tmp_path)
+    copy = tmp_path / "copy.onnx"
+    copy.write_bytes(path.read_bytes())
+    save_model(load_model(copy), path)
+    np.testing.assert_array_equal(run(load_model(copy), X)["logits"], run(path, X)["logits"])
+
+
 # ---- saving ---------------------------------------------------------------------------------
 
 

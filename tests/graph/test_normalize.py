@@ -257,3 +257,35 @@ def test_a_convolution_gives_the_number_of_channels():
     x, _, z = model.graph.inputs
     assert known_shape(x) == ("N", 6, "H", "W")
     assert known_shape(z) == ("N", "C")
+
+
+def test_a_loop_without_condition_and_states():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2] x, int64 n) => (float[a,2] y) {
+          y = Loop(n, "") <body = b (int64 i, bool c) => (bool g, float[2] h) {
+            g = Identity(c) h = Neg(x) }> }"""
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    onnx.checker.check_model(ir.to_proto(model))
+    assert run(model, {"x": np.ones(2, np.float32), "n": np.array(3)})["y"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(("listed", "noted"), [(("t",), True), (("t", "w"), False)])
+def test_an_input_with_a_default_value_is_noted(listed, noted):
+    """Old exporters list all weights; a file that lists some of its tensors means inputs."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,2] x, float t, float[2,2] w) => (float[N,2] y) {
+          h = MatMul(x, w) y = Mul(h, t) }""",
+        t=np.float32(2),
+        w=np.eye(2, dtype=np.float32),
+    )
+    model.graph.inputs.extend(model.graph.initializers[name] for name in listed)
+    notes = [
+        note
+        for report in normalize(model, opsets=range(18, 22), ir_version=10)
+        for note in report.notes
+    ]
+    assert [value.name for value in model.graph.inputs] == ["x"]
+    assert any("'t'" in note for note in notes) == noted

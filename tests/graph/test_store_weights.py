@@ -263,8 +263,19 @@ def test_a_module_that_is_applied_twice_keeps_one_pair_of_statistics():
 
 def test_what_is_computed_from_a_selected_number_stays_computed():
     text = """<ir_version: 10, opset_import: ["" : 18]>
-    net (float[N,3] x, float t) => (float[N,3] y) { scale = Exp(t)  y = Mul(x, scale) }"""
+    net (float[N,3] x, float t) => (float[N,3] y) { scale = Sqrt(t)  y = Mul(x, scale) }"""
     model = text_model(text, t=np.float32(0.5))
     infer_shapes(model)
     assert not store_weights(model, keep={"t"}).modified
-    assert store_weights(model).changed == {"scale": "computed by Exp from constants"}
+    assert store_weights(model).changed == {"scale": "computed by Sqrt from constants"}
+
+
+def test_a_number_behind_an_exponential_stays_and_is_doubtful():
+    """A learned temperature of a JAX model: neither trained nor named before."""
+    text = """<ir_version: 10, opset_import: ["" : 18], producer_name: "jax2onnx">
+    net (float[N,3] x, float t) => (float[N,3] y) { scale = Exp(t)  y = Mul(x, scale) }"""
+    model = text_model(text, t=np.float32(0.5))
+    infer_shapes(model)
+    assert not store_weights(model).modified
+    found = find_parameters(model)["t"]
+    assert (found.role, bool(found.doubt)) == ("constant", True)

@@ -68,6 +68,21 @@ def test_the_sum_has_all_its_terms(body, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("middle", ["Identity", "Dropout"])
+def test_a_quotient_is_computed_as_it_is_written(middle):
+    """DivMulFusion: (1 / x) z is no z / x of integers, and the file of floats is not opened."""
+    integers = text_model("""<ir_version: 8, opset_import: ["" : 17]>
+        net (int64[n] x, int64[n] z) => (int64[n] y) {
+            one = Constant <value_int: int = 1> () q = Div(one, x) y = Mul(z, q) }""")
+    found = open_session(integers, device="cpu").run(None, {"x": np.array([3]), "z": np.array([6])})
+    assert found[0].tolist() == [0]
+    floats = text_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[n] x, float[n] z) => (float[n] y) {{ m = {middle}(z)
+            one = Constant <value_float: float = 1.0> () q = Div(one, x) y = Mul(m, q) }}""")
+    feeds = {"x": np.float32([4]), "z": np.float32([6])}
+    assert open_session(floats, device="cpu").run(None, feeds)[0].tolist() == [1.5]
+
+
 def test_such_a_model_is_trained_evaluated_and_compared(tmp_path):
     run = tmp_path / "run"
     net = model(LOSES)

@@ -200,13 +200,43 @@ def test_class_weights(engine, reduction, ignored):
     np.testing.assert_allclose(gradient, slope, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("smoothing", [None, 0.1])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_class_weights_of_dense_labels(engine, smoothing, reduction):
+    """As in torch: the weights are those of the classes, and the mean is over the samples."""
+    x, weights = MS["logits"], np.array([0.5, 2.0, 1.0, 0.25])
+    labels = np.random.default_rng(0).dirichlet(np.ones(4), 5).astype(np.float32)
+    config = LossConfig(
+        sparse=False, reduction=reduction, weight=weights.tolist(), label_smoothing=smoothing
+    )
+    loss, gradient = value_and_grad(config, x, labels, engine=engine)
+    target = (labels * (1 - (smoothing or 0)) + (smoothing or 0) / 4) * weights
+    losses = -(target * np.log(np.exp(x) / np.exp(x).sum(1, keepdims=True))).sum(1)
+    expected = {"mean": losses.mean(), "sum": losses.sum(), "none": losses}[reduction]
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    soft = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    slope = soft * target.sum(1, keepdims=True) - target
+    np.testing.assert_allclose(gradient, slope / (5 if reduction == "mean" else 1), atol=1e-6)
+
+
+def test_class_weights_of_dense_labels_in_another_axis():
+    rng = np.random.default_rng(1)
+    x, labels = (rng.random((2, 3, 4, 5)).astype(np.float32) for _ in range(2))
+    config = LossConfig(sparse=False, class_axis=1, weight=[0.5, 2.0, 1.0])
+    loss, _ = value_and_grad(config, x, labels, "batch,3,4,5")
+    log_p = x - np.log(np.exp(x).sum(1, keepdims=True))
+    weights = np.array([0.5, 2, 1]).reshape(1, 3, 1, 1)
+    np.testing.assert_allclose(loss, -(weights * labels * log_p).sum(1).mean(), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"weight": [1.0, 0.0]}, "A class has the weight 0"),
         ({"weight": 2.0}, "not \\[classes\\]"),
         ({"weight": [1.0, np.nan]}, "finite"),
-        ({"weight": [1.0, 2.0], "sparse": False}, "has no effect for"),
+        ({"weight": [1.0, 2.0], "name": "l1"}, "has no effect for"),
     ],
 )
 def test_class_weights_are_checked(fields, message):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -106,24 +107,40 @@ class _Axis:
         With `d` the distance and `a = cubic_coeff_a`: `(a + 2) d^3 - (a + 3) d^2 + 1` up to 1, then
         `a (d^3 - 5 d^2 + 8 d - 4)`. With `exclude_outside`, pixels beyond the ends have weight 0.
         """
-        a = self.site.number("cubic_coeff_a", -0.75)
+        near, far = self._cubic
         exact = bool(self.site.integer("exclude_outside", 0))
         positions = self.positions()
         low, rows, parts = positions.call("Floor"), self.rows(), list[Term]()
         for tap in _TAPS:
             place = low + tap
             d = (positions - place).call("Abs")
-            if tap in (0, 1):  # the neighbours at most 1 away, then those up to 2 away
-                weight = (d * (a + 2) - (a + 3)) * d * d + 1
-            else:
-                weight = ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
+            weight = near(d) if tap in (0, 1) else far(d)  # at most 1 away, or up to 2
             hit = rows.call("Equal", place if exact else self.clipped(place))
             parts.append(self._term(hit.value) * weight)
         # Taps limited to the axis may coincide: their weights are added.
         total = functools.reduce(operator.add, parts)
-        if exact:  # the weights that are left must sum to 1 again
-            total = total / total.call("ReduceSum", self.site.ints(0), keepdims=1)
-        return total
+        return self._normalized(total) if exact else total
+
+    def antialiased(self, mode: str) -> Term:
+        """Weights `[length, size]` of a filter that is wider where the axis gets shorter."""
+        d = (self.positions() - self.rows()).call("Abs") * self.scale.call("Min", 1)
+        if mode == "linear":
+            return self._normalized((1 - d).call("Max", 0))
+        near, far = self._cubic
+        return self._normalized((d < 2).where((d < 1).where(near(d), far(d)), 0))
+
+    @property
+    def _cubic(self) -> tuple[Callable[[Term], Term], Callable[[Term], Term]]:
+        """The weights of pixels at a distance of up to 1, and of 1 to 2."""
+        a = self.site.number("cubic_coeff_a", -0.75)
+        return (
+            lambda d: (d * (a + 2) - (a + 3)) * d * d + 1,
+            lambda d: ((d * a - 5 * a) * d + 8 * a) * d - 4 * a,
+        )
+
+    def _normalized(self, weights: Term) -> Term:
+        """Weights whose sum over the pixels is 1, without those beyond the ends."""
+        return weights / weights.call("ReduceSum", self.site.ints(0), keepdims=1)
 
     def rows(self) -> Term:
         """0, 1, ... of the original axis, `[length, 1]`."""
@@ -133,11 +150,11 @@ class _Axis:
 @decomposes("Resize")
 def _resize(site: Site) -> list[ir.Value | None]:
     """Nearest: a Gather along each axis; linear and cubic: products with weight matrices."""
-    mode = site.text("mode", "nearest")
-    if mode not in ("nearest", "linear", "cubic") or site.integer("antialias", 0):
-        raise Refusal(
-            f"mode='{mode}' (antialias={site.integer('antialias', 0)}) has no gradient here"
-        )
+    mode, smooth = site.text("mode", "nearest"), bool(site.integer("antialias", 0))
+    if mode not in ("nearest", "linear", "cubic"):
+        raise Refusal(f"mode='{mode}' has no gradient here")
+    if smooth and not site.integer("exclude_outside", 0):
+        raise Refusal("antialias has a gradient only with exclude_outside=1, as torch writes it")
     if site.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise Refusal("keep_aspect_ratio_policy has no gradient here")
     rank, data = site.rank(), site.input(0)
@@ -151,7 +168,11 @@ def _resize(site: Site) -> list[ir.Value | None]:
         if mode == "nearest":
             result = site.op("Gather", result, resized.nearest(), shape=dims, axis=axis)
             continue
-        matrix = site.cast((resized.linear() if mode == "linear" else resized.cubic()).value)
+        if smooth:
+            weights = resized.antialiased(mode)
+        else:
+            weights = resized.linear() if mode == "linear" else resized.cubic()
+        matrix = site.cast(weights.value)
         matrix.shape = ir.Shape([None, None])  # in case shape inference fails
         order = [other for other in range(rank) if other != axis] + [axis]
         inverse = [order.index(other) for other in range(rank)]

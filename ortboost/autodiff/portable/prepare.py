@@ -22,6 +22,8 @@ from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
 from ortboost.graph.empty_reductions import empty_reductions
 from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unchanged_states import capture_unchanged_states
 
@@ -56,7 +58,10 @@ def prepare(model: ir.Model) -> list[Report]:
 
 def _decompose_and_prepare(body: ir.Model) -> bool:
     """Rewrite a body; whether it changed. Its nodes are not decomposed yet, as others are."""
-    fold_integers(body)  # axes and sizes, which normalizing computes in the main graph alone
+    # Axes, sizes and branches that are known, which normalizing finds in the main graph alone.
+    # onnxruntime (1.32) crashes when it inlines such a branch of a branch.
+    while fold_integers(body).modified | inline_branches(body).modified:
+        infer_shapes(body)
     wrt, results = ([v.name or "" for v in vs] for vs in (body.graph.inputs, body.graph.outputs))
     decomposed = decompose(body, wrt=wrt, loss=results, engine=get_engine("portable"))
     return any(report.modified for report in (decomposed, *prepare(body)))

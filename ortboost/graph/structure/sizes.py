@@ -14,7 +14,7 @@ from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
 from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, label, subgraphs
 
-__all__ = ["check_constants", "check_sizes"]
+__all__ = ["check_bytes", "check_constants", "check_sizes"]
 
 _WINDOWS = ("BlackmanWindow", "HammingWindow", "HannWindow")
 # Operator to the input that determines how large its output is at least. Shape inference iterates
@@ -48,7 +48,7 @@ def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
         for value in graph.input:  # arrays of these shapes are created
             shape = value.type.tensor_type.shape
             dims = [dim.dim_value for dim in shape.dim if dim.HasField("dim_value")]
-            _check_bytes(dims, f"{where}: input '{value.name}'", limits)
+            check_bytes(dims, f"{where}: input '{value.name}'", limits)
 
 
 def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
@@ -108,7 +108,7 @@ def check_constants(
     for node in graph.node:
         at = f"{where}: {label(node)}"
         if node.domain in STANDARD:
-            _check_bytes(_least_shape(node, known), at, limits)
+            check_bytes(_least_shape(node, known), at, limits)
             if node.op_type in _CHECKED and len(node.input) > 1:
                 _check_numbers(node, _integers(known.get(node.input[1])), at)
             # A shape may be put together by several nodes before a Reshape or Expand reads it.
@@ -214,7 +214,8 @@ def _check_numbers(node: onnx.NodeProto, numbers: NDArray[np.integer] | None, at
         )
 
 
-def _check_bytes(dims: list[int], where: str, limits: Limits) -> None:
+def check_bytes(dims: list[int], where: str, limits: Limits) -> None:
+    """Raise a FileError if a tensor of this shape exceeds the limits."""
     size = 4 * math.prod(max(dim, 1) for dim in dims)  # float32; 0 and -1 of a Reshape
     if size > limits.tensor_bytes:
         what = f"A tensor of shape {dims} needs at least {size:,} bytes."

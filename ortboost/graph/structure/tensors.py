@@ -8,7 +8,6 @@ import re
 import numpy as np
 import onnx
 
-from ortboost.core.errors import FileError
 from ortboost.graph.structure.walk import damaged
 
 __all__ = ["check_tensors"]
@@ -25,20 +24,9 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
     """Check initializers and tensor attributes of one graph; external data is not checked.
 
     Raises:
-        FileError: A dimension is negative, the data is longer or shorter than the shape requires,
-            or a tensor is sparse.
+        FileError: A dimension is negative, or the data does not have the length of the shape.
     """
     attributes = [a for node in graph.node for a in node.attribute]
-    sparse = [
-        *graph.sparse_initializer,
-        *(a.sparse_tensor for a in attributes if a.HasField("sparse_tensor")),
-    ]
-    if sparse:
-        raise FileError(
-            "A tensor is stored as a sparse one, which ortboost does not read.",
-            where=f"{where}: tensor '{sparse[0].values.name}'",
-            fix="Store all its elements, for example with onnx.numpy_helper.from_array.",
-        )
     inner = [t for a in attributes for t in ((a.t,) if a.HasField("t") else tuple(a.tensors))]
     for tensor in (*graph.initializer, *inner):
         at = f"{where}: tensor '{tensor.name}'"

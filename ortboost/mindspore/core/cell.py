@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import NotInThisVersionError
@@ -21,6 +21,24 @@ _COMPUTING: Final = (
     "gradients_centralization",
     "scale_grad",
 )
+_GRADIENTS: Final = (
+    "Call super().construct(data, label) for the whole step, which is one graph. To clip "
+    "gradients, train a program: ortboost convert MODEL --clip global-norm:1."
+)
+_LAYERS: Final = "Layers are nodes of the ONNX file; net.get_parameters() has their weights."
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("grad", "grad_no_sens", "grad_reducer", "hyper_map", "weights"), _GRADIENTS),
+    **dict.fromkeys(
+        ("get_overflow_status", "process_loss_scale", "start_overflow_check"), _GRADIENTS
+    ),
+    **dict.fromkeys(("cells_and_names", "insert_child_to_cell", "name_cells"), _LAYERS),
+    "recompute": "Train a program: ortboost convert MODEL --boost recompute.",
+    "to_float": "Use amp.auto_mixed_precision(net, 'O3').",
+}
+
+
+class _NoAttributeError(NotInThisVersionError, AttributeError):
+    """An attribute of MindSpore's cells that these do not have."""
 
 
 class Cell:
@@ -37,6 +55,14 @@ class Cell:
 
     def __init__(self, auto_prefix: bool = True, flags: Mapping[str, Any] | None = None) -> None:
         self.training = False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        own = type(self).__name__
+        if name not in _ELSEWHERE:
+            raise AttributeError(f"'{own}' object has no attribute '{name}'")
+        raise _NoAttributeError(
+            f"'{own}' has no '{name}' here.", where=f"{own}.{name}", fix=_ELSEWHERE[name]
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run :meth:`construct`."""

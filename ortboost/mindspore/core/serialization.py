@@ -16,6 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ortboost.core.arguments import checked
+from ortboost.core.errors import FileError
 from ortboost.core.files import atomic_path
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
@@ -142,7 +143,15 @@ def load_checkpoint(
     refuse_given(owner, dec_key=dec_key, crc_check=crc_check, remove_redundancy=remove_redundancy)
     chosen = _chosen_by_prefix(owner, specify_prefix, filter_prefix) or choice_func
     saved = _with_suffix(ckpt_file_name)
-    tensors = read_tensors(saved if saved.exists() else ckpt_file_name)
+    try:
+        tensors = read_tensors(saved if saved.exists() else ckpt_file_name)
+    except FileError as error:
+        raise FileError(
+            "The checkpoint cannot be read.",
+            where=error.where,
+            fix="Give a safetensors file; MindSpore writes one with save_checkpoint(net, name, "
+            "format='safetensors').",
+        ) from error
     loaded = {
         name: Parameter(array, name=name)
         for name, array in tensors.items()
@@ -163,13 +172,13 @@ def load_checkpoint(
 
 @checked
 def load_param_into_net(
-    net: Cell, parameter_dict: Mapping[str, Parameter], strict_load: bool = False
+    net: Cell, parameter_dict: Mapping[str, Any], strict_load: bool = False
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Load values into a network, by name.
 
     Args:
         net: The network.
-        parameter_dict: From :func:`load_checkpoint`.
+        parameter_dict: From :func:`load_checkpoint`, also MindSpore's; or arrays by name.
         strict_load: Raise if a parameter of the network is missing.
 
     Returns:

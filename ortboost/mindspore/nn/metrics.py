@@ -18,9 +18,8 @@ from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     Count,
-    NotInThisVersionError,
 )
-from ortboost.training.metrics import Mean, hits
+from ortboost.training.metrics import Mean, class_labels, hits
 
 __all__ = [
     "MAE",
@@ -135,15 +134,18 @@ class _TopK(Metric):
     @rearrange_inputs
     def update(self, *inputs: Any) -> None:
         """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
-        scores, labels = _pair(self, inputs)
-        self._add(hits(scores, _classes(self, scores, labels), self.k))
+        self._add(self._right(*_pair(self, inputs)))
+
+    def _right(self, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.bool_]:
+        return hits(scores, class_labels(scores, labels), self.k)
 
 
 class Accuracy(_TopK):
     """Share of samples whose label has the highest score.
 
     Args:
-        eval_type: ``classification``; ``multilabel`` is not in this version.
+        eval_type: ``classification``; or ``multilabel``: the share of samples whose predictions
+            ``[N, C]``, 0 or 1, equal all their labels.
 
     Raises:
         ArgumentTypeError: The type is unknown, as in MindSpore.
@@ -159,15 +161,24 @@ class Accuracy(_TopK):
         super().__init__()
         if eval_type not in ("classification", "multilabel"):
             raise ArgumentTypeError(
-                f"'eval_type' is {eval_type!r}.", where="Accuracy", fix="Give 'classification'."
-            )
-        if eval_type == "multilabel":
-            raise NotInThisVersionError(
-                "Accuracy('multilabel') is not in this version.",
+                f"'eval_type' is {eval_type!r}.",
                 where="Accuracy",
-                fix="Give 'classification'.",
+                fix="Give 'classification' or 'multilabel'.",
             )
         self.eval_type = eval_type
+
+    def _right(self, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.bool_]:
+        if self.eval_type == "classification":
+            return super()._right(scores, labels)
+        fit = scores.shape == labels.shape and scores.ndim > 1
+        if not fit or not all(np.isin(array, (0, 1)).all() for array in (scores, labels)):
+            raise ArgumentValueError(
+                f"Predictions {list(scores.shape)} and labels {list(labels.shape)} are not 0 and 1 "
+                "in one shape.",
+                where="Accuracy('multilabel')",
+                fix="Give arrays [N, C] of 0 and 1, for example rounded probabilities.",
+            )
+        return np.asarray((scores == labels).all(axis=1))
 
 
 class TopKCategoricalAccuracy(_TopK):
@@ -200,16 +211,17 @@ class _Errors(Metric):
 
     @rearrange_inputs
     def update(self, *inputs: Any) -> None:
-        """Add predictions and labels of one shape ``[N, ...]``."""
+        """Add predictions and labels of one shape ``[N, ...]``, but for axes of length 1."""
         predicted, wanted = _pair(self, inputs)
-        if predicted.shape != wanted.shape:
+        if predicted.squeeze().shape != wanted.squeeze().shape:
             raise ArgumentValueError(
                 f"Predictions {list(predicted.shape)} and labels {list(wanted.shape)} differ in "
                 "shape.",
                 where=type(self).__name__,
                 fix="Reshape the labels.",
             )
-        errors = np.abs(predicted.astype(np.float64) - wanted) ** self._power
+        predicted = predicted.reshape(wanted.shape).astype(np.float64)
+        errors = np.abs(predicted - wanted) ** self._power
         self._add(np.asarray(errors.sum(axis=tuple(range(1, errors.ndim)))))
 
 
@@ -294,15 +306,3 @@ def _pair(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[
             fix="Give two, or set eval_indexes.",
         )
     return as_array(inputs[0], "predictions"), as_array(inputs[1], "labels")
-
-
-def _classes(metric: Metric, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
-    if scores.ndim > 1 and labels.shape == scores.shape:
-        return np.asarray(labels.argmax(axis=1))
-    if scores.ndim < 2 or labels.shape != (scores.shape[0], *scores.shape[2:]):
-        raise ArgumentValueError(
-            f"Scores {list(scores.shape)} and labels {list(labels.shape)} do not fit.",
-            where=type(metric).__name__,
-            fix="Give scores [N, C] and labels [N] or one-hot [N, C].",
-        )
-    return labels

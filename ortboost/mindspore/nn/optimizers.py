@@ -103,7 +103,8 @@ class Adam(Optimizer):
         beta2: Between 0 and 1, exclusive.
         eps: Above 0; added to the square root before any bias correction.
         use_locking: For compatibility; updates never interleave here.
-        use_nesterov: Whether to use Nesterov momentum.
+        use_nesterov: Whether to use Nesterov momentum; without effect with ``use_amsgrad``, as in
+            MindSpore on every device.
         weight_decay: Added to the gradient; see :class:`Optimizer`.
         use_amsgrad: Divide by the running maximum of the second moment.
         **kwargs: ``use_lazy`` and ``use_offload``, which must be False.
@@ -147,7 +148,7 @@ class Adam(Optimizer):
             self.beta2,
             self.eps,
             amsgrad=self.use_amsgrad,
-            nesterov=self.use_nesterov,
+            nesterov=self.use_nesterov and not self.use_amsgrad,
             eps_hat=True,
         )
 

@@ -150,8 +150,10 @@ def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
     scores, *used = (result,) if isinstance(loss, Network) else result.inputs
     if not isinstance(scores, Traced) or not isinstance(scores.cell, Network):
         raise not_one_network_and_loss(owner, "the loss is not of the network's output")
-    found = [id(value) for value in (*scores.inputs, *used)]
-    if found != [id(value) for value in given]:
+    read = (*scores.inputs, *used)
+    if any(isinstance(value, Traced) and value.cell is not None for value in read):
+        raise not_one_network_and_loss(owner, "it calls several in a chain")
+    if [id(value) for value in read] != [id(value) for value in given]:
         raise not_one_network_and_loss(
             owner, "its arguments are not data, then label, in that order"
         )

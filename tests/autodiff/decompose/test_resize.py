@@ -17,6 +17,8 @@ FORMS = [
     'mode="linear"',
     'mode="cubic"',
     'mode="cubic", cubic_coeff_a=-0.5, exclude_outside=1',
+    'mode="linear", antialias=1, exclude_outside=1',
+    'mode="cubic", cubic_coeff_a=-0.5, antialias=1, exclude_outside=1',
     *(f'mode="nearest", nearest_mode="{way}"' for way in ("floor", "ceil", "round_prefer_floor")),
 ]
 COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")

@@ -379,12 +379,38 @@ def test_a_function_is_of_its_own_opset():
     refused(model(call, LAST, stored=(W, ints("i", 1)), functions=(old,)), "A Squeeze has 2 inputs")
 
 
-def test_sparse_tensors_are_refused():
-    values, at = helper.make_tensor("w", TensorProto.FLOAT, [1], [2.0]), ints("at", 0)
-    sparse = helper.make_sparse_tensor(values, at, [4, 4])
-    last = node("MatMul", ["x", "w"], ["y"])
-    listed = model(last, stored=())
-    listed.graph.sparse_initializer.append(sparse)
-    refused(listed, "tensor 'w'", "sparse")
-    constant = node("Constant", [], ["w"], sparse_value=sparse)
-    refused(model(constant, last, stored=()), "tensor 'w'", "sparse")
+def sparse(places, values=(2.0,), dims=(4, 4)):
+    stored = helper.make_tensor("w", TensorProto.FLOAT, [len(values)], values)
+    return helper.make_sparse_tensor(stored, places, list(dims))
+
+
+def with_sparse(tensor):
+    listed = model(node("MatMul", ["x", "w"], ["y"]), stored=())
+    listed.graph.sparse_initializer.append(tensor)
+    return listed
+
+
+@pytest.mark.parametrize("places", [ints("at", 6), numpy_helper.from_array(np.array([[1, 2]]))])
+def test_sparse_tensors_are_stored_densely(places):
+    listed = with_sparse(sparse(places))
+    constant = node("Constant", [], ["w"], sparse_value=sparse(places))
+    (matrix,) = load_model(listed).graph.initializers.values()
+    stored = load_model(model(constant, node("MatMul", ["x", "w"], ["y"]), stored=())).graph[0]
+    for array in (matrix.const_value.numpy(), stored.attributes["value"].as_tensor().numpy()):
+        expected = np.zeros((4, 4), np.float32)
+        expected[1, 2] = 2
+        np.testing.assert_array_equal(array, expected)
+    assert listed.graph.sparse_initializer  # the caller's model stays as it is
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (sparse(ints("at", 16)), "not valid"),
+        (sparse(ints("at", 0, 1)), "not valid"),
+        (sparse(ints("at", 0), dims=(1 << 20, 1 << 20)), "tensor_bytes"),
+    ],
+)
+def test_sparse_tensors_that_cannot_be_stored(tensor, words):
+    with pytest.raises(FileError, match=words):
+        load_model(with_sparse(tensor))

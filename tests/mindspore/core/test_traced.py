@@ -158,6 +158,7 @@ def two_outputs():
         (lambda self, x, y: self.loss(np.tanh(self.net(x)), y), "of a tensor"),
         (lambda self, x, y: self.loss(self.net(x), y) if x > 0 else None, "'__gt__' of a tensor"),
         (lambda self, x, y: self.loss(y, self.net(x)), "not of the network's output"),
+        (lambda self, x, y: self.loss(self.net(self.net(x)), y), "it calls several in a chain"),
         (lambda self, x, y: self.loss(self.net(y), x), "data, then label, in that order"),
         (lambda self, x, y, z: self.loss(self.net(x), y), "data, then label, in that order"),
         (lambda self, *batch: self.loss(self.net(batch[0]), batch[1]), "have no names"),

@@ -18,6 +18,10 @@ SCORES = np.array([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]], np.float32)
         # MindSpore 2.10 gives these three: rows are counted, not elements
         (nn.MSE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
         (nn.MAE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
+        # As in MindSpore: axes of length 1 do not matter, a multilabel sample is all or nothing.
+        (nn.MSE(), [(np.arange(3.0)[:, None], np.arange(3.0) + 2)], 4.0),
+        (nn.TopKCategoricalAccuracy(1), [(SCORES, np.array([[1], [1]]))], 0.5),
+        (nn.Accuracy("multilabel"), [(SCORES > 0.35, np.array([[0, 1, 1], [1, 1, 0]]))], 0.5),
         (nn.MSE(), [(np.float32(1), np.float32(3)), (np.zeros([0, 3]), np.zeros([0, 3]))], 4.0),
         (nn.TopKCategoricalAccuracy(2), [(SCORES, np.array([2, 2]))], 0.5),
         (nn.Top1CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 0.5),
@@ -53,7 +57,12 @@ def test_choosing():
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        (lambda: nn.Accuracy("multilabel"), NotImplementedError),
+        (lambda: nn.Accuracy("several"), TypeError),
+        (lambda: nn.Accuracy("multilabel").update(SCORES, SCORES), ValueError),
+        (lambda: nn.Accuracy("multilabel").update(SCORES > 1, np.array([0, 1])), ValueError),
+        # There is only one class, so that any label would be right; and two classes in a row.
+        (lambda: nn.Accuracy().update(SCORES[:, :1], np.array([[1], [0]])), ValueError),
+        (lambda: nn.Accuracy().update(SCORES, np.array([[1, 1, 0], [0, 1, 0]])), ValueError),
         (lambda: nn.Accuracy().update(SCORES), ValueError),
         (lambda: nn.Accuracy().update(SCORES, np.array([1, 2, 3])), ValueError),
         (lambda: nn.MSE().update(SCORES, SCORES[:1]), ValueError),

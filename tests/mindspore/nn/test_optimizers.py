@@ -115,6 +115,13 @@ def test_centralization_is_asked_for_by_group():
         nn.SGD([{"params": own, "grad_centralization": 1}])
 
 
+def test_amsgrad_ignores_nesterov_as_mindspore_does_on_every_device():
+    own = affine().trainable_params()
+    both = nn.Adam(own, use_amsgrad=True, use_nesterov=True)
+    assert both.rule() == nn.Adam(own, use_amsgrad=True).rule()
+    assert nn.Adam(own, use_nesterov=True).rule().nesterov
+
+
 def test_momentum_honours_nesterov_where_mindspore_ignores_it():
     """MindSpore 2.10 ignores it on the CPU; our weights equal those of nn.SGD."""
     ends = []

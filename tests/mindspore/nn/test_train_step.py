@@ -401,3 +401,31 @@ def test_a_parameter_is_a_scale_too(value):
     assert float(step(*batch)[2]) == 32
     step.set_sense_scale(Parameter(Tensor(8.0), name="scale"))
     assert float(step(*batch)[2]) == 8
+
+
+def test_a_subclass_that_computes_gradients_itself_is_told_that_they_are_in_the_graph():
+    class Clipping(nn.TrainOneStepCell):
+        def construct(self, *inputs):
+            loss = self.network(*inputs)
+            self.optimizer(self.grad(self.network, self.weights)(*inputs, loss))
+            return loss
+
+    class Logging(nn.TrainOneStepCell):
+        def construct(self, *inputs):
+            self.last = super().construct(*inputs)
+            return self.last
+
+    net = mat_mul_net()
+    with_loss = nn.WithLossCell(net, nn.MSELoss())
+    opt = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
+    data, labels = np.ones([OUT, IN], np.float32), np.ones([OUT], np.float32)
+    with pytest.raises(
+        NotImplementedError, match=r"(?s)'Clipping' has no 'grad' here.*--clip"
+    ) as caught:
+        Clipping(with_loss, opt)(data, labels)
+    assert str(caught.value).count("\n") == 2
+    assert not hasattr(Clipping(with_loss, opt), "weights")
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = Clipping(with_loss, opt).other
+    step = Logging(with_loss, opt)
+    assert float(step(data, labels)) == float(step.last) == 15.0**2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost import amp, nn
-from ortboost.core.errors import OrtBoostError
+from ortboost.core.errors import FileError, OrtBoostError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.serialization import (
     load_checkpoint,
@@ -337,6 +337,21 @@ def test_loading_tells_what_does_not_fit(tmp_path):
         save_checkpoint(1, path)
     with pytest.raises(TypeError):
         load_param_into_net(net, 1)
+    with pytest.raises(TypeError, match="set_data got str"):
+        load_param_into_net(net, {**loaded, "fc1.bias": "no array"})
+
+
+def test_values_from_mindspore_itself_are_loaded():
+    class Foreign:  # what MindSpore's load_checkpoint returns
+        def __init__(self, value):
+            self.asnumpy = lambda: value
+
+    net = golden.network("mlp")
+    values = {p.name: p.asnumpy() + 1 for p in net.get_parameters()}
+    given = {name: Foreign(value) for name, value in values.items()}
+    assert load_param_into_net(net, {**given, "epoch_num": 3}) == ([], ["epoch_num"])
+    for p in net.get_parameters():
+        np.testing.assert_array_equal(p.asnumpy(), values[p.name])
 
 
 def test_parts_of_a_checkpoint(tmp_path):
@@ -583,3 +598,10 @@ def test_a_model_is_built_by_its_first_step():
         model.build(1)
     with pytest.raises(ValueError, match="metrics"):
         Model(golden.network("mlp")).build(valid_dataset=DATA)
+
+
+def test_a_checkpoint_of_mindspore_is_answered_with_its_other_format(tmp_path):
+    file = tmp_path / "net.ckpt"
+    file.write_bytes(b"\n\x0bconv1.weight\x12" * 9)
+    with pytest.raises(FileError, match=r"(?s)net\.ckpt.*format='safetensors'"):
+        load_checkpoint(file)

@@ -6,21 +6,33 @@ Their loop is inside one operator, which has no gradient; a Scan of products and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import input_at, known_shape
+from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["recurrent_to_scan", "unsupported"]
 
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-_KNOWN = ("Relu", "Sigmoid", "Tanh")
+# Activation to its default alpha and beta, where it has them; without a default they are required.
+_NUMBERS: Mapping[str, tuple[float | None, ...]] = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
+    "Elu": (1.0,),
+    "LeakyRelu": (0.01,),
+    "HardSigmoid": (0.2, 0.5),
+    "ThresholdedRelu": (None,),  # the standard says 1, onnxruntime takes 0
+    "Affine": (None, None),
+    "ScaledTanh": (None, None),
+}
+_Activation: TypeAlias = tuple[str, tuple[float, ...]]
+"""Name, and the numbers that it has: alpha, beta."""
 
 
 def recurrent_to_scan(model: ir.Model) -> Report:
@@ -38,21 +50,35 @@ def unsupported(node: ir.Node) -> str | None:
     sizes = None if weight is None else known_shape(weight)
     if sizes is None or not isinstance(sizes[2], int):
         return "the shape of its recurrence weight is unknown"
-    if node.op_type == "LSTM" and input_at(node, 7) is not None:
-        return "it has peepholes"
     if node.attributes.get_int("layout", 0):
         return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"
-    if "clip" in node.attributes or node.attributes.get_int("input_forget", 0) == 1:
-        return "clip and input_forget have no gradient here"
-    if not set(_activations(node)) <= set(_KNOWN):
-        return f"only the activations {', '.join(_KNOWN)} are supported"
+    if _activations(node) is None:
+        return (
+            f"its activations are other than {', '.join(_NUMBERS)}, or one of the last three "
+            "lacks its alpha or beta"
+        )
     return None
 
 
-def _activations(node: ir.Node) -> list[str]:
+def _activations(node: ir.Node) -> list[_Activation] | None:
+    """The activations of all directions; ``None`` if one is unknown or lacks a number."""
     directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
-    given = node.attributes.get_strings("activations", None)
-    return list(given) if given else list(_DEFAULTS[node.op_type]) * directions
+    names = node.attributes.get_strings("activations", None)
+    given = [
+        [float(number) for number in node.attributes.get_floats(f"activation_{key}", ())]
+        for key in ("alpha", "beta")
+    ]
+    found: list[_Activation] = []
+    for name in names or [*_DEFAULTS[node.op_type]] * directions:
+        if name not in _NUMBERS:
+            return None
+        # Each takes the next numbers of the lists, if any are left and it has such numbers.
+        pairs = zip(given, _NUMBERS[name], strict=False)
+        numbers = [values.pop(0) if values else default for values, default in pairs]
+        if None in numbers:
+            return None
+        found.append((name, tuple(number for number in numbers if number is not None)))
+    return found
 
 
 def _to_scan(site: Site) -> list[ir.Value | None]:
@@ -62,12 +88,13 @@ def _to_scan(site: Site) -> list[ir.Value | None]:
         raise Refusal(reason)
     direction = site.text("direction", "forward")
     count = 2 if direction == "bidirectional" else 1
-    names = _activations(site.node)
+    activations = _activations(site.node) or []
     lengths = site.optional(4)
     mask = None if lengths is None else _mask(site, lengths)
     parts = []
     for index in range(count):
-        own = names[index * len(names) // count : (index + 1) * len(names) // count]
+        size = len(activations) // count
+        own = activations[index * size : (index + 1) * size]
         layer = _Layer(site, index, count, own)
         parts.append(layer.run(mask, backwards=direction == "reverse" or index == 1))
     # Y, Y_h and, of an LSTM, Y_c, each with an axis for the directions
@@ -102,7 +129,7 @@ class _Layer:
     site: Site
     direction: int
     count: int
-    activations: list[str]
+    activations: list[_Activation]
 
     def run(self, mask: ir.Value | None, *, backwards: bool) -> list[ir.Value]:
         """Outputs `[steps, batch, hidden]`, and the last states, `[batch, hidden]` each.
@@ -122,18 +149,21 @@ class _Layer:
         if bias is not None and not late:
             projected = site.op("Add", projected, bias[1])
         late_bias = bias[1] if bias is not None and late else None
+        weight = self._part(7)  # [3 * hidden], in the order i, o, f
+        peepholes = None if weight is None else site.ops("Split", weight, count=3, num_outputs=3)
 
         with builder.inner_graph():
             before = [self._inner(state, "state") for state in states]
             x = self._inner(projected, "x")
             if site.node.op_type == "LSTM":
-                after = _lstm_step(site, x, before, recurrent, self.activations)
+                called = self.activations
+                after = _lstm_step(site, x, before, recurrent, called, peepholes)
             elif site.node.op_type == "GRU":
-                names = self.activations
-                after = [_gru_step(site, x, before[0], recurrent, late_bias, names, late)]
+                called = self.activations
+                after = [_gru_step(site, x, before[0], recurrent, late_bias, called, late)]
             else:
                 product = site.op("MatMul", before[0], recurrent)
-                after = [site.op(self.activations[0], site.op("Add", x, product))]
+                after = [_gate(site, Term(site, x) + product, self.activations[0]).value]
             inside = None if mask is None else self._inner(mask, "inside")
             if inside is None:
                 output = site.op("Identity", after[0])
@@ -207,21 +237,51 @@ def _hidden(site: Site) -> int:
     return size
 
 
+def _gate(site: Site, x: Term, activation: _Activation) -> Term:
+    """The activation of a gate, whose argument is clipped first if the node says so."""
+    clip = site.node.attributes.get_float("clip", 0.0)
+    return _activated(x.call("Clip", -clip, clip) if clip else x, activation)
+
+
+def _activated(x: Term, activation: _Activation) -> Term:
+    name, numbers = activation
+    if name == "Affine":
+        return x * numbers[0] + numbers[1]
+    if name == "ScaledTanh":
+        return (x * numbers[1]).call("Tanh") * numbers[0]
+    return x.call(name, **dict(zip(("alpha", "beta"), numbers, strict=False)))
+
+
 def _lstm_step(
-    site: Site, x: ir.Value, states: Sequence[ir.Value], recurrent: ir.Value, names: Sequence[str]
+    site: Site,
+    x: ir.Value,
+    states: Sequence[ir.Value],
+    recurrent: ir.Value,
+    activations: Sequence[_Activation],
+    peepholes: Sequence[ir.Value] | None,
 ) -> list[ir.Value]:
     """`c' = f c + i c~`, `h' = o act(c')`; gates in the order i, o, f, c.
 
     ``x`` is the projected input with the biases, `[batch, 4 * hidden]`, ``states`` are `h` and `c`,
-    ``recurrent`` is the weight, `[hidden, 4 * hidden]`, and ``names`` are the activations.
+    ``recurrent`` is the weight, `[hidden, 4 * hidden]`. ``peepholes``, `[hidden]` each, add a
+    multiple of `c` to i and f, and of `c'` to o. With ``input_forget``, f is `1 - i`. onnxruntime
+    clips the arguments of the gates, not that of the last activation.
     """
     state, cell = states
     summed = Term(site, x) + site.op("MatMul", state, recurrent)
     parts = site.ops("Split", summed.value, count=4, axis=-1, num_outputs=4)
-    *gates, last = (Term(site, part) for part in parts)
-    input_gate, output_gate, forget_gate = (gate.call(names[0]) for gate in gates)
-    following = forget_gate * cell + input_gate * last.call(names[1])
-    return [(output_gate * following.call(names[2])).value, following.value]
+    i, o, f, c = (Term(site, part) for part in parts)
+    if peepholes is not None:
+        i, f = i + Term(site, cell) * peepholes[0], f + Term(site, cell) * peepholes[2]
+    gate, candidate, output = activations
+    i = _gate(site, i, gate)
+    coupled = site.integer("input_forget", 0) == 1
+    f = 1 - i if coupled else _gate(site, f, gate)
+    following = f * cell + i * _gate(site, c, candidate)
+    if peepholes is not None:
+        o = o + following * peepholes[1]
+    o = _gate(site, o, gate)
+    return [(o * _activated(following, output)).value, following.value]
 
 
 def _gru_step(
@@ -230,7 +290,7 @@ def _gru_step(
     state: ir.Value,
     recurrent: ir.Value,
     bias: ir.Value | None,
-    names: Sequence[str],
+    activations: Sequence[_Activation],
     before_reset: bool,
 ) -> ir.Value:
     """`h' = (1 - z) h~ + z h`; gates in the order z, r, h.
@@ -248,11 +308,11 @@ def _gru_step(
     else:
         gate_weight, second = site.ops("Split", recurrent, sizes, count=2, axis=-1)
         h_gates = site.op("MatMul", state, gate_weight)
-    gates = site.op(names[0], site.op("Add", x_gates, h_gates))
+    gates = _gate(site, Term(site, x_gates) + h_gates, activations[0]).value
     update, reset = (
         Term(site, gate) for gate in site.ops("Split", gates, count=2, axis=-1, num_outputs=2)
     )
     inner = reset * second if before_reset else (reset * state) @ second
-    candidate = (Term(site, x_candidate) + inner).call(names[1])
+    candidate = _gate(site, Term(site, x_candidate) + inner, activations[1])
     # (1 - z) h~ + z h = h~ + z (h - h~)
     return (candidate + update * (Term(site, state) - candidate)).value

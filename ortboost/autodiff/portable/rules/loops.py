@@ -50,10 +50,7 @@ def _form(node: ir.Node) -> str | None:
     for value in (*node.inputs, *body.inputs, *node.outputs):
         kind = None if value is None else value.type
         if kind is not None and not isinstance(kind, ir.TensorType):
-            return (
-                "it carries a sequence of tensors; export it with a tensor of known size instead "
-                "(torch's EmbeddingBag: with dynamo=False)"
-            )
+            return "it carries a sequence of tensors; export it with a tensor of known size instead"
     floats = [v.name for v in body.inputs if v.name and v.dtype in (None, *FLOAT_TYPES)]
     return body_reason(body, floats)
 

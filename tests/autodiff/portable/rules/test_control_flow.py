@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
+from ortboost.autodiff.portable.prepare import prepare
 from ortboost.core.errors import ModelError
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import graph
@@ -118,3 +119,17 @@ def test_a_branch_is_decomposed_and_prepared():
 def test_a_map_over_a_sequence_is_refused():
     reason = get_engine("portable").gradient_support(ir.Node("", "SequenceMap", []))
     assert "sequence of tensors" in (reason or "")
+
+
+def test_branch_of_a_branch_that_is_always_taken():
+    """onnxruntime 1.32 crashes the process where it inlines such a branch of the gradient."""
+    model = make(
+        """one = Constant<value_int = 1>() yes = Equal(one, one)
+        ty = If (yes) <then_branch = p () => (float[N,2] py) { a = MatMul(h, w) py = Tanh(a) },
+                       else_branch = q () => (float[N,2] qy) { qy = MatMul(h, v) }>""",
+        "ey = MatMul(x, v)",
+    )
+    prepare(model)
+    (outer,) = [node for node in model.graph if node.op_type == "If"]
+    assert not [node for node in outer.attributes["then_branch"].as_graph() if node.op_type == "If"]
+    assert_both_branches(model, ["x", "w"])
