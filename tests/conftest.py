@@ -82,7 +82,6 @@ EITHER_RUNTIME = (
     "deploy/test_large.py",
     "drawing",
     "mindspore",
-    "program/test_combine.py",
     "program/test_combine_replay.py",
     "program/test_growth.py",
     "runtime/cuda/test_forms.py",

@@ -16,8 +16,9 @@ __all__ = ["wrong_optimizers"]
 # 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
 # DivMulFusion makes z / x of (1 / x) z also of integers, where (1 / 3) 6 is 0, loses an axis that
 # only the 1 has, and makes a file invalid if z is a Cast, an Identity or a Dropout that the runtime
-# removes later (1.32; issues 32413 to 32416).
-_ALWAYS = ("DivMulFusion", "EliminateDropout", "Pad_Fusion")
+# removes later (1.32; issues 32413 to 32416). GemmSumFusion rejects a graph in which a Gemm reads the
+# third output of a node, such as a Split (1.19 and 1.32), and crashes on some others (1.19).
+_ALWAYS = ("DivMulFusion", "EliminateDropout", "GemmSumFusion", "Pad_Fusion")
 _MATMUL_ADD = "MatMulAddFusion"
 
 
@@ -28,7 +29,7 @@ def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> 
 
     Example:
         >>> wrong_optimizers("models/mlp.onnx", "1.31.1")
-        ['DivMulFusion', 'EliminateDropout', 'Pad_Fusion']
+        ['DivMulFusion', 'EliminateDropout', 'GemmSumFusion', 'Pad_Fusion']
     """
     if not version.startswith("1.19."):
         return [*_ALWAYS]

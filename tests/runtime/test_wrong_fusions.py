@@ -83,6 +83,19 @@ def test_a_quotient_is_computed_as_it_is_written(middle):
     assert open_session(floats, device="cpu").run(None, feeds)[0].tolist() == [1.5]
 
 
+def test_a_product_of_a_third_output_can_be_part_of_a_sum():
+    net = text_model("""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[N,6] x, float[2,3] w, float[N,3] z) => (float[N,3] y, float[N,2] a, float[N,2] b)
+        {
+            lengths = Constant <value_ints: ints = [2, 2, 2]> ()
+            a, b, c = Split <axis = 1> (x, lengths)
+            h = Gemm(c, w)  y = Sum(h, z)
+        }""")
+    x, w, z = weights(5, 6), weights(2, 3, seed=1), weights(5, 3, seed=2)
+    found = open_session(net, device="cpu").run(["y"], {"x": x, "w": w, "z": z})[0]
+    np.testing.assert_allclose(found, x[:, 4:] @ w + z, rtol=1e-5, atol=1e-6)
+
+
 def test_such_a_model_is_trained_evaluated_and_compared(tmp_path):
     run = tmp_path / "run"
     net = model(LOSES)
