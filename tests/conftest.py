@@ -70,9 +70,9 @@ WITHOUT_RUNTIME = (
     "transforms/test_class_axis.py",
 )
 
-# The command line, MindSpore's names, files, benchmarks, examples, combinations of boosts, and forms
-# of graphs for a GPU. What a runtime computes is tested in the folders that are not listed:
-# autodiff, boosts, deploy, graph, program, runtime, transforms.
+# The command line, MindSpore's names, files, benchmarks, examples, and forms of graphs for a GPU.
+# What a runtime computes is tested in the folders that are not listed: autodiff, boosts, deploy,
+# graph, program, runtime, transforms.
 EITHER_RUNTIME = (
     "api",
     "cli",
