@@ -7,7 +7,8 @@ the profile ``random``, and prints how to reproduce what it finds.
 answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and
 held: such a test fails as soon as it opens a session or asks which runtime there is.
 ``EITHER_RUNTIME`` are tests that need a runtime, and are not about what it computes. Of these, only
-what needs the native engine, or is marked ``each_runtime``, runs with onnxruntime-training.
+what needs the native engine, or is marked ``each_runtime``, runs with onnxruntime-training. A test
+of both engines runs with the native one there, and with the portable one on the current runtime.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from ortboost.autodiff.native import bindings
 from ortboost.autodiff.native import engine as native
 from ortboost.autodiff.portable import engine as portable
-from tests.support import NEEDS_NATIVE
+from tests.support import ENGINES, NEEDS_NATIVE
 
 TESTS = Path(__file__).resolve().parent
 
@@ -70,9 +71,8 @@ WITHOUT_RUNTIME = (
     "transforms/test_class_axis.py",
 )
 
-# The command line, MindSpore's names, files, benchmarks, examples, and forms of graphs for a GPU.
-# What a runtime computes is tested in the folders that are not listed: autodiff, boosts, deploy,
-# graph, program, runtime, transforms.
+# The command line, MindSpore's names, configurations and files, benchmarks, examples, and forms of
+# graphs for a GPU. What a runtime computes is tested in the folders that are not listed.
 EITHER_RUNTIME = (
     "api",
     "cli",
@@ -82,10 +82,20 @@ EITHER_RUNTIME = (
     "deploy/test_large.py",
     "drawing",
     "mindspore",
+    "program/test_boost_config.py",
+    "program/test_catalogue.py",
     "program/test_combine_replay.py",
+    "program/test_config.py",
+    "program/test_digests.py",
+    "program/test_former_fields.py",
     "program/test_growth.py",
-    "runtime/cuda/test_forms.py",
-    "runtime/cuda/test_replay.py",
+    "program/test_network.py",
+    "program/test_parameter_list.py",
+    "program/test_program.py",
+    "program/test_reproducible.py",
+    "program/test_rewrite_log.py",
+    "program/test_state_file.py",
+    "runtime/cuda",
     "test_doctests.py",
     "test_public_api.py",
     "test_quickstart.py",
@@ -121,10 +131,15 @@ def _needs_training(item: pytest.Item) -> bool:
     return NEEDS_NATIVE in reasons or item.get_closest_marker("each_runtime") is not None
 
 
+def _of_both_engines(item: pytest.Item) -> bool:
+    return any(mark.args[1] is ENGINES for mark in item.iter_markers("parametrize"))
+
+
 def _runs_once(item: pytest.Item) -> bool:
-    if without_runtime(item.path):
-        return True
-    return _listed(item.path, EITHER_RUNTIME) and not _needs_training(item)
+    if _needs_training(item):
+        return False
+    once = (*WITHOUT_RUNTIME, *EITHER_RUNTIME)
+    return _listed(item.path, once) or _of_both_engines(item)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

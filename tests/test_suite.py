@@ -51,11 +51,13 @@ def test_what_needs_no_runtime_can_be_left_out():
 
 
 def test_what_needs_the_native_engine_or_says_so_is_not_left_out():
-    files = ("api/test_check_model.py", "cli/test_verbs.py")
+    files = ("api/test_check_model.py", "boosts/test_ema.py", "cli/test_verbs.py")
     found = suite("--collect-only", "--runtime-only", *(f"tests/{file}" for file in files))
     assert "test_a_target_has_its_own_report" in found
     assert "test_an_opset_beyond_the_runtime_is_named" in found
     assert "test_help" not in found
+    assert "-native]" in found or "[native]" in found
+    assert "portable" not in found
 
 
 def test_what_is_left_when_the_time_is_over_is_skipped_and_told():
