@@ -13,6 +13,7 @@ of both engines runs with the native one there, and with the portable one on the
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,14 @@ EITHER_RUNTIME = (
     "tools",
 )
 _START = time.monotonic()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_may_be_lost_with_the_power() -> Iterator[None]:
+    """Waiting for the disk took a tenth of the suite; a killed process loses nothing without it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
