@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["command"]
-
 _INTERRUPTED = 130
 
 

@@ -23,8 +23,6 @@ from ortboost.cli.options import (
     UpdateBn,
 )
 
-__all__ = ["evaluate"]
-
 
 @dataclass(frozen=True)
 class EvaluateOptions(Options):

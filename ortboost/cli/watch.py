@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ortboost.training import RunHistory
 
-__all__ = ["sparkline", "watch"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30  # bars per line
 _WARNINGS = 3  # number of warnings shown

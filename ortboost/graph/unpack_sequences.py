@@ -20,8 +20,6 @@ from ortboost.graph.query import (
     producer_of,
 )
 
-__all__ = ["unpack_sequences"]
-
 _END = 2**63 - 1
 
 

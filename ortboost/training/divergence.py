@@ -9,8 +9,6 @@ from ortboost.core.errors import DivergedError
 from ortboost.core.loss_scale import scale_text
 from ortboost.training.run_state import RunState
 
-__all__ = ["nan_error", "overflow_error"]
-
 
 def overflow_error(
     state: RunState, skips: int, names: Sequence[str], best: int | None

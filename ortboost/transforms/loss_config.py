@@ -9,9 +9,8 @@ import numpy as np
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import Range, check_kinds
-
-__all__ = ["IGNORED", "LOSSES", "LossConfig"]
+from ortboost.core.field_types import check_kinds
+from ortboost.core.field_words import Range
 
 IGNORED: Final = -100
 """PyTorch's default ``ignore_index``; used here with ``shift_labels``."""

@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost import training
-from ortboost.mindspore.core.arguments import ArgumentTypeError
-
-__all__ = ["Callback", "CallbackParam", "RunContext", "call_all", "entered"]
+from ortboost.core.errors import ArgumentTypeError
 
 
 class CallbackParam(dict[str, Any]):

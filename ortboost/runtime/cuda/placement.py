@@ -40,8 +40,6 @@ from ortboost.graph.query import (
 )
 from ortboost.runtime.cuda.kernels import Kernel, Kernels
 
-__all__ = ["Copy", "Placed", "Side", "place"]
-
 Side: TypeAlias = Literal["cuda", "cpu", "none"]
 
 _SMALL: Final = 100  # elements of an initializer that GetCpuPreferredNodes treats as a host value

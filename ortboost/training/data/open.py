@@ -26,8 +26,6 @@ from ortboost.training.data.samples import SampleSource, gives_samples
 from ortboost.training.data.sources import ArraySource, Source
 from ortboost.training.protocols import InputLike
 
-__all__ = ["open_source"]
-
 
 def open_source(
     data: Any,

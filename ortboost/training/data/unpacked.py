@@ -5,8 +5,6 @@ from __future__ import annotations
 from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
 
-__all__ = ["check_unpacked"]
-
 
 def check_unpacked(
     size: int,
