@@ -46,7 +46,6 @@ from ortboost.boosts import Recompute as Recompute
 from ortboost.boosts import SparseEmbedding as SparseEmbedding
 from ortboost.boosts import SyncBatchNorm as SyncBatchNorm
 from ortboost.boosts import Thor as Thor
-from ortboost.boosts.clip import ClipConfig as ClipConfig
 from ortboost.boosts.freeze_schedule import FreezeConfig as FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig as CentralizeConfig
 from ortboost.core.errors import ConfigError as ConfigError
@@ -106,6 +105,7 @@ from ortboost.optimizers import Momentum as Momentum
 from ortboost.optimizers import Optimizer as Optimizer
 from ortboost.optimizers import Sgd as Sgd
 from ortboost.program.build import build_program as build_program
+from ortboost.program.config import ClipConfig as ClipConfig
 from ortboost.program.config import DecayFilter as DecayFilter
 from ortboost.program.config import ParameterGroup as ParameterGroup
 from ortboost.program.config import ProgramConfig as ProgramConfig
@@ -115,5 +115,5 @@ from ortboost.training import TrainConfig as TrainConfig
 from ortboost.training import TrainSummary as TrainSummary
 from ortboost.training.data.images import AugmentConfig as AugmentConfig
 from ortboost.training.data.images import ImageConfig as ImageConfig
-from ortboost.transforms.loss_config import LossConfig as LossConfig
+from ortboost.transforms.attach_loss import LossConfig as LossConfig
 from ortboost.transforms.precision import PrecisionConfig as PrecisionConfig

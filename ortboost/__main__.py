@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+__all__ = ["command"]
+
 _INTERRUPTED = 130
 
 

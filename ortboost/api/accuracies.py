@@ -17,6 +17,8 @@ from ortboost.training.evaluation import by_sample
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 
+__all__ = ["Accuracies"]
+
 
 @dataclass
 class Accuracies:

@@ -23,6 +23,8 @@ from ortboost.runtime.session import runtime
 from ortboost.training.data import ArraySource, bind_arrays, load_arrays
 from ortboost.training.data.given import given_arrays
 
+__all__ = ["bench", "bench_to_dict"]
+
 
 @checked
 def bench(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ortboost.core.errors import FileError, require_known
 
+__all__ = ["HEADINGS", "Card", "cards", "find_card"]
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "_cards", _PACKAGE.parent / "docs" / "cards")  # installed, checkout
 _KEYS = ("name", "class", "functional", "tldr", "source")

@@ -17,6 +17,8 @@ from ortboost.graph.io import ModelSource
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
 
+__all__ = ["check"]
+
 
 @overload
 def check(model: ModelSource, config: ProgramConfig | None = None) -> TrainabilityReport: ...

@@ -35,6 +35,8 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 
+__all__ = ["build_engine", "fix_for", "read_shapes"]
+
 
 def fix_for(
     model: ModelSource,

@@ -16,7 +16,7 @@ from ortboost.api.stored_batches import Data, Feeds, map_batches
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.intermediates import IntermediateDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
@@ -30,6 +30,8 @@ from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data.images import ImageConfig
+
+__all__ = ["Comparison", "compare"]
 
 
 @dataclass(frozen=True, repr=False)

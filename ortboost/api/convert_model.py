@@ -24,6 +24,8 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import MANIFEST, Program
 
+__all__ = ["convert"]
+
 _CONSUMED = (CHECKPOINTS, LOG, PLOT)
 
 

@@ -15,6 +15,16 @@ from ortboost.graph.query import format_shape, known_shape
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.config import ProgramConfig
 
+__all__ = [
+    "Layer",
+    "ModelDescription",
+    "NodePrecision",
+    "ParameterDescription",
+    "ProgramDescription",
+    "StateSize",
+    "ValueDescription",
+]
+
 
 @dataclass(frozen=True)
 class ValueDescription:

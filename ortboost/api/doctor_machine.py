@@ -24,6 +24,8 @@ from ortboost.runtime.session import (
     try_device,
 )
 
+__all__ = ["Diagnosis", "HealthCheck", "doctor"]
+
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "protobuf")
 _OPTIONAL = {
     "matplotlib": "For the curves of a run as a picture: pip install 'ortboost[plot]'.",

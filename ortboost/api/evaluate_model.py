@@ -17,7 +17,7 @@ from ortboost.api.running_statistics import updated_bn
 from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
 from ortboost.graph.missing_kernels import runnable
@@ -31,6 +31,8 @@ from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
+
+__all__ = ["evaluate"]
 
 
 @checked

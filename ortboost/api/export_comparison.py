@@ -19,6 +19,8 @@ from ortboost.graph.query import RANDOM_OPERATORS
 from ortboost.graph.reach import ancestors
 from ortboost.transforms.precision import PLACE_PRECISION
 
+__all__ = ["ExportComparison"]
+
 
 @dataclass(frozen=True)
 class ExportComparison:

@@ -18,7 +18,7 @@ from ortboost.api.running_statistics import updated_bn
 from ortboost.api.stored_batches import Data, Feeds
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
@@ -32,6 +32,8 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, external_files, is_folder
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
+
+__all__ = ["ExportResult", "export"]
 
 
 @dataclass(frozen=True, repr=False)

@@ -42,6 +42,16 @@ from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 
+__all__ = [
+    "Collected",
+    "Subject",
+    "WithConstants",
+    "batched",
+    "collect",
+    "plain_subject",
+    "trained_subject",
+]
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -11,8 +11,10 @@ from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.program.catalogue import TensorSpec
+from ortboost.transforms.attach_loss import IGNORED
 from ortboost.transforms.class_axis import find_class_axis
-from ortboost.transforms.loss_config import IGNORED
+
+__all__ = ["LABELS", "file_labels", "score_output"]
 
 LABELS = "labels"
 """Key of the labels in the data of a plain model."""

@@ -16,6 +16,8 @@ from ortboost.deploy.strip import inference_model
 from ortboost.graph.source import named_source
 from ortboost.program.program import MANIFEST
 
+__all__ = ["trained_network"]
+
 
 def trained_network(
     source: object, checkpoint: str, out: str | os.PathLike[str] | None, *, new_head: bool = False

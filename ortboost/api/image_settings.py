@@ -18,6 +18,8 @@ from ortboost.core.files import read_json
 from ortboost.training import Checkpoint, CheckpointStore
 from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_images
 
+__all__ = ["as_images", "former_images", "images_note", "images_of", "trained_data"]
+
 _KEY: Final = "images"
 
 

@@ -34,6 +34,8 @@ from ortboost.program.choose_trainable import refuse_unknown
 from ortboost.program.program import Program
 from ortboost.transforms.precision import PLACE_PRECISION
 
+__all__ = ["inspect", "op_name"]
+
 _ANY_OPSET = range(1, 1000)  # keep the opset of the file
 # From the lowest precision to the highest, see _precision.
 _FORMATS = {

@@ -16,8 +16,7 @@ from ortboost.api.descriptions import ValueDescription
 from ortboost.api.inspect_model import op_name
 from ortboost.core.arguments import checked
 from ortboost.core.errors import require_known
-from ortboost.core.field_types import write_config
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, write_config
 from ortboost.deploy.bench import model_bytes
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.cost import count_cost
@@ -25,6 +24,8 @@ from ortboost.graph.io import load_model
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, known_shape
 from ortboost.program.program import Program
+
+__all__ = ["Change", "ModelSize", "PairDescription", "inspect_pair"]
 
 _NUMBERS = (
     "bytes",

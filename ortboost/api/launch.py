@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from ortboost.core.errors import LostProcessError
 from ortboost.runtime.process_group import require_torch
 
+__all__ = ["main"]
+
 _SIGNALLED = 128  # plus the number of the signal: status of a process that a signal has ended
 _ASKED = (130, 143)  # by Ctrl-C or SIGTERM, with the state saved
 

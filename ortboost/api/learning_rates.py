@@ -8,6 +8,8 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.names import LEARNING_RATE, learning_rate_name
 from ortboost.training import Schedule, parse_schedule
 
+__all__ = ["ANY_STEPS", "schedules"]
+
 ANY_STEPS = 1 << 40
 """More updates than any warm-up has, to check a schedule before the length of a run is known."""
 

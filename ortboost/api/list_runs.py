@@ -22,6 +22,8 @@ from ortboost.training.history import write_csv
 from ortboost.training.logs import LogFollower, finite_or_none
 from ortboost.training.plot import plot_runs
 
+__all__ = ["RunInfo", "follow", "runs"]
+
 _DEEP: Final = 3  # levels of folders to search below the given one
 _STOPPED: Final = "stopped: no process trains it"
 _TRAIN_SETTINGS: Final = ("batch_size", "seed", "processes", "device", "learning_rate")

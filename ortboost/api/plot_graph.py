@@ -11,9 +11,11 @@ from typing import Annotated
 from ortboost.api.run_folder import LOG, PLOT
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.drawing import EVAL_GRAPH, MAX_NODES, Part, Picture, draw, draw_parts, to_svg, write
 from ortboost.training.plot import plot_log
+
+__all__ = ["Drawing", "plot"]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,20 @@ from types import FrameType
 
 from ortboost.core.cores import available_cores
 from ortboost.core.errors import FileError
-from ortboost.runtime.process_group import ProcessGroup, require_torch
-from ortboost.runtime.process_group import in_torchrun as in_torchrun  # for the command line
+from ortboost.runtime.process_group import ProcessGroup, in_torchrun, require_torch
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.training.logs import read_log
 from ortboost.training.signals import SignalGuard
+
+__all__ = [
+    "SharedSignals",
+    "continues",
+    "in_torchrun",
+    "launch",
+    "own_threads",
+    "processes",
+    "torchrun",
+]
 
 _MANY = 3  # Ctrl-C arrives twice, directly and from torchrun; a third one is from the user
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from ortboost.api.run_folder import CHECKPOINTS, check_output
 from ortboost.core.arguments import checked
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.files import read_json
 from ortboost.program.program import Program
 from ortboost.training.components import principal_components, weight_blocks
+
+__all__ = ["pca"]
 
 
 @checked

@@ -22,6 +22,20 @@ from ortboost.graph.io import ModelSource, name_of
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore, Constants
 
+__all__ = [
+    "CHECKPOINTS",
+    "LOCK",
+    "LOG",
+    "PLOT",
+    "alone_in",
+    "check_output",
+    "checkpoints_of",
+    "in_training",
+    "load_run",
+    "refuse_for_model",
+    "require_same",
+]
+
 CHECKPOINTS, LOG, PLOT, LOCK = "checkpoints", "log.jsonl", "curves.png", "train.lock"
 _LARGE = 2**20  # bytes
 _log = logging.getLogger(__name__)

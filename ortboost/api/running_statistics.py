@@ -14,6 +14,8 @@ from ortboost.training.data import open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 
+__all__ = ["updated_bn"]
+
 
 def updated_bn(
     program: Program,

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ortboost.training.data import ArraySource, Source, batch_axes, batch_length, pad_batch
 from ortboost.training.protocols import InputLike
 
+__all__ = ["Data", "Feeds", "StoredBatches", "map_batches", "padded_batches", "read_batches"]
+
 Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
 """A data file or folder, arrays by name or in order, a table, a source or any iterable."""
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]

@@ -24,7 +24,7 @@ from ortboost.api.train_settings import (
 )
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.deploy.session_inputs import with_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
@@ -48,6 +48,8 @@ from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
 from ortboost.training.tensorboard import TensorBoard
+
+__all__ = ["train"]
 
 _LAG = 0.01  # remaining share of the initial running statistics that deserves a note
 

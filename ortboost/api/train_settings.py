@@ -13,6 +13,8 @@ from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup
 from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
 
+__all__ = ["best_callbacks", "check_shared", "check_validation", "settle", "with_settings"]
+
 _OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
 
 

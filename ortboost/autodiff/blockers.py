@@ -13,6 +13,8 @@ from ortboost.autodiff.portable.registry import has_own_rule
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
 from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
 
+__all__ = ["Blocker", "ignored_rules", "quantizers_between", "standing_blockers"]
+
 _ORT = "com.microsoft"
 _QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
 _QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")

@@ -9,6 +9,8 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
 
+__all__ = ["Shape", "broadcast_shape", "sum_broadcast_axes"]
+
 Shape = tuple[int | str | None, ...]
 """A possibly symbolic shape: ints, names, and ``None`` for unknown dimensions."""
 

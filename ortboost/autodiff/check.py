@@ -22,6 +22,8 @@ from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, descendants, reach
 from ortboost.graph.runtime_operators import has_runtime_operators, write_out_runtime_operators
 
+__all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
+
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
 _ORT = "com.microsoft"
 _FOR_INFERENCE = "is for inference only; start from the unoptimized export"

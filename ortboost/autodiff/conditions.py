@@ -19,6 +19,17 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = [
+    "column_major",
+    "empty_axes",
+    "fixed_axes",
+    "reduced_axes",
+    "refusal_of",
+    "unfit_shapes",
+    "unknown_axes",
+    "unknown_rank",
+]
+
 _AXES = "its axes are not constant; export with fixed axes"
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 

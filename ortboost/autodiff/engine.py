@@ -20,6 +20,19 @@ from ortboost.graph.query import FLOAT_TYPES, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
 from ortboost.graph.shape_inference import infer_missing
 
+__all__ = [
+    "Engine",
+    "available_engines",
+    "check_opset",
+    "check_request",
+    "differentiate",
+    "engine_names",
+    "get_engine",
+    "gradient_name",
+    "refuse_nodes",
+    "run_rewrites",
+]
+
 # In the order in which "auto" tries them: the portable engine differentiates more models, and is
 # as fast on the CPU (docs/benchmarks.md); on CUDA they have not been compared.
 _ENGINES = {

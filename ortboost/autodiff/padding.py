@@ -16,6 +16,8 @@ from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["explicit_padding", "same_pads", "transposed_pads"]
+
 
 def explicit_padding(model: ir.Model) -> Report:
     """Replace ``auto_pad`` and ``output_shape``, and the axes of Pad, by ``pads``, in place.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+__all__ = ["REFUSED"]
+
 _STEP = (
     "its derivative is zero almost everywhere, so nothing before it would be trained; for a "
     "straight-through estimator, use torch's dynamo exporter with optimize=False, which keeps its "

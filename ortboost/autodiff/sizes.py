@@ -11,6 +11,20 @@ import onnx_ir as ir
 from ortboost.graph.query import SHORT_FLOATS, known_shape, static_shape
 from ortboost.graph.rewriting import Site
 
+__all__ = [
+    "INT64",
+    "Size",
+    "computed",
+    "dims",
+    "joined",
+    "length",
+    "padded",
+    "product",
+    "reshape_like",
+    "wider",
+    "zeros",
+]
+
 INT64 = ir.DataType.INT64
 Size = int | ir.Value
 """A length: an int, or an int64 vector of one element."""

@@ -28,9 +28,11 @@ import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, Stage
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
+
+__all__ = ["AdaSum", "combine_graph", "dots_graph"]
 
 _FLOAT = ir.DataType.FLOAT
 # The oldest opset whose Split has `num_outputs`, and its IR version.

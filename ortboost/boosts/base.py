@@ -50,6 +50,17 @@ from ortboost.graph.parameters import Parameter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = [
+    "Boost",
+    "GraphContext",
+    "Key",
+    "Memory",
+    "Stage",
+    "State",
+    "StepContext",
+    "UpdateContext",
+]
+
 _T = TypeVar("_T")
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]

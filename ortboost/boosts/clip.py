@@ -15,8 +15,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, Stage, UpdateContext
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
+
+__all__ = ["Clip", "ClipConfig"]
 
 _TINY, _HUGE = 1e-37, 1e37  # these and their reciprocals are in the range of float32
 

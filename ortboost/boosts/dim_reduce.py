@@ -46,11 +46,13 @@ from ortboost.boosts.base import GraphContext, Key, Stage, State, UpdateContext
 from ortboost.boosts.roles import EXCHANGED, SCALE, LineSearch
 from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.reach import values_by_name
+
+__all__ = ["PROJECTED", "DimReduce", "read_basis"]
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _OWN: Final = "ortboost/dim_reduce"

@@ -25,9 +25,11 @@ from typing import Annotated, ClassVar
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage, State, UpdateContext
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
+
+__all__ = ["Ema"]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from ortboost.core.report import Report
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
 
+__all__ = ["freeze_groups"]
+
 
 def freeze_groups(
     model: ir.Model, trained: Sequence[Parameter], config: FreezeConfig

@@ -29,8 +29,16 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds, read_config
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, read_config
+
+__all__ = [
+    "CONTINUOUS",
+    "COST",
+    "INTERVAL",
+    "FreezeConfig",
+    "freeze_schedule",
+    "generate_freeze_index_sequence",
+]
 
 CONTINUOUS: Final = 0
 INTERVAL: Final = 1

@@ -42,6 +42,8 @@ from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.transforms.new_head import PASS_THROUGH, DenseLayer, find_head
 
+__all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]
+
 EPSILON = 1e-4
 """Lower bound of the squared length of a row."""
 _SQUARES: Final = Op("ReduceSum", Op("Mul", "v", "v"), "axes")

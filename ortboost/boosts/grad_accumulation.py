@@ -24,8 +24,10 @@ import onnx_ir as ir
 
 from ortboost.boosts.base import State, StepContext
 from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientAccumulator
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.parameters import Parameter
+
+__all__ = ["GradAccumulation", "accumulator_name"]
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 

@@ -35,10 +35,12 @@ from typing import Annotated, ClassVar, TypeAlias
 import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Key, Stage, UpdateContext
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.reach import values_by_name
+
+__all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 
 HEAD_MARK = "ortboost.full_norm"
 """Metadata key that marks the weight of a full-normalization head, which is not centralized."""

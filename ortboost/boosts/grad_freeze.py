@@ -18,8 +18,10 @@ from ortboost.boosts.base import GraphContext
 from ortboost.boosts.freeze_groups import freeze_groups
 from ortboost.boosts.freeze_schedule import LONGEST, FreezeConfig, freeze_schedule
 from ortboost.boosts.roles import UpdateSplitter
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.report import Report
+
+__all__ = ["GradFreeze"]
 
 # The freeze types 0, 1 and 2.
 _NAMES: Final[Sequence[Literal["continuous", "interval", "cost"]]] = (

@@ -38,6 +38,9 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.reach import values_by_name
 
+__all__ = ["GroupLossScale"]
+
+
 _GROUPS = Key[ScaleGroups]("groups")
 # By name, because emulated precision replaces these values by rounded ones.
 _INCOMING = Key[dict[tuple[int, int], list[str]]]("gradients that cross a boundary downward")

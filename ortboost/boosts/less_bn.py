@@ -42,6 +42,8 @@ from ortboost.core.report import Report
 from ortboost.graph.query import producer_of
 from ortboost.transforms.trainable_norm import batch_norms
 
+__all__ = ["LessBN", "less_bn"]
+
 _ORDINALS = ("first", "second", "third")
 _FOLDED = (
     "; if the network has, its exporter folded normalizations into the convolutions: export again "

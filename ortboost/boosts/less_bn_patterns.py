@@ -17,6 +17,8 @@ import onnx_ir as ir
 
 from ortboost.graph.query import static_shape
 
+__all__ = ["BLOCKS", "SHORTCUTS", "Block", "Step", "chain", "reads_as", "written"]
+
 
 @dataclass(frozen=True)
 class Block:

@@ -29,7 +29,7 @@ import onnx_ir as ir
 from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ConfigError, ModelError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.evaluate import add_initializer
@@ -46,6 +46,8 @@ from ortboost.graph.query import (
 from ortboost.graph.reach import ancestors, descendants
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
+
+__all__ = ["Lora"]
 
 _ADAPTER = "lora_"  # in names of PEFT and of this boost
 _ON_INTEGERS = ("Integer", "QLinear", "NBits", "QGemm")

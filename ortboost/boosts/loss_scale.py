@@ -36,6 +36,14 @@ from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
 from ortboost.graph.reach import find_value
 
+__all__ = [
+    "GOOD_STEPS",
+    "OVERFLOWS_LEFT",
+    "LossScale",
+    "multiply_loss",
+    "scale_from_dict",
+]
+
 GOOD_STEPS: Final = "ortboost/good_steps"
 OVERFLOWS_LEFT: Final = "ortboost/overflows_left"
 _INT64 = ir.DataType.INT64

@@ -17,6 +17,8 @@ from ortboost.graph.reach import descendants, find_value
 from ortboost.graph.source import source_name
 from ortboost.transforms.precision import PrecisionConfig, emulate_precision, place_precision
 
+__all__ = ["MixedPrecision"]
+
 _ALL_BFLOAT16: Final = 22  # the first opset in which all operators support bfloat16
 _ON_CPU: Final = {
     "fp16": "onnxruntime computes float16 in float32 on a CPU",

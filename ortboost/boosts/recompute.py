@@ -48,6 +48,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.reach import ancestors, values_by_name, values_read
 
+__all__ = ["Recompute"]
+
 _UNKNOWN = 32  # assumed for unknown lengths when sizes are compared
 _WORTH = 4  # a block stores at least this multiple of its checkpoint
 _BUDGETS = 40

@@ -15,6 +15,21 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
+__all__ = [
+    "BOUNDARY",
+    "EXCHANGED",
+    "EXCHANGED_GRADIENT",
+    "EXCHANGE_POINT",
+    "FLUSHED",
+    "MICRO_STEPS",
+    "PART",
+    "SCALE",
+    "GradientAccumulator",
+    "LineSearch",
+    "LossScaler",
+    "UpdateSplitter",
+]
+
 SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
 FLUSHED: Final = "flushed"

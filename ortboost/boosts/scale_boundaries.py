@@ -30,6 +30,8 @@ from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import Reach, reach, values_by_name, values_read
 
+__all__ = ["Boundary", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
+
 
 @dataclass(frozen=True)
 class Boundary:

@@ -32,7 +32,7 @@ import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Key, Stage
 from ortboost.boosts.roles import GradientAccumulator, LineSearch
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
@@ -40,6 +40,8 @@ from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
+
+__all__ = ["SparseEmbedding"]
 
 _INT64 = ir.DataType.INT64
 _LOOKUPS = Key[dict[str, list[tuple[str, str]]]]("indices and result of lookups, by table")

@@ -44,6 +44,8 @@ from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.transforms.batch_statistics import WRITTEN_OUT_KEY
 from ortboost.transforms.trainable_norm import MOMENTUM_KEY, VARIANCE_KEY
 
+__all__ = ["SyncBatchNorm"]
+
 _DOUBLE, _FLOAT, _INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
 _POINTS = Key[tuple[str, ...]]("exchange points")
 

@@ -60,6 +60,8 @@ from ortboost.boosts.sync_batch_norm import SyncBatchNorm
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
+__all__ = ["ENTRY_POINTS", "arranged", "boost_from_dict", "find_boost", "register", "registered"]
+
 _B = TypeVar("_B", bound=type[Boost])
 ENTRY_POINTS: Final = "ortboost.boosts"
 """Entry-point group of packages with boosts."""

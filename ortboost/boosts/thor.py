@@ -41,12 +41,14 @@ from ortboost.boosts.thor_refresh import KEPT, LAYERS, Refresh
 from ortboost.boosts.thor_sides import Sides, cost_words, layer_cost, mean_name, state_name
 from ortboost.boosts.thor_terms import TERMS, count_terms, loss_terms
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape
 from ortboost.graph.reach import values_by_name
+
+__all__ = ["Thor"]
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _Damping = Annotated[float, Range(above=0, below=1e30)]

@@ -54,6 +54,8 @@ from ortboost.boosts.thor_sides import Blocks, Sides
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
 
+__all__ = ["FactorMaker", "precondition"]
+
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _Rows: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]  # rows, their divisor, s
 

@@ -42,6 +42,17 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
 
+__all__ = [
+    "ACCURACY",
+    "LEAF",
+    "Factor",
+    "damped_inverses",
+    "inverse_cost",
+    "inverted_factors",
+    "padded_rows",
+    "split_stack",
+]
+
 LEAF: Final = 32
 """Maximum rows of a matrix inverted by Newton-Schulz; larger sizes are multiples of it."""
 ACCURACY: Final = 1e-5

@@ -31,6 +31,8 @@ from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import is_standard, known_shape, label
 from ortboost.graph.reach import values_by_name
 
+__all__ = ["Layer", "NormLayer", "find_layers"]
+
 Kind: TypeAlias = Literal["dense", "conv", "embedding"]
 
 

@@ -29,6 +29,8 @@ from ortboost.graph.formulas import Term
 if TYPE_CHECKING:
     from ortboost.boosts.thor import Thor
 
+__all__ = ["KEPT", "LAYERS", "Refresh"]
+
 LAYERS = Key[list[Layer | NormLayer]]("layers")
 """Key of the layers in the memory of a conversion."""
 KEPT: Final = "ortboost/thor/kept_blocks"

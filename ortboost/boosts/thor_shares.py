@@ -29,6 +29,8 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 
+__all__ = ["own_blocks"]
+
 _INT64 = ir.DataType.INT64
 
 

@@ -13,6 +13,8 @@ from ortboost.boosts.thor_inverse import inverse_cost, padded_rows
 from ortboost.boosts.thor_layers import Layer, NormLayer
 from ortboost.graph.query import fixed_lengths, known_shape
 
+__all__ = ["Blocks", "Sides", "cost_words", "layer_cost", "mean_name", "state_name"]
+
 
 @dataclass(frozen=True)
 class Blocks:

@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.query import constant, input_at, is_standard, known_shape
 
+__all__ = ["TERMS", "Terms", "count_terms", "loss_terms"]
+
 TERMS: Final = "ortboost/thor/terms"
 """Name of the value with the number of terms."""
 _INT64 = ir.DataType.INT64

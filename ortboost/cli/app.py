@@ -29,6 +29,8 @@ from ortboost.cli import (
 )
 from ortboost.core.errors import UsageError
 
+__all__ = ["app", "run"]
+
 _INTERRUPTED = 128 + signal.SIGINT  # exit status
 
 app = typer.Typer(

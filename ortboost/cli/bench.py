@@ -14,6 +14,8 @@ from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Device, InputOptions, Map, Shape, Split
 
+__all__ = ["bench"]
+
 _REST = ("load", "size", "memory", "the model's part")
 _REST_KEYS = ("load_seconds", "bytes", "peak_memory", "model_memory")
 

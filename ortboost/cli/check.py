@@ -20,6 +20,8 @@ from ortboost.core.printable import count_of
 if TYPE_CHECKING:
     from ortboost.program.config import ProgramConfig
 
+__all__ = ["check"]
+
 _MANY: Final = 4
 """Up to this many findings of one kind get a row each."""
 _OF_COMPARISON: Final = ("--verify", "--rtol", "--atol", "--map")

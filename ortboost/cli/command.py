@@ -29,6 +29,8 @@ from ortboost.core.config_file import CONFIG_VERSION, without_version
 from ortboost.core.errors import ConfigError, FileError, require_known
 from ortboost.core.files import read_text
 
+__all__ = ["Options", "Read", "Verb", "option", "verb"]
+
 _CONFIG, _PRINT = "config", "print_config"
 _HELP: Final = "TOML file of options, keyed by name; command-line options take precedence."
 

@@ -16,6 +16,8 @@ from ortboost.core.printable import count_of
 if TYPE_CHECKING:
     from ortboost.api import Comparison
 
+__all__ = ["compare"]
+
 
 @dataclass(frozen=True)
 class CompareOptions(Options):

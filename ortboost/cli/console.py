@@ -15,6 +15,8 @@ from rich.table import Table
 from ortboost.cli.command import option
 from ortboost.core.printable import one_line, printable
 
+__all__ = ["Output", "number_text", "shape_text"]
+
 
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ortboost.core.report import Report
     from ortboost.program.program import Program
 
+__all__ = ["convert"]
+
 
 @verb(
     "convert",

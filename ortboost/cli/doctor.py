@@ -7,6 +7,8 @@ import typer
 from ortboost.cli.command import verb
 from ortboost.cli.console import Output
 
+__all__ = ["doctor"]
+
 
 @verb(
     "doctor",

@@ -23,6 +23,8 @@ from ortboost.cli.options import (
     UpdateBn,
 )
 
+__all__ = ["evaluate"]
+
 
 @dataclass(frozen=True)
 class EvaluateOptions(Options):

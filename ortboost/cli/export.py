@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ortboost.api import ExportResult
     from ortboost.deploy.tensorrt.build_engine import EngineFile
 
+__all__ = ["export"]
+
 
 @dataclass(frozen=True)
 class ExportOptions(Options):

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from ortboost.core.errors import UsageError
 
+__all__ = ["parse_kind", "parse_pairs", "parse_value", "split_pairs"]
+
 _WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "none": None}
 
 

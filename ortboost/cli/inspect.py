@@ -14,6 +14,8 @@ from ortboost.cli.inspect_pair import show_pair
 from ortboost.cli.options import Dim, Shape, refuse
 from ortboost.core.printable import count_of
 
+__all__ = ["inspect"]
+
 
 @verb(
     "inspect",

@@ -11,6 +11,8 @@ from rich.filesize import decimal as decimal_size
 from ortboost.cli.console import Output, shape_text
 from ortboost.core.printable import count_of
 
+__all__ = ["show_pair"]
+
 
 def show_pair(
     printer: Output, before: Path, after: Path, dims: Mapping[str, int], *, names: bool

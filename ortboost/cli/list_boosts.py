@@ -10,6 +10,8 @@ import typer
 from ortboost.cli.command import verb
 from ortboost.cli.console import Output
 
+__all__ = ["list_boosts"]
+
 
 @verb(
     "list",

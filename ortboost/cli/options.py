@@ -16,6 +16,27 @@ from ortboost.core.errors import UsageError
 if TYPE_CHECKING:
     from ortboost.graph.input_config import InputConfig
 
+__all__ = [
+    "BatchAxis",
+    "Checkpoint",
+    "DataFile",
+    "DataOptions",
+    "Device",
+    "Dim",
+    "Input",
+    "InputOptions",
+    "Map",
+    "Metric",
+    "Run",
+    "Shape",
+    "Split",
+    "Threads",
+    "Tolerances",
+    "UpdateBn",
+    "given",
+    "refuse",
+]
+
 _DATA = (
     "Data: .npz, .csv, .parquet, a folder of images (DIR/CLASS/*.png) or .npy files, IDX, "
     "CIFAR-10; see docs/data.md."

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from ortboost.boosts.base import Boost
-from ortboost.boosts.clip import ClipConfig
-from ortboost.boosts.loss_scale import scale_from_dict
 from ortboost.boosts.table import boost_from_dict, find_boost
 from ortboost.cli.grammar import parse_kind, parse_pairs, parse_value, split_pairs
 from ortboost.core.arrays import read_npy
@@ -22,7 +20,25 @@ from ortboost.core.loss_scale import SCALES, ScaleConfig
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.graph.input_config import InputConfig
 from ortboost.optimizers import OPTIMIZERS, Optimizer, optimizer_from_dict
-from ortboost.program.config import ParameterGroup
+from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
+
+__all__ = [
+    "parse_axes",
+    "parse_boost",
+    "parse_class_weights",
+    "parse_clip",
+    "parse_groups",
+    "parse_inputs",
+    "parse_int8",
+    "parse_loss_scale",
+    "parse_mapping",
+    "parse_optimizer",
+    "parse_padding",
+    "parse_precision",
+    "parse_settings",
+    "parse_shapes",
+    "parse_tolerances",
+]
 
 _SCALE_KEYS: Final = {
     "min": "min_scale",

@@ -12,6 +12,8 @@ from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Run
 
+__all__ = ["pca"]
+
 
 @verb(
     "pca",

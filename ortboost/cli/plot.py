@@ -13,6 +13,8 @@ from ortboost.cli.command import Options, option, verb
 from ortboost.cli.console import Output
 from ortboost.core.errors import UsageError
 
+__all__ = ["plot"]
+
 
 @dataclass(frozen=True)
 class PlotOptions(Options):

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from ortboost.program.boost_config import BoostConfig
     from ortboost.program.config import ProgramConfig
 
+__all__ = [
+    "BoostOptions",
+    "Engine",
+    "LabelOptions",
+    "LossOptions",
+    "NetworkOptions",
+    "PrecisionOptions",
+    "TrainedOptions",
+    "UpdateOptions",
+    "merge_config",
+    "read_program_config",
+]
+
 _Texts: TypeAlias = list[str] | None
 Engine = Annotated[str | None, typer.Option(help="auto (default), portable or native.")]
 

@@ -14,6 +14,8 @@ from ortboost.cli.console import Output
 if TYPE_CHECKING:
     from ortboost.api import RunInfo
 
+__all__ = ["list_runs"]
+
 
 @verb(
     "runs",

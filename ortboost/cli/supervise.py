@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 
 from ortboost.cli import print_error
 
+__all__ = ["CRASHED", "supervised"]
+
 CRASHED = 10
 """Exit status after a crash in native code."""
 

@@ -28,6 +28,8 @@ from ortboost.cli.options import (
 if TYPE_CHECKING:
     from ortboost.training import TrainSummary
 
+__all__ = ["train"]
+
 _DIAGNOSES = 8  # the last diagnosed skipped step is the 128th
 
 

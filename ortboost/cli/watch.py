@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from ortboost.training import RunHistory
 
+__all__ = ["sparkline", "watch"]
+
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30  # bars per line
 _WARNINGS = 3  # number of warnings shown

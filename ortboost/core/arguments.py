@@ -20,6 +20,8 @@ from ortboost.core.field_words import UnfitError, describe_type, describe_value
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["Configuration", "check_argument", "checked"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, first_line
 
+__all__ = ["as_array", "as_dtype", "matches", "npy_faults", "read_npy"]
+
 
 def matches(have: Sequence[int], want: Sequence[int | str | None]) -> bool:
     """Whether a shape matches the required one, axis by axis; what is no int stands for any length.

@@ -7,6 +7,8 @@ from typing import Any
 
 from ortboost.core.errors import ConfigError
 
+__all__ = ["CONFIG_VERSION", "without_version"]
+
 CONFIG_VERSION = 1
 """The version that this package writes, and the newest that it reads."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+__all__ = ["available_cores"]
+
 
 def available_cores() -> int:
     """Number of logical processors that this process may run on; a container may have fewer.

@@ -14,6 +14,23 @@ from typing import ClassVar
 from ortboost.core.printable import one_line
 from ortboost.core.python_words import in_python
 
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "ConfigError",
+    "DependencyError",
+    "DivergedError",
+    "FileError",
+    "LostProcessError",
+    "ModelError",
+    "OrtBoostError",
+    "ParityError",
+    "UsageError",
+    "first_line",
+    "nearest",
+    "require_known",
+]
+
 
 class OrtBoostError(Exception):
     """Base of all errors that ortboost raises on purpose.

@@ -31,6 +31,8 @@ from ortboost.core.field_words import (
     without_alias,
 )
 
+__all__ = ["Range", "check_kinds", "check_value", "describe_family", "read_config", "write_config"]
+
 T = TypeVar("T")
 _INT64: Final = 2**63  # the range of an int64 tensor
 _OF_64_BITS: Final = Annotated[int, Range(1 - _INT64, _INT64 - 1)]

@@ -16,6 +16,19 @@ import numpy as np
 
 from ortboost.core.errors import ConfigError, nearest
 
+__all__ = [
+    "FAMILIES",
+    "UNIONS",
+    "Family",
+    "OnlyFloat",
+    "Range",
+    "UnfitError",
+    "describe_type",
+    "describe_value",
+    "field_error",
+    "without_alias",
+]
+
 _SHOWN: Final = 60
 UNIONS: Final = (typing.Union, types.UnionType)
 """The origins of the two ways to write a union."""

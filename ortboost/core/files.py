@@ -30,6 +30,22 @@ from typing import Any
 from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
 
+__all__ = [
+    "atomic_path",
+    "check_name",
+    "finish_replacement",
+    "foreign_files",
+    "process_exists",
+    "put_in_place",
+    "read_json",
+    "read_text",
+    "replace_files",
+    "sweep",
+    "temporary_folder",
+    "writable_path",
+    "write_json",
+]
+
 _MACHINE = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(r"\.ortboost-([0-9a-f]{8})-(\d+)-[0-9a-f]{16}\.tmp")
 _COMMIT, _DROPPED = ".ortboost-commit", "dropped.json"

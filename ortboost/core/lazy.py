@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+__all__ = ["attach_stub"]
+
 
 def attach_stub(
     package: str, folder: str

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 
 from ortboost.core.errors import ConfigError, require_known
 
+__all__ = ["LIMITS_VARIABLE", "Limits"]
+
 LIMITS_VARIABLE = "ORTBOOST_LIMITS"
 """Environment variable that overrides limits, such as ``tensor_bytes=17179869184,depth=64``."""
 

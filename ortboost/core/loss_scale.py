@@ -47,8 +47,21 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds, describe_family
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, describe_family
+
+__all__ = [
+    "NO_SCALE",
+    "SCALES",
+    "DynamicScaleConfig",
+    "FixedScaleConfig",
+    "GroupedScaleConfig",
+    "NoScaleConfig",
+    "ScaleConfig",
+    "ScaleState",
+    "initial_state",
+    "scale_text",
+    "update",
+]
 
 _SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
 _LARGEST: Final = float(np.finfo(np.float32).max)

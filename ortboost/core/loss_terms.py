@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["count_labels", "sum_weights"]
+
 _Array = NDArray[Any]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+__all__ = ["count_of", "one_line", "printable"]
+
 # Control characters other than tab and newline (escape sequences begin with one), marks of text
 # direction, line separators, surrogate halves, and characters that XML 1.0 (section 2.2) does not
 # allow.

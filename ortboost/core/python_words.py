@@ -16,6 +16,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+__all__ = ["ARGUMENTS", "ONLY_OPTIONS", "in_python"]
+
 _SAME_NAME: Final = (  # but for hyphens
     "around atol augment batch-size before check-sync checkpoint checkpoint-every checkpoints "
     "components data debug-overflow device early-stop exchange-dtype graph images keep max-drop "

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ["Report"]
+
 
 @dataclass
 class Report:

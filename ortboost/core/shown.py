@@ -8,6 +8,8 @@ from html import escape
 
 from ortboost.core.python_words import in_python
 
+__all__ = ["Shown"]
+
 
 class Shown(ABC):
     """Base of objects that are too large to print in full.

@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+__all__ = ["Overlay", "Selection", "TensorFile", "form_of", "pieces_of", "rows_of", "write_tensors"]
+
 _PIECE = 2**26  # bytes: what is read at a time of a tensor that is only passed on
 
 _DTYPES = {

@@ -37,6 +37,8 @@ from ortboost.graph.io import check_model_file, load_model
 from ortboost.graph.query import all_tensors
 from ortboost.program.catalogue import TensorSpec
 
+__all__ = ["bench_files", "model_bytes", "plan_turns", "take_turns"]
+
 _ROUGH = 3  # runs for a first estimate of the latency
 _LEAST_ROUNDS = 3  # quartiles of fewer ratios are meaningless
 

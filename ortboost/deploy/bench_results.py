@@ -9,9 +9,11 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from ortboost.core.arguments import Configuration
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.input_config import InputConfig
+
+__all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
+
 
 _Positive: TypeAlias = Annotated[int, Range(1)]
 

@@ -30,6 +30,8 @@ from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device, runtime
 
+__all__ = ["Worker", "peak_memory", "serve", "time_runs"]
+
 # With -I the child ignores PYTHONPATH and the current folder; it gets the parent's sys.path.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "

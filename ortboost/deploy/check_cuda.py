@@ -35,6 +35,8 @@ from ortboost.runtime.cuda.kernels import Kernels, load_kernels
 from ortboost.runtime.cuda.placement import Copy, Placed, place
 from ortboost.runtime.cuda.replay import form_to_capture, why_not_replayed
 
+__all__ = ["check_cuda", "graph_findings"]
+
 _SMALL: Final = 16  # elements; a scalar or a shape has fewer
 _LENGTH: Final = 8  # of a batch, for a step that is captured once this is known
 _GRAPH: Final = ("graph", "model")

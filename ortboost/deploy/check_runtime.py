@@ -19,6 +19,8 @@ from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.session import open_session, runtime
 
+__all__ = ["check_onnxruntime"]
+
 _PROTO_LIMIT = (1 << 31) - (1 << 20)  # bytes of weights: 2 GiB less some room for the graph
 # Rules about the file and about training apply to every runtime.
 _SHARED = {"TRT001": "ORT003", "TRT052": "ORT004", "TRT054": "ORT005"}

@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 
+__all__ = ["drop_exporter_notes"]
+
 _KEYS = ("namespace", "pkg.")  # https://github.com/pytorch/pytorch/blob/main/torch/onnx
 
 

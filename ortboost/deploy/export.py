@@ -36,6 +36,8 @@ from ortboost.graph.source import source_name
 from ortboost.program.program import Program
 from ortboost.transforms.inference_norm import to_inference
 
+__all__ = ["ExportSettings", "Exported", "export_model", "export_network", "reference_path"]
+
 _OLDEST = 13  # older opsets have attributes where the rewrites expect inputs
 
 

@@ -12,6 +12,8 @@ import onnx_ir as ir
 from ortboost.core.shown import Shown
 from ortboost.graph.query import label
 
+__all__ = ["SEVERITIES", "About", "Finding", "TargetReport", "error", "info", "warn"]
+
 SEVERITIES: Final = ("error", "warn", "info")
 
 About: TypeAlias = ir.Node | ir.Value | tuple[str, str]

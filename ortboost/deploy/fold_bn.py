@@ -17,6 +17,8 @@ from ortboost.deploy.rewrites.layer_weights import LAYERS, Array, fold_into, rea
 from ortboost.graph.query import constant, label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["fold_bn", "read_norm"]
+
 
 def read_norm(node: ir.Node) -> tuple[Array, Array]:
     """The ``s`` and ``t`` of a BatchNormalization ``x s + t``, for each channel.

@@ -17,6 +17,8 @@ from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.query import constant, is_read, producer_of
 from ortboost.graph.rewriting import Refusal, Site, remove_unused, rewrites
 
+__all__ = ["fold_full_norm"]
+
 
 @rewrites("Mul", bypass=True)
 def fold_full_norm(site: Site) -> list[ir.Value] | None:

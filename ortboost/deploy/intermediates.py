@@ -22,6 +22,16 @@ from ortboost.graph.io import save_model
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
+__all__ = [
+    "AT_A_TIME",
+    "IntermediateDifference",
+    "first_difference",
+    "intermediate_evaluator",
+    "intermediate_floats",
+    "measure_ranges",
+    "run_intermediates",
+]
+
 AT_A_TIME: Final = 64
 """Number of intermediate tensors that are outputs of one session: each takes memory."""
 

@@ -25,6 +25,8 @@ from ortboost.deploy.targets import BF16_OPSET, Target
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.transforms.precision import PrecisionConfig, place_precision
 
+__all__ = ["LowPrecision", "precision_steps"]
+
 _MARGIN = 2.0
 """Later data may exceed the ranges of the calibration data: twice the range has to fit."""
 

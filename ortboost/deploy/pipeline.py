@@ -51,6 +51,8 @@ from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.unchanged_states import capture_unchanged_states
 
+__all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
+
 Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 
 _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (

@@ -22,6 +22,16 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 
+__all__ = [
+    "Bind",
+    "batch_index",
+    "fix_specs",
+    "has_open_batch",
+    "make_feeds",
+    "settle_shapes",
+    "with_batch_axes",
+]
+
 Bind: TypeAlias = "Callable[[Sequence[TensorSpec], int], Mapping[str, NDArray[Any]]]"
 """Map inputs and a number of samples to the array of each input; shorter if the data end."""
 

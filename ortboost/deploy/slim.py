@@ -11,6 +11,8 @@ from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.query import all_tensors, count_operators
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["slim_step"]
+
 
 def slim_step() -> Step:
     """The onnxslim step.

@@ -14,6 +14,8 @@ from ortboost.core.report import Report
 from ortboost.program.names import LOSS
 from ortboost.program.program import Program
 
+__all__ = ["inference_model"]
+
 
 def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tuple[ir.Model, Report]:
     """Copy the evaluation graph, remove the loss, and insert the weights of the state.

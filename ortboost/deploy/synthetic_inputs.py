@@ -22,6 +22,15 @@ from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.graph.query import input_at, is_standard, static_shape
 from ortboost.program.catalogue import TensorSpec
 
+__all__ = [
+    "accepted_feeds",
+    "input_ranges",
+    "seeded_batch",
+    "sized_by_layers",
+    "sizes_text",
+    "synthetic_feeds",
+]
+
 T = TypeVar("T")
 _BATCH, _LENGTH, _IMAGE = 4, 7, 64  # all different, so that confusing two of them shows
 _SIZES: Final = (

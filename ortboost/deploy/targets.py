@@ -20,6 +20,18 @@ import onnx
 
 from ortboost.core.errors import UsageError, nearest
 
+__all__ = [
+    "BF16_OPSET",
+    "CHECKERS",
+    "GENERIC",
+    "PRECISIONS",
+    "TARGETS",
+    "Target",
+    "get_checker",
+    "get_target",
+    "ir_version_for",
+]
+
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
 """Precisions of an exported file."""
 BF16_OPSET: Final = 22

@@ -11,6 +11,8 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError, nearest
 from ortboost.runtime.peepholes import short_types
 
+__all__ = ["AGREEMENT", "SQNR", "Tolerance", "precision_of", "tolerance_for"]
+
 SQNR: Final = 15.0
 """Minimum signal-to-quantization-noise ratio of an int8 output in dB: 18 % noise (rms)."""
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ParityError
 from ortboost.deploy.tolerance import Tolerance
 
+__all__ = ["Difference", "Parity", "compare"]
+
 Array: TypeAlias = NDArray[np.float64]
 
 

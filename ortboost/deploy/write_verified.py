@@ -28,6 +28,8 @@ from ortboost.runtime.session import open_session
 from ortboost.runtime.session_errors import TooNewError
 from ortboost.transforms.precision import emulate_precision
 
+__all__ = ["faulty_step", "write_verified"]
+
 Batch: TypeAlias = Mapping[str, NDArray[Any]]
 Batches: TypeAlias = Sequence[Batch]
 Watch: TypeAlias = Callable[[int, Batch], None]

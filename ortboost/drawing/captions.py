@@ -11,6 +11,8 @@ import onnx_ir as ir
 
 from ortboost.graph.query import known_shape
 
+__all__ = ["cut", "family", "middle", "settings", "times", "type_text", "weight"]
+
 _WIDE = 34  # characters per line
 _NAME = 22  # characters for the name of a weight
 _SHOWN = 4  # number of values shown of a constant

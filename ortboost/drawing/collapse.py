@@ -34,6 +34,8 @@ from ortboost.graph.query import known_shape, label, subgraphs
 from ortboost.graph.reach import ancestors, values_read
 from ortboost.program.names import LOSS_SCALE, NEXT, OVERFLOW
 
+__all__ = ["Part", "collapse"]
+
 _MOST = 16  # maximum number of layers
 _MADE = re.compile(r"ortboost/([a-z_]+?)(?:_\d+)?/")  # name of a node that a rewrite made
 _KINDS = ("input", "loss", "gradients", "metrics", "update")

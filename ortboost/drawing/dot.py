@@ -5,6 +5,8 @@ from __future__ import annotations
 from ortboost.core.printable import printable
 from ortboost.drawing.picture import Box, Picture
 
+__all__ = ["to_dot"]
+
 _COLORS = {"dense": "#2563a8", "norm": "#8250df", "activation": "#2f855a", "layout": "#6e7781"}
 
 

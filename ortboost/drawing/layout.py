@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from statistics import fmean
 
+__all__ = ["Layout", "Point", "arrange", "crossings", "spread"]
+
 Point = tuple[float, float]
 
 _SWEEPS = 12  # of sorting

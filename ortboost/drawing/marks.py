@@ -13,6 +13,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.query import input_at, label, producer_of, sole_consumer
 
+__all__ = ["BOOKKEEPING", "marks_against", "marks_of_reports"]
+
 BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
 """Rewrites whose reports name weights, without a change of the nodes that use them."""
 

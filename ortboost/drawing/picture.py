@@ -14,6 +14,8 @@ from ortboost.drawing.captions import cut, family, middle, settings, times, type
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
 
+__all__ = ["Box", "Picture", "around", "part_of", "picture_of"]
+
 _LISTED = 3  # number of weights listed in a box
 
 

@@ -10,6 +10,8 @@ from ortboost.drawing.collapse import Part
 from ortboost.drawing.layout import Point, arrange
 from ortboost.drawing.picture import Box, Picture
 
+__all__ = ["to_html", "to_svg"]
+
 _TITLE, _LINE = 13.0, 11.0
 _ADVANCE = 0.61  # character width / font size of common monospaced fonts
 _LEADING = 1.35  # line height / font size

@@ -28,6 +28,8 @@ from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.reach import descendants
 
+__all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
+
 UNKNOWN: Final = "unknown"
 """The batch axis of an input for which no rule applies."""
 

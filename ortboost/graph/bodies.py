@@ -10,6 +10,18 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder, all_names, unused_name
 
+__all__ = [
+    "StandaloneBody",
+    "as_model",
+    "captured_values",
+    "choose",
+    "own_outputs",
+    "rename_values",
+    "separate_branch_names",
+    "states_of",
+    "unwrap",
+]
+
 _SMALL = 1024  # elements of a captured constant that inference and rewrites may read
 
 

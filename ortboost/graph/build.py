@@ -19,6 +19,16 @@ from numpy.typing import ArrayLike
 from ortboost.core.errors import ModelError
 from ortboost.graph.query import all_graphs, all_nodes, find_schema
 
+__all__ = [
+    "Builder",
+    "all_names",
+    "detach",
+    "free_name",
+    "insert_after",
+    "replace_node",
+    "unused_name",
+]
+
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 

@@ -28,6 +28,13 @@ from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
+__all__ = [
+    "leave_out_windows",
+    "pads_without_ceil",
+    "window_of",
+    "write_out_counted_padding",
+]
+
 
 def leave_out_windows(model: ir.Model) -> Report:
     """Leave out windows that start in the padding, in the first pool that has some, in place.

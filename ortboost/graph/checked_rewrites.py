@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 from ortboost.core.errors import OrtBoostError
 
+__all__ = ["VARIABLE", "check_rewritten"]
+
 VARIABLE = "ORTBOOST_CHECK_REWRITES"
 _TRAINING = "onnxruntime.training"
 _LARGEST = 1 << 31  # bytes of a protobuf message

@@ -17,6 +17,8 @@ from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.source import source_name
 
+__all__ = ["cut_maps", "infer_elementwise", "require_network"]
+
 _DOMAIN: Final = "ai.onnx.ml"
 _MODELS: Final = (
     *("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"),

@@ -22,6 +22,8 @@ from ortboost.graph.query import ROLE_MARK, input_at, is_standard, known_shape, 
 from ortboost.graph.store_weights import COMPUTED, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
 
+__all__ = ["TRAINABLE", "Verdict", "classify_tensor"]
+
 TRAINABLE = ("weight", "bias", "norm_scale", "norm_shift")
 """The roles that are trained by default."""
 _PARAMETER_NAME = re.compile(

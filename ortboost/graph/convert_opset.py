@@ -29,6 +29,8 @@ from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
+__all__ = ["convert_opset", "quiet"]
+
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
 # Opsets that changed what an operator computes; onnx's converter ignores these changes.

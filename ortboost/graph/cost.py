@@ -43,6 +43,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.shape_inference import check_lengths, infer_shapes
 
+__all__ = ["Cost", "count_cost", "with_lengths"]
+
 _log = logging.getLogger(__name__)
 _SHAPES = 64  # elements: shapes are folded, weights are not
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -18,6 +18,8 @@ from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.symbolic_shapes import is_of_inputs, is_placeholder
 
+__all__ = ["declared_shapes", "forget_declared", "restore_declared"]
+
 
 def declared_shapes(model: ir.Model) -> dict[str, ir.Shape]:
     """The declared shapes of the outputs that nodes compute, by name."""

@@ -6,6 +6,8 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 
+__all__ = ["false_after"]
+
 
 def false_after(b: Builder, value: ir.Value) -> ir.Value:
     """False, as a bool scalar that no runtime can compute before ``value``.

@@ -15,6 +15,17 @@ import onnx_ir as ir
 
 from ortboost.graph.query import constant, is_standard, known_shape
 
+__all__ = [
+    "REST",
+    "Key",
+    "as_reshape",
+    "dimensions",
+    "elements",
+    "is_flat",
+    "same_shape",
+    "same_view",
+]
+
 Key: TypeAlias = Hashable
 REST: Final = ("rest",)
 """The dimension for which the model has a -1 in the shape of a Reshape."""

@@ -13,6 +13,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["empty_reductions"]
+
 _SAME = ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 

@@ -11,6 +11,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+__all__ = ["add_initializer", "evaluate_node"]
+
 
 def evaluate_node(
     node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int

@@ -6,6 +6,8 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
+__all__ = ["other_kind", "program_around"]
+
 _STARTS: Final = (
     (b"{", "JSON text"),
     (b"\x93NUMPY", "a NumPy array (.npy)"),

@@ -19,6 +19,8 @@ from ortboost.graph.input_config import Dims, InputConfig, fit_dims, require_inp
 from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, format_shape, known_shape
 from ortboost.graph.source import source_name
 
+__all__ = ["fit_inputs", "fix_inputs"]
+
 
 def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
     """Fix the dimensions and inputs that the configuration names, in place, in a model as loaded.

@@ -19,6 +19,8 @@ from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.query import constant, find_nodes, known_shape, producer_of, static_shape
 
+__all__ = ["fold_integers"]
+
 _LARGEST = 1024  # elements
 _OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(

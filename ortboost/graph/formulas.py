@@ -9,6 +9,8 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.rewriting import Site
 
+__all__ = ["Operand", "Term"]
+
 
 class Term:
     """A value in a formula; operators and :meth:`call` create the nodes of further terms.

@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ortboost.graph.query import find_schema, input_at, known_shape, label
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["expand_by_definition", "has_definition"]
+
 
 def has_definition(op_type: str, opset: int) -> bool:
     """Whether a standard operator is defined by a function.

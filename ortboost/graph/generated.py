@@ -10,6 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+__all__ = ["counting", "generated"]
+
 _LARGEST = 1 << 24  # number of elements that are examined
 _NEAR = 2e-3  # error of float32 sines at positions in the thousands
 _FAST = 0.1  # one step at the highest frequency, 1, changes far more

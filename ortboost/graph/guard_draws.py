@@ -19,6 +19,8 @@ import onnx_ir as ir
 
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["guard_draws"]
+
 
 @rewrites("Bernoulli", subgraphs=True)
 def guard_draws(site: Site) -> list[ir.Value]:

@@ -16,6 +16,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.query import all_nodes, constant, find_nodes, input_at, is_read
 
+__all__ = ["guard_dropouts"]
+
 
 def guard_dropouts(model: ir.Model) -> Report:
     """Read the mask of each Dropout in training mode of a typed graph if nothing does, in place."""

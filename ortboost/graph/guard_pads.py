@@ -16,6 +16,8 @@ import onnx_ir as ir
 from ortboost.graph.query import input_at, is_standard, known_shape
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["GUARDING_OPSET", "guard_pads", "needs_guard"]
+
 GUARDING_OPSET = 18
 """The opset that added axes to Pad."""
 _POOLS = frozenset({"AveragePool", "MaxPool"})

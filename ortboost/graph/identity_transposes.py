@@ -7,6 +7,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.query import all_nodes, is_read
 
+__all__ = ["bypass_identity_transposes"]
+
 
 def bypass_identity_transposes(model: ir.Model) -> Report:
     """Bypass each Transpose that keeps the order of the axes, in place.

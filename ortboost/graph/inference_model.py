@@ -11,6 +11,8 @@ from onnx_ir import serde
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, known_shape, subgraphs
 from ortboost.graph.structure import walk
 
+__all__ = ["SMALL", "describe_model", "describe_value", "take_over", "take_type"]
+
 SMALL = 1000
 """Bytes of weights whose values inference may need: sizes, axes."""
 # Definitions for ONNX's inference, which has no schemas of com.microsoft.

@@ -15,6 +15,8 @@ from ortboost.graph.bodies import unwrap
 from ortboost.graph.build import detach
 from ortboost.graph.query import find_nodes
 
+__all__ = ["inline_branches"]
+
 
 def inline_branches(model: ir.Model) -> Report:
     """Inline the branch taken by every If in the main graph with a constant condition, in place.

@@ -14,6 +14,8 @@ from onnx_ir.passes import common
 from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, find_nodes
 
+__all__ = ["inline_functions"]
+
 
 def inline_functions(
     model: ir.Model, kept: Callable[[ir.Function], bool] = lambda _: False

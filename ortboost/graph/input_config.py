@@ -11,9 +11,10 @@ import numpy as np
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, UsageError, nearest, require_known
-from ortboost.core.field_types import check_kinds, write_config
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.graph.query import format_shape
+
+__all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims", "require_input"]
 
 Dims: TypeAlias = tuple[int | str | None, ...]
 _NO_NAME = re.compile(

@@ -30,6 +30,19 @@ from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
 from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged
 
+__all__ = [
+    "EXTERNAL_DATA_THRESHOLD",
+    "ModelSource",
+    "check_model_file",
+    "external_fault",
+    "external_files",
+    "is_folder",
+    "is_map",
+    "load_model",
+    "name_of",
+    "save_model",
+]
+
 ModelSource: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
 EXTERNAL_DATA_THRESHOLD = 1 << 30

@@ -24,6 +24,8 @@ from ortboost.graph.cost import count_cost, with_lengths
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape, source_before, static_shape, subgraphs
 
+__all__ = ["Layer", "find_layers"]
+
 _OPEN = (128, 2048, 32768)  # assumed for open dimensions but the batch; audio needs the longer ones
 _ELEMENT = 32  # multiply-accumulates equivalent to the memory traffic of one element
 

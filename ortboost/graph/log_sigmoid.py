@@ -12,6 +12,8 @@ import onnx_ir as ir
 from ortboost.graph.query import producer_of
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["write_out_log_sigmoids"]
+
 
 @rewrites("Log", what="-softplus(-x) of a sigmoid")
 def write_out_log_sigmoids(site: Site) -> list[ir.Value | None] | None:

@@ -15,6 +15,8 @@ from ortboost.graph.bodies import as_model, own_outputs, states_of
 from ortboost.graph.query import is_standard, known_shape
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["Dims", "infer_body", "infer_loops"]
+
 Dims: TypeAlias = list[int | str | None] | None
 """A shape; ``None`` if even the rank is unknown."""
 

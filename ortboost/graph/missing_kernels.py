@@ -13,6 +13,14 @@ from ortboost.graph.io import ModelSource
 from ortboost.graph.query import input_at, is_standard, producer_of, scalar, source_before
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = [
+    "drop_flat_biases",
+    "newest_opset",
+    "replace_missing_kernels",
+    "runnable",
+    "sort_for_argmax",
+]
+
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _NEWEST: Final = {

@@ -40,6 +40,8 @@ from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
 
+__all__ = ["free_weights", "name_nodes", "normalize"]
+
 _ROUNDS = 12  # of folding and shape inference, more than any known model takes
 
 

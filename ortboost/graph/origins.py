@@ -29,6 +29,24 @@ import onnx_ir as ir
 
 from ortboost.graph.query import is_standard, source_before
 
+__all__ = [
+    "CALL_KEY",
+    "SIGNATURE_KEY",
+    "STACK_KEY",
+    "Origin",
+    "Origins",
+    "in_block",
+    "made_by_torch",
+    "missing_parameters",
+    "names_a_parameter",
+    "origin_of",
+    "original_name",
+    "scopes_of",
+    "stamp_origin",
+    "stamp_origins",
+    "tensor_origins",
+]
+
 _META = "ortboost.origin"
 _MISSING = "ortboost.missing_parameters"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"

@@ -19,6 +19,8 @@ import onnx_ir as ir
 from ortboost.graph.origins import CALL_KEY, made_by_torch
 from ortboost.graph.query import input_at, is_standard, static_shape
 
+__all__ = ["find_padding_rows", "padding_rows", "stamp_padding_rows"]
+
 _META = "ortboost.padding_rows"
 _EMBEDDING = re.compile(r"aten\.embedding\.default\]\(args = \(%[^,]+, %[^,)]+(?:, (-?\d+))?")
 

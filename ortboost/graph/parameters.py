@@ -20,6 +20,8 @@ from ortboost.graph.classify_tensor import TRAINABLE, Verdict, classify_tensor
 from ortboost.graph.origins import original_name
 from ortboost.graph.query import FLOAT_TYPES, match_names
 
+__all__ = ["Parameter", "find_parameters", "match_parameters", "named_parameters"]
+
 
 @dataclass(frozen=True)
 class Parameter:

@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from ortboost.graph.query import SHORT_FLOATS, producer_of, scalar, sole_consumer
 
+__all__ = ["Found", "Op", "Pattern", "match", "matches"]
+
 Found: TypeAlias = Mapping[str, ir.Value]
 """Variable, or name of an :class:`Op`, to the value that it stands for."""
 

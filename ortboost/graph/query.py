@@ -12,6 +12,38 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+__all__ = [
+    "FLOAT_TYPES",
+    "RANDOM_OPERATORS",
+    "ROLE_MARK",
+    "SHORT_FLOATS",
+    "all_graphs",
+    "all_nodes",
+    "all_tensors",
+    "constant",
+    "count_operators",
+    "find_nodes",
+    "find_schema",
+    "fixed_lengths",
+    "format_shape",
+    "has_subgraph",
+    "input_at",
+    "is_random",
+    "is_read",
+    "is_standard",
+    "is_unused",
+    "known_shape",
+    "label",
+    "match_names",
+    "matches_name",
+    "producer_of",
+    "scalar",
+    "sole_consumer",
+    "source_before",
+    "static_shape",
+    "subgraphs",
+]
+
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 SHORT_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

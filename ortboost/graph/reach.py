@@ -16,6 +16,22 @@ import onnx_ir as ir
 from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
+__all__ = [
+    "CONTROLS",
+    "STOPS",
+    "STOP_MARK",
+    "Reach",
+    "ancestors",
+    "descendants",
+    "dropped_detaches",
+    "find_value",
+    "reach",
+    "stops_gradient",
+    "uses_inside",
+    "values_by_name",
+    "values_read",
+]
+
 STOPS = frozenset(
     "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "
     "EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Multinomial NonZero Not Or "

@@ -26,6 +26,17 @@ from ortboost.graph.query import (
     label,
 )
 
+__all__ = [
+    "Refusal",
+    "Rule",
+    "Site",
+    "can_replace",
+    "remove_unused",
+    "replace_value",
+    "rewrite_nodes",
+    "rewrites",
+]
+
 
 class Refusal(Exception):  # noqa: N818 - a result of a rule, not an error
     """A rule does not apply to this form of its operator; the message says why."""

@@ -18,6 +18,8 @@ import onnx_ir as ir
 from ortboost.graph.query import is_read, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["attention", "multi_head_attention", "rotary_embedding"]
+
 _BY_HEAD = (0, 2, 1, 3)  # [batch, length, heads, size] to [batch, heads, length, size], and back
 _CACHE = "it reads a cache of earlier tokens; export the model without a cache"
 _START_OVER = "start from the unoptimized export"

@@ -23,6 +23,14 @@ from ortboost.graph.runtime_attention import attention, multi_head_attention, ro
 from ortboost.graph.runtime_quantized import BLOCKWISE_OPSET, matmul_n_bits
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = [
+    "OLDEST_OPSET",
+    "has_runtime_operators",
+    "oldest_opset",
+    "restore_runtime_domain",
+    "write_out_runtime_operators",
+]
+
 _DOMAIN: Final = "com.microsoft"
 _LAYER_NORM_SINCE: Final = 17
 OLDEST_OPSET: Final = 18

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ortboost.graph.query import constant
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["BLOCKWISE_OPSET", "matmul_n_bits"]
+
 BLOCKWISE_OPSET: Final = 21
 """The first opset whose DequantizeLinear has blocks, and types of 4 bits."""
 

@@ -18,6 +18,8 @@ from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.origins import Origin, names_a_parameter, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, is_standard
 
+__all__ = ["separate_equals"]
+
 
 def separate_equals(model: ir.Model) -> Report:
     """Replace each such Identity by a tensor of its own, in place.

@@ -37,6 +37,15 @@ from ortboost.graph.inference_model import (
 from ortboost.graph.query import find_schema, is_standard, known_shape, label
 from ortboost.graph.structure import walk
 
+__all__ = [
+    "check_lengths",
+    "check_slices",
+    "dimension_names",
+    "infer_missing",
+    "infer_shapes",
+    "node_fault",
+]
+
 _Lengths: TypeAlias = ChainMap[str, list[int] | None]
 _Reader: TypeAlias = tuple[onnx.NodeProto, _Lengths]
 _log = logging.getLogger(__name__)

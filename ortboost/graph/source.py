@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+__all__ = ["named_source", "source_name"]
+
 _SOURCE = "ortboost.source"
 
 

@@ -20,6 +20,8 @@ from ortboost.graph.dimensions import REST, Key, as_reshape, dimensions, element
 from ortboost.graph.query import constant, find_nodes, input_at, is_standard, label
 from ortboost.graph.symbolic_shapes import name_lengths
 
+__all__ = ["static_shapes"]
+
 _MOST_AXES = 64
 _PARTS = 15  # the opset from which Shape has a start and an end
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)

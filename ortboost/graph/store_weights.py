@@ -32,6 +32,8 @@ from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, find_nodes, is_standard, source_before, static_shape
 from ortboost.graph.weight_uses import weight_uses
 
+__all__ = ["COMPUTED", "MOVED", "POSITIONS", "store_weights"]
+
 COMPUTED = "ortboost.computed"
 MOVED = "ortboost.moved"
 POSITIONS = "ortboost.positions"

@@ -27,6 +27,8 @@ import onnx_ir as ir
 from ortboost.graph.dimensions import Key, elements
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, producer_of, scalar
 
+__all__ = ["is_cut", "is_of_inputs", "is_placeholder", "name_lengths"]
+
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
 

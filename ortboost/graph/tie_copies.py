@@ -31,6 +31,8 @@ from ortboost.graph.origins import origin_of
 from ortboost.graph.query import FLOAT_TYPES
 from ortboost.graph.store_weights import MOVED
 
+__all__ = ["tie_copies"]
+
 _NAMED = ("parameter", "module")
 _ANONYMOUS = ("folded", "literal", "unknown")
 _DISTINCT = 4  # fewer different values may be equal by chance: the ones of a fresh layer

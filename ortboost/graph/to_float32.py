@@ -26,6 +26,8 @@ from ortboost.core.report import Report
 from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.query import all_graphs, input_at, is_standard
 
+__all__ = ["as_float32", "to_float32"]
+
 # Attributes of standard operators that name a type.
 _TYPE_ATTRIBUTES = (
     "dtype output_datatype output_dtype precision softmax_precision stash_type to".split()

@@ -41,6 +41,8 @@ from ortboost.graph.patterns import Op, match
 from ortboost.graph.query import input_at, is_standard, label, producer_of
 from ortboost.graph.reach import STOP_MARK, dropped_detaches, reach, stops_gradient
 
+__all__ = ["find_training_traces"]
+
 _CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", re.MULTILINE)
 _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')

@@ -8,6 +8,8 @@ from ortboost.graph.bodies import own_outputs, states_of
 from ortboost.graph.query import source_before
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["capture_unchanged_states"]
+
 
 @rewrites(
     *("Loop", "Scan"),

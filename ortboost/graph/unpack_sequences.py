@@ -20,6 +20,8 @@ from ortboost.graph.query import (
     producer_of,
 )
 
+__all__ = ["unpack_sequences"]
+
 _END = 2**63 - 1
 
 

@@ -24,6 +24,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.reach import CONTROLS, STOPS, ancestors
 
+__all__ = ["UseKind", "WeightUse", "weight_uses"]
+
 
 class UseKind(enum.IntEnum):
     """Kinds of uses, the most conclusive first."""

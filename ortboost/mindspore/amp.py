@@ -6,14 +6,14 @@ import warnings
 from typing import Annotated, Any, Literal, TypeAlias
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentValueError, require_known
-from ortboost.core.field_words import Range
+from ortboost.core.errors import require_known
+from ortboost.core.field_types import Range
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.mindspore.boost.train_step import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
-from ortboost.mindspore.core.arguments import ArgumentRuntimeError, Count
+from ortboost.mindspore.core.arguments import ArgumentRuntimeError, ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.mixed_precision import (
     AmpLevel,

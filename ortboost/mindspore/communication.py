@@ -13,9 +13,23 @@ from __future__ import annotations
 import warnings
 from typing import Any, Final
 
-from ortboost.core.errors import ArgumentValueError
-from ortboost.mindspore.core.arguments import ArgumentRuntimeError, NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.runtime.process_group import ProcessGroup
+
+__all__ = [
+    "ParallelMode",
+    "get_group_size",
+    "get_rank",
+    "init",
+    "release",
+    "reset_auto_parallel_context",
+    "set_auto_parallel_context",
+    "shared_group",
+]
 
 
 class ParallelMode:

@@ -13,11 +13,20 @@ import numpy as np
 import onnx
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.nn.wrap import network_of
 from ortboost.transforms.precision import PrecisionConfig, precision_for_level
 from ortboost.transforms.precision.policy import FP32_OPERATORS, LOW_PRECISION_OPERATORS
+
+__all__ = [
+    "AmpLevel",
+    "auto_mixed_precision",
+    "custom_mixed_precision",
+    "dtype_name",
+    "get_black_list",
+    "get_white_list",
+]
 
 AmpLevel: TypeAlias = Literal["O0", "O1", "O2", "O3", "auto"]
 """Mixed-precision levels, see :mod:`ortboost.transforms.precision.policy`."""

@@ -28,10 +28,11 @@ from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
 from ortboost.optimizers.base import Decay, Rule, Update, UpdateInputs, regularized
+
+__all__ = ["Adam", "AdamW"]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from typing import Annotated, ClassVar, Protocol, TypeAlias, runtime_checkable
 import onnx_ir as ir
 
 from ortboost.core.arguments import Configuration
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
+
+__all__ = ["Decay", "NotNegative", "Optimizer", "Rule", "Update", "UpdateInputs", "regularized"]
 
 Decay: TypeAlias = Annotated[float, Range(0, below=1)]
 """The decay factor of a running mean."""

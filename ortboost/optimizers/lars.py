@@ -20,11 +20,12 @@ from typing import Annotated, ClassVar
 import onnx_ir as ir
 
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
 from ortboost.optimizers.base import NotNegative, Optimizer, Rule, Update, UpdateInputs, regularized
 from ortboost.optimizers.sgd import Momentum
+
+__all__ = ["Lars"]
 
 
 @dataclass(frozen=True)

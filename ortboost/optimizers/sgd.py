@@ -21,10 +21,11 @@ from typing import Annotated, ClassVar
 import onnx_ir as ir
 
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
 from ortboost.optimizers.base import NotNegative, Rule, Update, UpdateInputs, regularized
+
+__all__ = ["Momentum", "Sgd"]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from ortboost.graph.query import is_standard, subgraphs
 from ortboost.graph.reach import ancestors, values_read
 from ortboost.program.catalogue import Catalogue
 
+__all__ = ["in_place_states"]
+
 # Operators that write element i of the output from element i of their inputs, or from scalars.
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Identity", "Neg"})
 

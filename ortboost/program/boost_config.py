@@ -41,9 +41,22 @@ from ortboost.boosts import (
 )
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds, read_config
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, read_config
 from ortboost.core.files import read_json
+
+__all__ = [
+    "LEVELS",
+    "MODES",
+    "SECTIONS",
+    "AccumulationSection",
+    "BoostConfig",
+    "CommonSection",
+    "DimReduceSection",
+    "LessBnSection",
+    "Switches",
+    "read_boost_config",
+    "resolve_boost",
+]
 
 _Count: TypeAlias = Annotated[int, Range(0, below=2**31)]
 _Positive: TypeAlias = Annotated[int, Range(1, below=2**31)]

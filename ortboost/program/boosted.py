@@ -11,6 +11,14 @@ from ortboost.core.report import Report
 from ortboost.program.boost_config import SECTIONS, BoostConfig
 from ortboost.program.config import ProgramConfig
 
+__all__ = [
+    "ADASUM_IDLE",
+    "SCALE_GROUPS_GIVEN",
+    "boosted",
+    "split_settings",
+    "with_settings",
+]
+
 _PARTS: Final = ("loss", "optimizer", "loss_scale", "clip", "centralize", "precision")
 ADASUM_IDLE = (
     "it combines the updates of several servers; one process has nothing to combine (--processes)"

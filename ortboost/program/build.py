@@ -38,6 +38,8 @@ from ortboost.program.program import Program
 from ortboost.program.training_graphs import build_graphs
 from ortboost.transforms.inference_norm import to_inference
 
+__all__ = ["build_program", "evaluation_graph"]
+
 
 @checked
 @without_collector()

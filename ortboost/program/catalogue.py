@@ -24,6 +24,16 @@ from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import BatchAxis
 from ortboost.graph.query import known_shape
 
+__all__ = [
+    "METADATA_KEY",
+    "Catalogue",
+    "StateEntry",
+    "TensorSpec",
+    "merged",
+    "read_catalogue",
+    "stamp",
+]
+
 METADATA_KEY = "ortboost.catalogue"
 _VERSION = 1
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.autodiff.blockers import Blocker
-from ortboost.autodiff.check import find_blockers
+from ortboost.autodiff.check import Blocker, find_blockers
 from ortboost.autodiff.engine import Engine, available_engines
 from ortboost.core.errors import ModelError
 from ortboost.core.printable import count_of
@@ -23,6 +22,8 @@ from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, prepare_forward
 from ortboost.program.network import read_network
+
+__all__ = ["Chosen", "choose_engine", "refuse_blockers"]
 
 
 @dataclass(frozen=True)

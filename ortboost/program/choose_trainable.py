@@ -25,6 +25,8 @@ from ortboost.graph.source import source_name
 from ortboost.graph.weight_uses import weight_uses
 from ortboost.program.config import ProgramConfig
 
+__all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
+
 CHOOSE_TRAINABLE = "choose_trainable"
 """Name of the report; its first note gives the number of trained parameters."""
 

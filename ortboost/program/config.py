@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
+from ortboost.boosts.loss_scale import scale_from_dict
 from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds, read_config, write_config
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, read_config, write_config
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Momentum, Optimizer
@@ -29,13 +29,23 @@ from ortboost.program.former_fields import (
     with_former_fields,
 )
 from ortboost.program.names import STEP_GRAPH
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 
 if TYPE_CHECKING:
     from ortboost.boosts.freeze_schedule import FreezeConfig
     from ortboost.boosts.grad_centralization import CentralizeConfig
     from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
     from ortboost.transforms.precision import PrecisionConfig
+
+__all__ = [
+    "ClipConfig",
+    "DecayFilter",
+    "ParameterGroup",
+    "ProgramConfig",
+    "decays",
+    "scale_from_dict",
+    "step_plan",
+]
 
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
 _TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals fit into float32

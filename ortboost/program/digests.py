@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ortboost.core.tensor_file import pieces_of
 from ortboost.program.catalogue import Catalogue
 
+__all__ = ["EVALUATION", "Digests", "digest_graphs", "digest_settings", "digest_state"]
+
 EVALUATION = "eval"
 """Name of the evaluation graph."""
 _LENGTH = 32  # hexadecimal digits of a digest

@@ -31,6 +31,8 @@ from ortboost.core.field_types import check_kinds, read_config, write_config
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.transforms.precision import PrecisionConfig
 
+__all__ = ["FORMER", "former_from_dict", "former_to_dict", "join_boosts", "with_former_fields"]
+
 _C = TypeVar("_C", bound=type[Any])
 
 

@@ -26,6 +26,8 @@ from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.trainable_norm import batch_norms, has_no_momentum, to_training
 
+__all__ = ["Forward", "prepare_forward"]
+
 
 @dataclass(frozen=True)
 class Forward:

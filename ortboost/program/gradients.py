@@ -37,6 +37,8 @@ from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
+__all__ = ["INCOMING", "LARGEST_NORM", "STATISTICS", "ZEROS", "ScaledGradients"]
+
 ZEROS, INCOMING = "ortboost/zeros", "ortboost/incoming"
 """Name prefixes of float32 scalars that are zero if gradients are finite.
 

@@ -26,6 +26,8 @@ from ortboost.program.forward import Forward
 from ortboost.program.rewrite_log import RewriteLog
 from ortboost.transforms.padding_rows import protect_padding_rows
 
+__all__ = ["Lowered", "find_values", "lift_state", "lower_forward"]
+
 
 @dataclass(frozen=True)
 class Lowered:

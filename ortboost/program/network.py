@@ -32,6 +32,8 @@ from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.new_head import new_head
 from ortboost.transforms.trainable_norm import batch_norms, body_norms
 
+__all__ = ["Network", "read_network"]
+
 
 @dataclass(frozen=True)
 class Network:

@@ -26,6 +26,8 @@ from ortboost.graph.query import FLOAT_TYPES, all_tensors
 from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.tie_copies import tie_copies
 
+__all__ = ["read_parameters", "write_parameters"]
+
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

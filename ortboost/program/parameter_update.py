@@ -18,6 +18,8 @@ from ortboost.program import names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig, decays
 
+__all__ = ["ParameterUpdate", "StepState"]
+
 
 class StepState:
     """Declares inputs and states of a step.

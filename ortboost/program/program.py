@@ -54,6 +54,15 @@ from ortboost.program.digests import (
 from ortboost.program.names import STEP_GRAPH, slot_parameter
 from ortboost.program.state_file import check_state, read_tensors
 
+__all__ = [
+    "EVAL",
+    "MANIFEST",
+    "STATE",
+    "STEP",
+    "Program",
+    "is_part",
+]
+
 MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
 _FORMAT = 1
 # Names of graphs; no others are read from a manifest, because they become part of a path.

@@ -9,6 +9,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.checked_rewrites import check_rewritten
 
+__all__ = ["RewriteLog"]
+
 
 class RewriteLog:
     """Collects the reports of rewrites, in the order in which they ran.

@@ -33,6 +33,15 @@ from ortboost.graph.query import is_random
 from ortboost.graph.reach import uses_inside, values_read
 from ortboost.program.split import cut_name
 
+__all__ = [
+    "UNKNOWN_SIZES",
+    "Segment",
+    "cut_segments",
+    "order_exchanges",
+    "order_gradients",
+    "place_gradients",
+]
+
 UNKNOWN_SIZES: Final = {"NonZero", "Unique", "Compress", "NonMaxSuppression", "Loop", "If"}
 """Operators with outputs whose shapes depend on data; those of a Scan do if its body has one."""
 

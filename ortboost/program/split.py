@@ -54,6 +54,18 @@ from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_c
 from ortboost.program.gradients import INCOMING, STATISTICS, ZEROS
 from ortboost.program.program import Program
 
+__all__ = [
+    "GRADIENTS_GRAPH",
+    "UPDATE_GRAPH",
+    "SplitStep",
+    "cut_exchanges",
+    "cut_name",
+    "save_split",
+    "slice_step",
+    "split_program",
+    "split_step",
+]
+
 GRADIENTS_GRAPH, UPDATE_GRAPH = "gradients", "update"
 _OF_UPDATE = (names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES)
 

@@ -12,6 +12,8 @@ from ortboost.core.errors import FileError
 from ortboost.core.tensor_file import TensorFile, form_of
 from ortboost.program.catalogue import Catalogue
 
+__all__ = ["check_state", "read_tensors"]
+
 
 def read_tensors(path: str | os.PathLike[str]) -> TensorFile:
     """Open a safetensors file; each tensor is read on access.

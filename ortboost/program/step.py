@@ -40,6 +40,8 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.gradients import ScaledGradients
 from ortboost.program.parameter_update import ParameterUpdate, StepState
 
+__all__ = ["StepParts", "append_flush", "append_update"]
+
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 _FULL = "ortboost/full"
 _SKIPS = (names.LAST_SKIPPED, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS)

@@ -24,10 +24,11 @@ from ortboost.program.lowered import Lowered, find_values
 from ortboost.program.names import FLUSH_GRAPH, STEP_GRAPH
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.program.trials import build_trials
-from ortboost.transforms.attach_loss import AttachedLoss
+from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
 from ortboost.transforms.dequantize_again import dequantize_again
-from ortboost.transforms.loss_functions import shifted_labels
 from ortboost.transforms.padding_rows import join_padding_rows
+
+__all__ = ["TrainingGraph", "build_graphs"]
 
 
 @dataclass(frozen=True)

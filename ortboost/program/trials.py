@@ -14,6 +14,8 @@ from ortboost.graph.parameters import Parameter
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
 
+__all__ = ["build_trials"]
+
 
 def build_trials(
     forward: ir.Model,

@@ -23,6 +23,8 @@ from ortboost.boosts.adasum import AdaSum, combine_graph, dots_graph
 from ortboost.runtime.process_group import ProcessGroup
 from ortboost.runtime.session import open_session
 
+__all__ = ["SharedAdaSum"]
+
 _Floats = NDArray[np.float32]
 
 

@@ -17,6 +17,8 @@ from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.session import open_session
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["CompiledGraph", "own_catalogue"]
+
 _LARGE_STATE = 2**20  # bytes; from here on memory matters more than a few microseconds
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+__all__ = ["find_libraries", "preload"]
+
 _log = logging.getLogger(__name__)
 
 # Package folder below `nvidia` and library names, dependencies first.

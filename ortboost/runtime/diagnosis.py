@@ -30,6 +30,8 @@ from ortboost.runtime.findings import Diagnosis, Finding, TensorStats
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import drawing, open_session
 
+__all__ = ["diagnose", "inner_tensors", "list_nonfinite"]
+
 _MOST_FINDINGS, _MOST_NAMES = 5, 10
 _WIDENED = "ortboost/widened/"
 

@@ -16,6 +16,8 @@ from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
 from ortboost.runtime.session import open_session, training_device
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["Evaluator", "open_evaluator"]
+
 
 class Evaluator:
     """Runs the evaluation graph of a program on a state that is on the device.

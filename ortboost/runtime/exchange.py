@@ -19,6 +19,8 @@ from ortboost.program.names import EXCHANGED_GRADIENT
 from ortboost.program.split import cut_name
 from ortboost.runtime.process_group import Buffer, ProcessGroup
 
+__all__ = ["Exchange"]
+
 
 class Exchange:
     """The exchange points of a level; the values of the processes travel in one message.

@@ -14,6 +14,16 @@ from ortboost.core.errors import UsageError, first_line, nearest
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import LEARNING_RATE
 
+__all__ = [
+    "arrays_of",
+    "check_batch",
+    "check_lengths",
+    "check_rates",
+    "fed_array",
+    "refused_batch",
+    "require_fed",
+]
+
 _OUT_OF_RANGE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[(-?\d+),(-?\d+)\]")
 _LARGEST_RATE = 1e38  # float32 holds 3.4e38
 

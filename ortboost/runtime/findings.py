@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Diagnosis", "Finding", "TensorStats"]
+
 _BFLOAT16_MAX = float.fromhex("0x1.fep127")
 
 

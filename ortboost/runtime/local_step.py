@@ -15,6 +15,8 @@ from ortboost.runtime.cuda.replay import ReplayedGraph, passing_on
 from ortboost.runtime.session import drawing
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["LocalStep"]
+
 
 class LocalStep:
     """Runs the graphs of a program in this process.

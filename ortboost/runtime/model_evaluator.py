@@ -18,6 +18,8 @@ from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.feeds import refused_batch, require_fed
 from ortboost.runtime.session import open_session
 
+__all__ = ["ModelEvaluator"]
+
 _WORDS = "float float16 double int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool string"
 _TYPES = {f"tensor({word})": ir.DataType[word.upper()].numpy() for word in _WORDS.split()}
 

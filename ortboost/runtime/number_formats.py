@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from ortboost.runtime.session import open_session
 
+__all__ = ["FORMATS", "FormatSupport", "probe_format"]
+
 FORMATS: Final = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 """Format name to element type."""
 

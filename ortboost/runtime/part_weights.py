@@ -12,6 +12,8 @@ from ortboost.core.loss_terms import count_labels, sum_weights
 from ortboost.program import names
 from ortboost.program.catalogue import TensorSpec
 
+__all__ = ["Counts", "PartWeights", "Reduction", "count_samples"]
+
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 """How a loss joins its samples."""
 _BASE: Final = 2**12  # two digits, of which float32 represents each up to 2**24

@@ -37,6 +37,8 @@ from ortboost.runtime.cuda.kernels import kernels_of
 from ortboost.runtime.session import runtime
 from ortboost.transforms.precision import emulate_precision
 
+__all__ = ["emulated_for", "for_device", "short_types"]
+
 # late_unscaling first: it matches scales of shape [], which full_rank_scalars may reshape.
 _CPU = (
     late_unscaling,

@@ -21,6 +21,15 @@ from numpy.typing import NDArray
 from ortboost.core.errors import DependencyError, LostProcessError, UsageError, first_line
 from ortboost.core.version import __version__
 
+__all__ = [
+    "Buffer",
+    "Handle",
+    "ProcessGroup",
+    "WireType",
+    "in_torchrun",
+    "require_torch",
+]
+
 WireType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 """The type in which float32 values are exchanged."""
 _ALIGNED: Final = 64  # bytes: alignment of tensors for vector instructions

@@ -14,6 +14,8 @@ from ortboost.runtime.compiled_graph import CompiledGraph, own_catalogue
 from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["SegmentedGraph"]
+
 
 class SegmentedGraph:
     """Run the segments of a graph on one state; values pass between segments without a copy.

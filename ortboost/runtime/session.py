@@ -26,6 +26,21 @@ from ortboost.runtime.cuda_libraries import preload
 from ortboost.runtime.session_errors import not_loaded, not_opened, not_supported
 from ortboost.runtime.wrong_fusions import wrong_optimizers
 
+__all__ = [
+    "DEVICES",
+    "TRAINING_DEVICES",
+    "available_devices",
+    "broken_packages",
+    "drawing",
+    "open_session",
+    "resolve_device",
+    "runtime",
+    "runtime_packages",
+    "set_seed",
+    "training_device",
+    "try_device",
+]
+
 TRAINING_DEVICES: Final = ("auto", "cpu", "cuda")
 """Devices that a step can run on."""
 

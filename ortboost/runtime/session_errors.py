@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 from ortboost.core.errors import DependencyError, ModelError, OrtBoostError, first_line
 
+__all__ = ["TooNewError", "not_loaded", "not_opened", "not_supported"]
+
 _BUILDS: Final = {
     "cuda": "Install a build for it: pip install 'ortboost[gpu]' (onnxruntime-gpu) or "
     "'ortboost[cuda]' (onnxruntime-training). Or use --device cpu.",

@@ -14,6 +14,8 @@ from ortboost.runtime.feeds import arrays_of
 from ortboost.runtime.part_weights import count_samples
 from ortboost.runtime.shared_step import SharedStep
 
+__all__ = ["SharedEvaluator"]
+
 
 class SharedEvaluator:
     """An evaluator that all processes call with the same batch.

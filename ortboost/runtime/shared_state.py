@@ -21,6 +21,8 @@ from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.process_group import Buffer, ProcessGroup, WireType
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["SharedState", "checksum"]
+
 
 class SharedState:
     """Merges the states of the processes of a group.

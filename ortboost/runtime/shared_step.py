@@ -47,6 +47,8 @@ from ortboost.runtime.split_graphs import SplitGraphs
 from ortboost.runtime.state import DeviceState
 from ortboost.runtime.update_graph import UpdateGraph
 
+__all__ = ["SharedStep"]
+
 _Compute: TypeAlias = Callable[[int], dict[str, NDArray[Any]]]
 """Runs a segment of the gradients on this process's part; the outputs without a buffer."""
 _SEGMENTS: Final = 4  # default between machines; see docs/scale.md

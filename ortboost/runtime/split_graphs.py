@@ -24,6 +24,8 @@ from ortboost.runtime.segmented_graph import SegmentedGraph
 from ortboost.runtime.state import DeviceState
 from ortboost.runtime.update_graph import UpdateGraph
 
+__all__ = ["SplitGraphs"]
+
 _BUCKET: Final = 25 * 2**20  # bytes; the default of torch's DistributedDataParallel
 _SHORT: Final = 4 * 2**20  # bytes of gradients up to which a message less saves time
 _NUMBERS: Final = "ortboost/numbers"  # in the buffer of gradients; not a tensor of the graphs

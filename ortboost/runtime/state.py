@@ -25,6 +25,8 @@ from ortboost.program.catalogue import Catalogue, StateEntry
 from ortboost.program.state_file import check_state
 from ortboost.runtime.session import runtime
 
+__all__ = ["DeviceState"]
+
 
 class DeviceState:
     """The state of one program on one device.

@@ -7,6 +7,8 @@ from ortboost.program.config import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["StepCounters"]
+
 
 class StepCounters:
     """Counts what the step graphs count.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.roles import LineSearch
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError, first_line
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.core.step_result import StepResult
 from ortboost.graph.query import format_shape
@@ -33,6 +33,8 @@ from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep
 from ortboost.runtime.state import DeviceState
 from ortboost.runtime.step_counters import StepCounters
+
+__all__ = ["Stepper"]
 
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2**64: its multiples are far apart (Knuth)
 

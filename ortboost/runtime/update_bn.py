@@ -36,6 +36,8 @@ from ortboost.runtime.feeds import check_batch, refused_batch
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import drawing, open_session, training_device
 
+__all__ = ["BatchStatistics", "momenta"]
+
 
 class BatchStatistics:
     """Runs the part of a step that computes batch statistics.

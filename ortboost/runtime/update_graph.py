@@ -17,6 +17,8 @@ from ortboost.runtime.process_group import Buffer, ProcessGroup
 from ortboost.runtime.segmented_graph import SegmentedGraph
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["UpdateGraph"]
+
 
 class UpdateGraph:
     """An opened update or flush graph, cut at its exchange points; some inputs have buffers."""

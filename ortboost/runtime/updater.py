@@ -26,6 +26,8 @@ from ortboost.runtime.feeds import check_rates
 from ortboost.runtime.session import training_device
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["Updater"]
+
 
 class Updater:
     """Updates the state of a program that accumulates gradients with gradients of the caller.

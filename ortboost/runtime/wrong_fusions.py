@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 from ortboost.graph.query import is_standard, known_shape, producer_of
 
+__all__ = ["wrong_optimizers"]
+
 # It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
 # into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
 # 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).

@@ -16,8 +16,7 @@ from ortboost.training.callbacks import (
     RunView,
     as_callbacks,
 )
-from ortboost.training.checkpoint_file import Checkpoint, Constants
-from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.checkpoints import Checkpoint, CheckpointStore, Constants
 from ortboost.training.config import TrainConfig
 from ortboost.training.data import (
     ArraySource,

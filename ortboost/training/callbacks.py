@@ -15,10 +15,20 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from ortboost.core.errors import ArgumentTypeError, require_known
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.core.printable import count_of
 from ortboost.core.step_result import StepResult
+
+__all__ = [
+    "Adaptable",
+    "BestModel",
+    "Callback",
+    "EarlyStopping",
+    "Goal",
+    "Patience",
+    "RunView",
+    "as_callbacks",
+]
 
 
 @dataclass

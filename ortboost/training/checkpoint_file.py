@@ -34,6 +34,19 @@ from ortboost.core.files import put_in_place, read_json, temporary_folder, write
 from ortboost.core.tensor_file import Overlay, Selection, TensorFile, form_of, write_tensors
 from ortboost.training.protocols import Array
 
+__all__ = [
+    "FORMAT_VERSION",
+    "Checkpoint",
+    "Constants",
+    "RefusedError",
+    "digest_of",
+    "is_ours",
+    "json_data",
+    "read_checkpoint",
+    "tensor_files",
+    "write_checkpoint",
+]
+
 FORMAT_VERSION: Final = 2
 _SELF_CONTAINED: Final = 1  # the version of files that need no tensors of their program
 _FORMAT: Final = "ortboost-checkpoint"

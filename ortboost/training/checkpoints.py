@@ -27,6 +27,8 @@ from ortboost.training.checkpoint_file import (
 )
 from ortboost.training.protocols import Array
 
+__all__ = ["Checkpoint", "CheckpointStore", "Constants", "Found"]
+
 _NAME = re.compile(r"step-(\d{8,})\.json")
 _TENSORS = re.compile(r"(step-\d{8,})(\.[0-9a-f]{8})?\.safetensors")
 

@@ -27,6 +27,8 @@ from ortboost.core.errors import FileError, UsageError
 from ortboost.core.files import atomic_path
 from ortboost.core.printable import count_of
 
+__all__ = ["principal_components", "weight_blocks"]
+
 _BLOCK = 2**26  # bytes of a block of columns in float64
 _NOISE = 1e-12  # relative to the largest eigenvalue: rounding noise of a missing direction
 

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, require_known
-from ortboost.core.field_types import check_kinds, write_config
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
 from ortboost.training.schedules import Constant, Schedule
+
+__all__ = ["LEARNING_RATE", "TrainConfig"]
 
 LEARNING_RATE: Final = "learning_rate"
 """Name of the learning-rate input; further groups are ``learning_rate/<group>``."""

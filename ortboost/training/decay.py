@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import math
 
+__all__ = ["cosine", "exponential", "inverse", "linear_warmup", "natural_exponential", "polynomial"]
+
 
 def _ratio(time: int, span: int, stair: bool) -> float:
     return time // span if stair else time / span

@@ -59,6 +59,8 @@ class Divergence:
     def _best_step(self) -> int | None:
         return None if self.record.store is None else self.record.store.best_step()
 
+__all__ = ["nan_error", "overflow_error"]
+
 
 def overflow_error(
     state: RunState, skips: int, names: Sequence[str], best: int | None

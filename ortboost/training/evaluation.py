@@ -14,6 +14,8 @@ from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Mean, Metric
 from ortboost.training.protocols import Array, Batch, Evaluator
 
+__all__ = ["by_sample", "evaluate"]
+
 _LOSS = "loss"
 
 

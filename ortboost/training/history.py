@@ -22,6 +22,8 @@ from ortboost.core.files import atomic_path
 from ortboost.training.callbacks import Goal
 from ortboost.training.logs import read_log
 
+__all__ = ["Curve", "RunHistory", "write_csv"]
+
 _MOST: Final = 1e200  # larger values overflow when matplotlib adds a margin, and it raises
 _PLACES: Final = ("event", "step")
 

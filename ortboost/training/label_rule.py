@@ -13,6 +13,8 @@ import numpy as np
 from ortboost.core.loss_terms import count_labels, sum_weights
 from ortboost.training.protocols import Array, Batch
 
+__all__ = ["LabelRule", "in_order"]
+
 
 def in_order(one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether reshaping from one shape to the other only splits or merges neighbouring axes.

@@ -38,6 +38,8 @@ import numpy as np
 
 from ortboost.core.errors import FileError
 
+__all__ = ["EventLog", "LogFollower", "finite_or_none", "read_log"]
+
 _TAIL: Final = 200  # bytes before the current position; if they changed, the log was replaced
 
 

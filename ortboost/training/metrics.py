@@ -14,6 +14,8 @@ from ortboost.core.errors import UsageError, nearest
 from ortboost.training.label_rule import in_order
 from ortboost.training.protocols import Array
 
+__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "hits", "strict", "top_k"]
+
 METRICS = ("accuracy", "top5", "loss")
 """Names for :func:`get_metric`; ``topK`` is valid for every K."""
 

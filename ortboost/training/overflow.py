@@ -14,6 +14,15 @@ from ortboost.core.loss_scale import (
 )
 from ortboost.training.protocols import Array
 
+__all__ = [
+    "Diagnosable",
+    "Diagnosis",
+    "SkipHistory",
+    "diagnosis_due",
+    "first_scale",
+    "scale_change",
+]
+
 _CALM = 20  # consecutive applied steps that end the warm-up of the scale
 _NEGLIGIBLE = 0.01  # a share of skips that is not worth reporting
 _KEPT = 64  # number of recent skips whose steps are kept

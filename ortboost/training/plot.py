@@ -20,6 +20,8 @@ from ortboost.core.loss_scale import scale_text
 from ortboost.core.printable import printable
 from ortboost.training.history import Curve, RunHistory
 
+__all__ = ["plot_log", "plot_runs"]
+
 _RED, _GREY, _DARK = "#b83232", "#8a8f98", "#24272c"
 _COLORS = ("#2563a8", "#d97706", "#2f855a", "#8250df", "#b83280", "#0e7490", "#854d0e", "#4a4f57")
 _STROKES = ("-", "--", ":", "-.")  # for runs beyond the number of colors

@@ -19,6 +19,20 @@ from ortboost.core.errors import require_known
 from ortboost.core.loss_scale import scale_text
 from ortboost.core.printable import printable
 
+__all__ = [
+    "MODES",
+    "BarProgress",
+    "Mode",
+    "NotebookProgress",
+    "PlainProgress",
+    "QuietProgress",
+    "Reporter",
+    "StepInfo",
+    "in_notebook",
+    "make_progress",
+    "session_progress",
+]
+
 Mode: TypeAlias = Literal["auto", "bar", "plain", "off"]
 MODES: Final = get_args(Mode)
 _SECONDS: Final = 5.0  # between step lines

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ortboost.core.step_result import StepResult
 
+__all__ = ["Array", "Batch", "Evaluator", "InputLike", "InputSpec", "StepResult", "Stepper"]
+
 Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = dict[str, Array]
 """Input name to array; axis 0 of every array is the batch axis, with the same length in all."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.training.callbacks import Callback
-from ortboost.training.checkpoint_file import Checkpoint
-from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.checkpoints import Checkpoint, CheckpointStore
 from ortboost.training.protocols import Stepper
+
+__all__ = ["check_fresh", "find_checkpoint", "load_callbacks", "verify_run"]
 
 
 def check_fresh(store: CheckpointStore, overwrite: bool) -> bool:

@@ -13,6 +13,8 @@ from ortboost.core.step_result import StepResult
 from ortboost.training.metrics import Mean
 from ortboost.training.overflow import SkipHistory
 
+__all__ = ["RunState", "step_seed"]
+
 
 def step_seed(seed: int, step: int) -> int:
     """The random seed of a step, in ``[0, 2**63)``, derived from the run seed and the step.

@@ -17,6 +17,8 @@ from ortboost.training.schedules import (
     StepDecay,
 )
 
+__all__ = ["SCHEDULE_FORMS", "parse_schedule"]
+
 SCHEDULE_FORMS = {
     "constant": "constant:0.1",
     "cosine": "cosine:0.1,steps=1000,min=0.001",

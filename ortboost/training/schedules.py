@@ -22,9 +22,19 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds, describe_family
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds, describe_family
 from ortboost.training import decay
+
+__all__ = [
+    "Constant",
+    "Cosine",
+    "LinearWarmup",
+    "MultiStep",
+    "PerStep",
+    "Polynomial",
+    "Schedule",
+    "StepDecay",
+]
 
 _WHERE: Final = "learning rate schedule"
 _Rate: TypeAlias = Annotated[float, Range(0)]

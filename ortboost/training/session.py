@@ -24,6 +24,8 @@ from ortboost.training.run_state import RunState
 from ortboost.training.signals import SignalGuard
 from ortboost.training.stop_rule import StopRule
 
+__all__ = ["Recorder", "Session"]
+
 
 @dataclass
 class Session:

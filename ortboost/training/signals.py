@@ -10,6 +10,8 @@ from typing import Any
 
 from ortboost.core.errors import OrtBoostError
 
+__all__ = ["Interrupted", "SignalGuard", "Terminated"]
+
 
 class Interrupted(OrtBoostError):  # noqa: N818 - a request, like KeyboardInterrupt
     """Training was interrupted (Ctrl-C); the message names the checkpoint that was written."""

@@ -15,6 +15,8 @@ from ortboost.core.loss_scale import (
 from ortboost.core.step_result import StepResult
 from ortboost.training.config import TrainConfig
 
+__all__ = ["StopRule"]
+
 
 class StopRule:
     """Counts the overflows that a smaller scale cannot prevent, and how often the scale shrinks.

@@ -14,6 +14,8 @@ from ortboost.training.logs import finite_or_none
 from ortboost.training.run_state import RunState
 from ortboost.training.session import Recorder, Session
 
+__all__ = ["TrainSummary", "health", "summarize"]
+
 _MANY_SKIPS = 0.05
 _ADVICE = "lower the learning rate, clip gradients, or see --debug-overflow"
 _MOST_WARM = 40  # halvings from the largest sensible float32 scale to the smallest

@@ -12,6 +12,8 @@ from ortboost.core.errors import DependencyError, FileError
 from ortboost.core.step_result import StepResult
 from ortboost.training.callbacks import Callback, RunView
 
+__all__ = ["TensorBoard"]
+
 
 class TensorBoard(Callback):
     """Writes the numbers of the event log as scalars, and the metadata of the run as hparams.

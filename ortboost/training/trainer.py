@@ -32,6 +32,8 @@ from ortboost.training.signals import SignalGuard
 from ortboost.training.stop_rule import StopRule
 from ortboost.training.summary import TrainSummary, summarize
 
+__all__ = ["Trainer"]
+
 
 class Trainer:
     """Trains a compiled step on data.

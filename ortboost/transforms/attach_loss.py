@@ -47,7 +47,7 @@ from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape, produce
 from ortboost.graph.shape_inference import dimension_names, infer_missing
 from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis
-from ortboost.transforms.loss_config import IGNORED, LossConfig
+from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
     dense_losses,
     reduce_losses,
@@ -55,6 +55,8 @@ from ortboost.transforms.loss_functions import (
     sparse_cross_entropy,
 )
 from ortboost.transforms.own_loss import class_inputs, splice_loss
+
+__all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
 
 _APPLIED_BY_LOSS = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
 """The activation that a loss applies itself; a model should not end with the same one."""

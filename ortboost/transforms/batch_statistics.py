@@ -21,6 +21,8 @@ from ortboost.graph.query import is_read, known_shape, label
 from ortboost.graph.reach import ancestors
 from ortboost.transforms.trainable_norm import batch_norms, is_training, running_statistics
 
+__all__ = ["WRITTEN_OUT_KEY", "write_out_batch_statistics"]
+
 WRITTEN_OUT_KEY = "ortboost.batch_statistics"
 """Metadata key of the last node of the arithmetic: the name of the BatchNormalization."""
 

@@ -23,6 +23,8 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.query import format_shape, is_standard, known_shape
 from ortboost.graph.source import source_name
 
+__all__ = ["find_class_axis"]
+
 _CHANNELS_FIRST = frozenset(
     "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool "
     "GroupNormalization InstanceNormalization LpPool MaxPool SpaceToDepth Upsample".split()

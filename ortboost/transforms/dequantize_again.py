@@ -21,6 +21,8 @@ from ortboost.graph.delay import false_after
 from ortboost.graph.query import FLOAT_TYPES, constant, find_nodes, is_standard
 from ortboost.graph.rewriting import remove_unused
 
+__all__ = ["dequantize_again"]
+
 
 def dequantize_again(model: ir.Model) -> None:
     """Give each of several readers of a dequantized weight its own DequantizeLinear, in place.

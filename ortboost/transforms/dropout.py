@@ -8,6 +8,8 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.query import RANDOM_OPERATORS, find_nodes, input_at, label, scalar
 
+__all__ = ["dropout_to_training"]
+
 
 def dropout_to_training(model: ir.Model) -> Report:
     """Put the Dropout nodes of the main graph in training mode, in place.

@@ -15,6 +15,8 @@ from ortboost.transforms.trainable_norm import (
     is_training,
 )
 
+__all__ = ["to_inference"]
+
 
 def to_inference(model: ir.Model) -> Report:
     """Put BatchNormalization and Dropout nodes of the main graph in inference form, in place.

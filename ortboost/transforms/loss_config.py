@@ -9,8 +9,9 @@ import numpy as np
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
+
+__all__ = ["IGNORED", "LOSSES", "LossConfig"]
 
 IGNORED: Final = -100
 """PyTorch's default ``ignore_index``; used here with ``shift_labels``."""

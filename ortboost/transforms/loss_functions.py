@@ -13,6 +13,8 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import ROLE_MARK, format_shape, known_shape
 from ortboost.transforms.loss_config import LossConfig
 
+__all__ = ["dense_losses", "reduce_losses", "shifted_labels", "sparse_cross_entropy"]
+
 
 def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:
     """Shift the labels ``[batch, sequence]`` left by one position; the last one is ignored.

@@ -27,6 +27,8 @@ from ortboost.graph.reach import descendants
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
+__all__ = ["PASS_THROUGH", "DenseLayer", "find_head", "new_head"]
+
 PASS_THROUGH = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
 """Operators between the last layer and an output."""
 

@@ -39,6 +39,8 @@ from ortboost.graph.query import (
 from ortboost.graph.source import source_name
 from ortboost.graph.to_float32 import to_float32
 
+__all__ = ["class_inputs", "splice_loss"]
+
 _PREFIX = "ortboost/loss"
 _FIX = "It must have two inputs, scores and labels in this order, and one output, a float scalar."
 _PICKING = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")

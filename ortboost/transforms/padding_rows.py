@@ -18,6 +18,8 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import find_nodes, label, source_before, static_shape
 
+__all__ = ["join_padding_rows", "protect_padding_rows"]
+
 _DETACHED = "ortboost/detached/"
 
 

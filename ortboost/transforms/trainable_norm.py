@@ -37,6 +37,21 @@ from ortboost.graph.query import (
     static_shape,
 )
 
+__all__ = [
+    "MOMENTUM_KEY",
+    "NEXT",
+    "OWN_PREFIX",
+    "VARIANCE_KEY",
+    "BatchNormState",
+    "batch_norms",
+    "body_norms",
+    "has_no_momentum",
+    "is_training",
+    "next_name",
+    "running_statistics",
+    "to_training",
+]
+
 NEXT = "ortboost/next/"
 """Prefix of the name of the next value of a state tensor."""
 

@@ -22,7 +22,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ROOT,
     assert_same_bits,

@@ -17,7 +17,7 @@ from ortboost.core.report import Report
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.optimizers import Adam
 from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     MODELS,
     assert_same_bits,

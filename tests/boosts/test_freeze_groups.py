@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.freeze_groups import freeze_groups
 from ortboost.boosts.freeze_schedule import COST, FreezeConfig
 from ortboost.core.errors import ConfigError
@@ -18,7 +17,7 @@ from ortboost.graph.parameters import find_parameters
 from ortboost.optimizers import Adam, Momentum, Sgd
 from ortboost.program import names
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.program import Program
 from tests.support import (
     ENGINES,

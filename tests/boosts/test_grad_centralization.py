@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.graph.parameters import find_parameters
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from tests.support import (
     ENGINES,
     assert_same_bits,

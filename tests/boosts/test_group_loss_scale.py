@@ -17,7 +17,7 @@ from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tests.mindspore.nn import golden
 from tests.program.test_combine import network

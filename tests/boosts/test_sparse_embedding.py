@@ -33,7 +33,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.program.split import split_program
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ENGINES,
     GOLDEN,

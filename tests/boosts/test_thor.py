@@ -13,7 +13,7 @@ from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleCon
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.boosts import thor_replay as replay
 from tests.support import (
     ENGINES,

@@ -16,16 +16,15 @@ from ortboost.boosts import (
     LossScale,
     MixedPrecision,
 )
-from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds, check_value, read_config, write_config
-from ortboost.core.field_words import Range, UnfitError, describe_type, field_error
+from ortboost.core.field_types import Range, check_kinds, check_value, read_config, write_config
+from ortboost.core.field_words import UnfitError, describe_type, field_error
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, Lars, Sgd
-from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tests.support import assert_three_lines
 

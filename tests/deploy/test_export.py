@@ -18,7 +18,7 @@ from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import load_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.program.test_build import own_loss
 from tests.support import (
     NAMES,

@@ -8,7 +8,7 @@ from ortboost.graph.query import count_operators
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import ENGINES, text_model
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18]>

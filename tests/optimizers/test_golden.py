@@ -10,11 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.boosts.base import GraphContext
-from ortboost.boosts.clip import ClipConfig
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd, UpdateInputs
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.step import append_update
 from tests.support import GOLDEN, session
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.boosts.clip import ClipConfig
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Adam, Lars, Momentum, Sgd
 from ortboost.program import names
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.program import Program
 from tests.support import (
     ENGINES,

@@ -6,14 +6,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.boosts.clip import ClipConfig
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue, StateEntry
-from ortboost.program.config import ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ENGINES,
     NAMES,

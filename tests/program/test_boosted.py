@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from ortboost.boosts import AdaSum, DimReduce, FullNormHead, MixedPrecision
-from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
@@ -16,7 +15,7 @@ from ortboost.optimizers import Momentum
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.boosted import boosted, split_settings, with_settings
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from tests.support import ENGINES, assert_three_lines, batch_for, model_path, stepper
 
 

@@ -15,7 +15,7 @@ from ortboost.optimizers import Adam, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import read_catalogue
 from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     GOLDEN,
     NAMES,

@@ -10,7 +10,7 @@ from ortboost.graph.origins import Origin, Origins, stamp_origins
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     assert_three_lines,
     batch_for,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.boosts.clip import ClipConfig
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.transforms.loss_config import LossConfig
 from tests.support import ENGINES, batch_for, small_mlp, stepper, text_model, weights
 

@@ -7,8 +7,6 @@ import pytest
 
 from ortboost.api.learning_rates import schedules
 from ortboost.boosts import AdaSum, DimReduce, GroupLossScale, LossScale
-from ortboost.boosts.clip import ClipConfig
-from ortboost.boosts.loss_scale import scale_from_dict
 from ortboost.core.errors import ConfigError, OrtBoostError
 from ortboost.core.field_types import write_config
 from ortboost.core.loss_scale import (
@@ -19,9 +17,15 @@ from ortboost.core.loss_scale import (
 )
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Sgd
-from ortboost.program.config import ParameterGroup, ProgramConfig, decays
+from ortboost.program.config import (
+    ClipConfig,
+    ParameterGroup,
+    ProgramConfig,
+    decays,
+    scale_from_dict,
+)
 from ortboost.training.schedules import Constant
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import assert_three_lines
 
 CONFIGS = [

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortboost.boosts import GradCentralization
-from ortboost.boosts.clip import ClipConfig
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import OPTIMIZERS, Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import ENGINES, stepper, text_model
 
 MOST = float(np.finfo(np.float32).max)

@@ -14,7 +14,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
 from ortboost.program.network import read_network
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import assert_three_lines, small_mlp, text_model, weights
 
 HEAD = '<ir_version: 10, opset_import: ["" : 18]> net '

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortboost.boosts.clip import ClipConfig
 from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
@@ -19,8 +18,8 @@ from ortboost.core.loss_scale import (
 )
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
-from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     assert_same_bits,
     batch_for,

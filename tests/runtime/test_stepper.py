@@ -13,7 +13,7 @@ from ortboost.optimizers import Adam
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.program.program import Program
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     ENGINES,
     assert_same_bits,

@@ -12,8 +12,8 @@ import pytest
 
 from ortboost.core.errors import ArgumentTypeError, FileError
 from ortboost.core.tensor_file import TensorFile
-from ortboost.training.checkpoint_file import Constants, digest_of
-from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.checkpoint_file import digest_of
+from ortboost.training.checkpoints import CheckpointStore, Constants
 from tests.support import assert_three_lines
 
 STATE = {

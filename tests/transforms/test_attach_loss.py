@@ -8,8 +8,7 @@ import pytest
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine
 from ortboost.core.errors import ConfigError, ModelError, UsageError
-from ortboost.transforms.attach_loss import attach_loss
-from ortboost.transforms.loss_config import LOSSES, LossConfig
+from ortboost.transforms.attach_loss import LOSSES, LossConfig, attach_loss
 from ortboost.transforms.loss_functions import _ELEMENTWISE
 from tests.support import ENGINES, GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
 

@@ -11,7 +11,7 @@ from ortboost.graph.shape_inference import infer_shapes
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.padding_rows import protect_padding_rows
 from tests.support import native_only, run, small_mlp, stepper, text_model, weights
 

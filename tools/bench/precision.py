@@ -29,7 +29,7 @@ from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tools.bench.digits import accuracy, digits, epochs, start_anew
 from tools.bench.report import MODELS, ROOT, parser_of, publish, say

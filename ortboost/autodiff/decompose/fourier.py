@@ -27,6 +27,8 @@ from ortboost.autodiff.sizes import length
 from ortboost.core.report import Report
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
+__all__ = ["write_out_real_inverses"]
+
 _AXIS_IS_INPUT = 20  # opset
 _LARGEST = 1 << 26  # elements of the matrix
 

@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Rule, Site
 
+__all__ = ["DECOMPOSITIONS", "decomposes", "formula"]
+
 DECOMPOSITIONS: dict[str, Rule] = {}
 """Operator to rule; complete once :mod:`ortboost.autodiff.decompose` is imported."""
 

@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, first_line
 
+__all__ = ["VERSION", "Diagnosis", "build_gradients", "diagnose"]
+
 VERSION = "1.19.2"
 
 _WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")

@@ -15,6 +15,14 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape, producer_of
 from ortboost.graph.reach import values_by_name
 
+__all__ = [
+    "drop_copies",
+    "protect_pool_indices",
+    "restore",
+    "scatter_pool_gradients",
+    "sum_empty_batches",
+]
+
 
 def drop_copies(model: ir.Model) -> None:
     """Remove the copies that ``own_frozen_inputs`` made, in place."""

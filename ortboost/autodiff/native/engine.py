@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.engine import check_opset, check_request, refuse_nodes
 from ortboost.autodiff.native import rewrites, support
-from ortboost.autodiff.native.bindings import build_gradients, diagnose
+from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagnose
 from ortboost.autodiff.native.built_graph import (
     drop_copies,
     protect_pool_indices,
@@ -42,6 +42,8 @@ from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.normalize import name_nodes
 from ortboost.graph.query import input_at, source_before
 from ortboost.graph.reach import reach
+
+__all__ = ["Diagnosis", "NativeEngine", "diagnose"]
 
 
 class NativeEngine:

@@ -15,6 +15,21 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import FLOAT_TYPES, has_subgraph, is_standard, known_shape, source_before
 from ortboost.graph.reach import ancestors, find_value, stops_gradient, values_by_name, values_read
 
+__all__ = [
+    "COPY_PREFIX",
+    "Aside",
+    "cut_stopped",
+    "drop_empty_inputs",
+    "free_gradient_names",
+    "join_stopped",
+    "lift_large_constants",
+    "one_use_per_node",
+    "own_frozen_inputs",
+    "part_shapes",
+    "put_back",
+    "set_aside",
+]
+
 # Constants with more elements than this are passed separately from the graph.
 _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")

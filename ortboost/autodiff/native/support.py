@@ -22,6 +22,8 @@ from ortboost.autodiff.refused import REFUSED
 from ortboost.graph.query import input_at, is_standard, known_shape, source_before
 from ortboost.graph.reach import STOPS
 
+__all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "gradient_support"]
+
 NATIVE = frozenset(
     "Abs Add AveragePool BatchNormalization Cast CastLike Clip Concat Conv Cos Div Dropout Erf Exp "
     "Expand Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity "

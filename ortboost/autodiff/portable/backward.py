@@ -18,6 +18,8 @@ from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 from ortboost.graph.symbolic_shapes import is_cut
 
+__all__ = ["Backward", "GradientRule", "Gradients"]
+
 Gradients: TypeAlias = Sequence[ir.Value | None]
 
 

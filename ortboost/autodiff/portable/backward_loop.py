@@ -19,6 +19,8 @@ from ortboost.graph.build import Builder, detach
 from ortboost.graph.query import RANDOM_OPERATORS, has_subgraph, known_shape
 from ortboost.graph.reach import values_read
 
+__all__ = ["Carried", "ForwardLoop", "Slices", "backward_loop"]
+
 
 @dataclass(frozen=True)
 class Slices:

@@ -33,6 +33,8 @@ from ortboost.graph.build import Builder
 from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.reach import Reach, find_value, reach, values_by_name
 
+__all__ = ["PortableEngine"]
+
 _OLDEST, _NEWEST = 18, 26  # opsets at which all rules are tested
 _FIX = (
     "Decompose them (ortboost.autodiff.decompose), register a rule "

@@ -14,6 +14,8 @@ from ortboost.graph.query import format_shape, has_subgraph, is_standard, known_
 from ortboost.graph.rewriting import Refusal
 from ortboost.graph.shape_inference import node_fault
 
+__all__ = ["call_own_rule"]
+
 
 def call_own_rule(rule: GradientRule, b: Backward) -> Gradients:
     """Call a rule.

@@ -25,6 +25,8 @@ from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unchanged_states import capture_unchanged_states
 
+__all__ = ["REWRITES", "prepare"]
+
 # In this order: what one writes may contain operators of those after it, not before it.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,

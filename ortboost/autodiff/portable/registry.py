@@ -21,6 +21,18 @@ from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.graph.reach import STOPS
 
+__all__ = [
+    "conditions",
+    "find_rule",
+    "has_own_rule",
+    "own_operators",
+    "refuses",
+    "register",
+    "register_gradient",
+    "rules",
+    "unused_rules",
+]
+
 Condition = Callable[[ir.Node], "str | None"]
 
 _RULES: dict[tuple[str, str], GradientRule] = {}

@@ -23,6 +23,8 @@ from ortboost.graph.reach import STOPS, Reach
 from ortboost.graph.rewriting import Refusal
 from ortboost.graph.shape_inference import node_fault
 
+__all__ = ["gradient_support", "reverse_pass"]
+
 
 def gradient_support(node: ir.Node) -> str | None:
     """``None`` if there is a rule for this form of the node, else the reason why not."""

@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from ortboost.core.errors import UsageError
 from ortboost.deploy.intermediates import intermediate_evaluator
 
+__all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "select_evenly"]
+
 _BINS: Final = 2048
 _LEVELS: Final = 128
 _STRIDE: Final = 8  # thresholds tried: every eighth bin

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
 from ortboost.core.arguments import Configuration
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.deploy.targets import get_target
+
+__all__ = ["CALIBRATIONS", "Int8Config"]
 
 Calibration: TypeAlias = Literal["minmax", "percentile", "entropy"]
 _Host: TypeAlias = Literal["Conv", "ConvTranspose", "Gemm", "MatMul"]

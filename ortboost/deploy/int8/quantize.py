@@ -40,6 +40,8 @@ from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.query import input_at, is_read, known_shape, producer_of
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["quantize_int8"]
+
 _PER_CHANNEL_OPSET: Final = 13
 _PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)  # a smaller scale would be subnormal or 0

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from ortboost.graph.query import producer_of
 
+__all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
+
 SAFE_WEIGHT: Final = 64
 """Largest magnitude with which two weights never saturate: 2 * 64 * 255 = 32640."""
 

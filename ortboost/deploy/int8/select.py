@@ -14,6 +14,8 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.graph.query import is_standard, match_names
 from ortboost.graph.source import source_name
 
+__all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
+
 _ACTIVATIONS: Final = ("Relu", "Clip")
 _JOINING: Final = ("Add", "GlobalAveragePool", "AveragePool", "MaxPool", "Concat")
 # These operators never read a quantized tensor: their results would lose too much precision.

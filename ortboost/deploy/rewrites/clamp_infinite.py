@@ -16,6 +16,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.query import all_tensors
 
+__all__ = ["FP16_MAX", "clamp_infinite"]
+
 FP16_MAX: Final = 65504.0
 """Largest finite value of float16."""
 

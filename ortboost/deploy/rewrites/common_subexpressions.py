@@ -17,6 +17,8 @@ from ortboost.core.report import Report
 from ortboost.graph.query import RANDOM_OPERATORS, input_at, is_standard, label
 from ortboost.graph.rewriting import replace_value
 
+__all__ = ["common_subexpressions"]
+
 # Exactly so with two operands; three summands in another order may differ in the last digit.
 _COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

@@ -8,6 +8,8 @@ from onnx_ir.passes import common
 from ortboost.core.report import Report
 from ortboost.graph.query import count_operators, is_read
 
+__all__ = ["dead_code"]
+
 
 def dead_code(model: ir.Model) -> Report:
     """Remove unused nodes and tensors, in place. The inputs of the model are always kept."""

@@ -12,6 +12,8 @@ from ortboost.graph.dimensions import dimensions, same_shape, same_view
 from ortboost.graph.query import constant, is_read, known_shape, label, scalar
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
+__all__ = ["drop_noops"]
+
 _FAR = 1 << 30  # "to the end", as exporters write it
 _LARGEST = 1 << 16  # elements: larger operands are weights
 

@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.query import constant, input_at, is_standard, label
 
+__all__ = ["drop_zero_states"]
+
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}  # initial_h, initial_c
 _MOVES = ("Cast", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile")
 _DEPTH = 8  # nodes between a state and the constant that it is made of

@@ -17,6 +17,8 @@ from ortboost.deploy.rewrites.layer_weights import LAYERS, Array, fold_into, rea
 from ortboost.graph.query import label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["fold_affine"]
+
 
 @rewrites("Add", "Sub", "Mul", "Div", bypass=True)
 def fold_affine(site: Site) -> list[ir.Value] | None:

@@ -18,6 +18,8 @@ from ortboost.deploy.rewrites.layer_weights import Array, read_weights, store_we
 from ortboost.graph.query import is_standard, label, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["fold_bn_forward"]
+
 
 @rewrites("BatchNormalization", bypass=True)
 def fold_bn_forward(site: Site) -> list[ir.Value] | None:

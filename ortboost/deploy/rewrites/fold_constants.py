@@ -30,6 +30,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["fold_constants"]
+
 _HIDDEN_DOMAIN = "ortboost.hidden"
 _COPY = 1 << 18  # elements; smaller copies do not matter
 _RESULT = 1 << 20  # elements; a larger result must not be larger than what it is computed from

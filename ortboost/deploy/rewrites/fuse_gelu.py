@@ -18,6 +18,8 @@ from ortboost.core.report import Report
 from ortboost.graph.patterns import Op, Pattern, match
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
+__all__ = ["count_gelus", "fuse_gelu"]
+
 _OPSET: Final = 20  # the first with Gelu
 _ROOT: Final = math.sqrt(2)
 

@@ -12,6 +12,8 @@ import onnx_ir as ir
 from ortboost.graph.query import FLOAT_TYPES, constant, label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["fuse_gemm"]
+
 # Nearly infinite in float16: as the bias of a Gemm it would force the product into float32.
 _MASK = 6e4
 

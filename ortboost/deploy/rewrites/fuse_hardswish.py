@@ -11,6 +11,8 @@ from ortboost.graph.patterns import Op, Pattern, match
 from ortboost.graph.query import producer_of
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["fuse_hardswish"]
+
 _OPSET: Final = 14  # the first with HardSwish
 _FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # ONNX Runtime has no kernel for others
 

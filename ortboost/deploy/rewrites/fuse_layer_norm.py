@@ -15,6 +15,8 @@ from ortboost.graph.patterns import Found, Op, Pattern, matches
 from ortboost.graph.query import constant, scalar, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["fuse_layer_norm"]
+
 _OPSET = 17
 _DEVIATION = Op("Sub", "x", Op("ReduceMean", "x", name="mean"), name="d")
 _SQUARE = (Op("Mul", "d", "d"), Op("Pow", "d", 2.0))

@@ -20,6 +20,8 @@ from ortboost.core.report import Report
 from ortboost.graph.query import constant, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["fuse_matmul_n_bits"]
+
 _DOMAIN = "com.microsoft"
 _BITS = {ir.DataType.UINT4: 4, ir.DataType.INT4: 4, ir.DataType.UINT8: 8, ir.DataType.INT8: 8}
 _SIGNED = (ir.DataType.INT4, ir.DataType.INT8)

@@ -12,6 +12,8 @@ import onnx_ir as ir
 from ortboost.graph.query import constant, input_at, label, producer_of, scalar
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["fuse_pad"]
+
 
 @rewrites("Conv", subgraphs=True)
 def fuse_pad(site: Site) -> list[ir.Value | None] | None:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from ortboost.graph.query import constant, input_at, is_standard, label
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["LAYERS", "fold_into", "read_weights", "store_weights"]
+
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 Array = NDArray[np.float64]
 

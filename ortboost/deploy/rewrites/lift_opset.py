@@ -9,6 +9,8 @@ from ortboost.core.report import Report
 from ortboost.deploy.rewrites.fuse_gelu import count_gelus
 from ortboost.graph.convert_opset import convert_opset
 
+__all__ = ["lift_opset"]
+
 _GELU = 20
 
 

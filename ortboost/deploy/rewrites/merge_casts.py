@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ortboost.graph.query import label, producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["merge_casts"]
+
 _T = ir.DataType
 _HOLDS = {
     _T.BOOL: {_T.UINT8, _T.INT8, _T.INT16, _T.INT32, _T.INT64, _T.FLOAT16, _T.FLOAT, _T.DOUBLE},

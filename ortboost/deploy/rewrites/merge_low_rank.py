@@ -23,6 +23,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["merge_low_rank"]
+
 _LINEAR = ("MatMul", "Gemm")
 
 

@@ -15,6 +15,8 @@ from ortboost.core.report import Report
 from ortboost.graph.query import constant, input_at, is_standard, label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["merge_neighbours", "reduced_axes", "slice_bounds"]
+
 _REDUCING = (
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
     *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "ArgMax", "ArgMin"),

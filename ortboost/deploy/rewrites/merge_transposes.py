@@ -15,6 +15,8 @@ from ortboost.graph.dimensions import dimensions
 from ortboost.graph.query import label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["merge_transposes"]
+
 
 def merge_transposes(model: ir.Model) -> Report:
     """Merge Transpose nodes, in place, in the main graph."""

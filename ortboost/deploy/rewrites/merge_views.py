@@ -14,6 +14,8 @@ from ortboost.graph.dimensions import REST, as_reshape, dimensions, is_flat, sam
 from ortboost.graph.query import constant, is_standard, label, producer_of
 from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrites
 
+__all__ = ["merge_views"]
+
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 

@@ -18,6 +18,8 @@ import onnx_ir as ir
 from ortboost.graph.query import label, producer_of
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["separate_transposes"]
+
 
 @rewrites("MatMul")
 def separate_transposes(site: Site) -> list[ir.Value | None] | None:

@@ -14,6 +14,8 @@ from ortboost.graph.dimensions import same_shape
 from ortboost.graph.query import is_standard, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["split_skip_norm"]
+
 
 @rewrites("Add")
 def split_skip_norm(site: Site) -> list[ir.Value | None] | None:

@@ -15,6 +15,8 @@ from typing import Any, Final
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.deploy.tensorrt.profiles import Profile
 
+__all__ = ["Toolkit", "build_plan", "call_cuda", "load_toolkit"]
+
 _OLDEST: Final = 10
 
 

@@ -29,6 +29,8 @@ from ortboost.graph.io import load_model
 from ortboost.graph.query import known_shape
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
+__all__ = ["EngineFile", "build_engine", "recipe"]
+
 
 @dataclass(frozen=True)
 class EngineFile:

@@ -13,6 +13,8 @@ from ortboost.deploy.tensorrt.table import Release, parse_release
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["check_tensorrt"]
+
 
 def check_tensorrt(
     source: ModelSource, target: str | Release = "tensorrt", profiles: Sequence[Profile] = ()

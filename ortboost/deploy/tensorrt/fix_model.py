@@ -29,6 +29,8 @@ from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
+__all__ = ["FixedModel", "fix_for_tensorrt"]
+
 # Every supported ONNX Runtime reads this version; it does not affect results, so the comparison
 # lowers it.
 _RUNNABLE_IR = 10

@@ -29,6 +29,14 @@ from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.to_float32 import to_float32
 
+__all__ = [
+    "apply_fixes",
+    "doubles_to_floats",
+    "lower_ir_version",
+    "strip_training_mode",
+    "unique_names",
+]
+
 _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 

@@ -15,6 +15,8 @@ from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape
 
+__all__ = ["Profile", "parse_profile", "refuse_profiles", "settle_profiles", "suggestion"]
+
 
 @dataclass(frozen=True)
 class Profile:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.deploy.tensorrt.api import Toolkit, call_cuda
 
+__all__ = ["EngineSession"]
+
 _DTYPES: Final = {
     "FLOAT": np.float32,
     "HALF": np.float16,

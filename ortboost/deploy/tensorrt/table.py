@@ -16,6 +16,8 @@ from typing import Any
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import Target, get_target
 
+__all__ = ["Operator", "Release", "parse_release", "releases"]
+
 _FILE = Path(__file__).with_name("trt_ops.json")
 
 

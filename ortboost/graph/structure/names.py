@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 from ortboost.core.errors import FileError
 from ortboost.graph.structure.walk import EXPORT_AGAIN, damaged, graphs_of, label, subgraphs
 
+__all__ = ["check_names", "check_text"]
+
 
 def check_text(message: Message, where: str) -> None:
     """Raise a FileError for text that is not UTF-8; protobuf returns it as bytes."""

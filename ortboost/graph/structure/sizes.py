@@ -14,6 +14,8 @@ from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
 from ortboost.graph.structure.walk import STANDARD, all_graphs, damaged, label, subgraphs
 
+__all__ = ["check_constants", "check_sizes"]
+
 _WINDOWS = ("BlackmanWindow", "HammingWindow", "HannWindow")
 # Operator to the input that determines how large its output is at least. Shape inference iterates
 # over the values of a Reshape, and over the elements of a Range that is cast.

@@ -11,6 +11,8 @@ import onnx
 from ortboost.core.errors import FileError
 from ortboost.graph.structure.walk import damaged
 
+__all__ = ["check_tensors"]
+
 _BITS = {  # bits per element; other types have a numpy dtype
     **dict.fromkeys(("UINT4", "INT4", "FLOAT4E2M1"), 4),
     **dict.fromkeys(("UINT2", "INT2"), 2),

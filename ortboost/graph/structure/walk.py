@@ -8,6 +8,8 @@ import onnx
 
 from ortboost.core.errors import FileError
 
+__all__ = ["EXPORT_AGAIN", "STANDARD", "all_graphs", "damaged", "graphs_of", "label", "subgraphs"]
+
 EXPORT_AGAIN = "Export the model again, or check that the download or copy is complete."
 STANDARD = ("", "ai.onnx")  # two names of one domain
 

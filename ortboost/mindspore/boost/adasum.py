@@ -8,12 +8,18 @@ import numpy as np
 
 from ortboost.boosts.adasum import AdaSum as AdaSumBoost
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
-from ortboost.mindspore.core.arguments import Count, CountOrZero, as_argument_error
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    CountOrZero,
+    as_argument_error,
+)
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.runtime.adasum import SharedAdaSum
+
+__all__ = ["AdaSum"]
 
 
 class AdaSum:

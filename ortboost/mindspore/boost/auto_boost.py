@@ -28,6 +28,8 @@ from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 from ortboost.training.data.batches import part_rows
 
+__all__ = ["AutoBoost", "warn_of_unused"]
+
 _UNUSED: WeakSet[AutoBoost] = WeakSet()  # only for a warning: no configuration is read from here
 
 

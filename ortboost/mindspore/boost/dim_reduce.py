@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from ortboost.boosts.dim_reduce import DimReduce as DimReduceBoost
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import read_npy
-from ortboost.core.errors import ArgumentValueError, FileError, UsageError
-from ortboost.core.field_words import Range
+from ortboost.core.errors import FileError, UsageError
+from ortboost.core.field_types import Range
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
-from ortboost.mindspore.core.arguments import Count, as_argument_error
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, as_argument_error
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
@@ -31,6 +31,8 @@ from ortboost.program.boost_config import DimReduceSection
 from ortboost.runtime.process_group import ProcessGroup
 from ortboost.training.components import principal_components, weight_blocks
 from ortboost.training.data.batches import part_rows
+
+__all__ = ["DimReduce", "read_components"]
 
 _Share = Annotated[float, Range(0, below=1)]
 

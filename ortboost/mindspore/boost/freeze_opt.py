@@ -9,12 +9,14 @@ import numpy as np
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.parameter_groups import Rate, check_rate, rate_at, read_parameters
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
+
+__all__ = ["FreezeOpt"]
 
 
 class FreezeOpt(OptimizerWrapper):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
-from ortboost.mindspore.core.arguments import Count
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
+
+__all__ = ["GradientAccumulation"]
 
 
 class GradientAccumulation(OptimizerWrapper):

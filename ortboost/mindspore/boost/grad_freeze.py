@@ -13,16 +13,23 @@ from ortboost.boosts.freeze_schedule import (
     generate_freeze_index_sequence,
 )
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, require_known
+from ortboost.core.errors import require_known
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
-from ortboost.mindspore.core.arguments import as_argument_error, refuse_given
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_argument_error,
+    refuse_given,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell
 from ortboost.mindspore.nn.wrap import holds_network, network_of
+
+__all__ = ["GradientFreeze", "freeze_cell"]
 
 _Groups = Sequence[Sequence[Parameter]]
 

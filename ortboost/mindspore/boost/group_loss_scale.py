@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, nearest
-from ortboost.core.field_words import Range
+from ortboost.core.errors import nearest
+from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales
 from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
     Count,
     CountOrZero,
     as_argument_error,
@@ -33,6 +35,8 @@ from ortboost.mindspore.core.traced import Traced
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell
 from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program import names
+
+__all__ = ["GroupLossScaleManager"]
 
 _OWNER = "GroupLossScaleManager"
 

@@ -8,6 +8,8 @@ from ortboost.core.arguments import checked
 from ortboost.core.report import Report
 from ortboost.mindspore.core.network import Network
 
+__all__ = ["LessBN"]
+
 
 class LessBN(Network):
     """A network without redundant batch normalizations, optionally with a full-normalization head.

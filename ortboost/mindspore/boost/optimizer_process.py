@@ -7,9 +7,8 @@ from typing import Any
 
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
 from ortboost.graph.parameters import find_parameters
-from ortboost.mindspore.core.arguments import Count
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
@@ -17,6 +16,8 @@ from ortboost.mindspore.nn.optimizers import LARS
 from ortboost.mindspore.nn.parameter_groups import check_rate, listed
 from ortboost.mindspore.nn.thor import thor
 from ortboost.mindspore.nn.wrap import network_of
+
+__all__ = ["OptimizerProcess"]
 
 
 class OptimizerProcess:

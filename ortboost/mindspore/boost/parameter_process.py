@@ -9,6 +9,8 @@ from ortboost.core.arguments import check_argument
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.parameter_groups import listed
 
+__all__ = ["ParameterProcess"]
+
 
 class ParameterProcess:
     """Makes parameter groups for a new optimizer, and numbers parameters for gradient exchange.

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ortboost.core.arguments import check_argument
-from ortboost.core.errors import ArgumentValueError, nearest
+from ortboost.core.errors import nearest
 from ortboost.graph.query import match_names
-from ortboost.mindspore.core.arguments import positive
+from ortboost.mindspore.core.arguments import ArgumentValueError, positive
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import exact_patterns
+
+__all__ = ["exact_groups", "first_scales"]
 
 
 def exact_groups(

@@ -14,15 +14,20 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.boost.auto_boost import warn_of_unused
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
-from ortboost.mindspore.core.arguments import NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.nn.compiled import CompiledSteps
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
 from ortboost.program.gradients import LARGEST_NORM
+
+__all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]
 
 
 class _Boosts:

@@ -14,8 +14,25 @@ from typing import Annotated, Any, Final, TypeAlias
 import numpy as np
 
 from ortboost.core.arguments import check_argument
-from ortboost.core.errors import ArgumentValueError, ConfigError, UsageError
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, ConfigError, UsageError
 from ortboost.core.field_words import OnlyFloat, Range
+
+__all__ = [
+    "ArgumentKeyError",
+    "ArgumentRuntimeError",
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "Count",
+    "CountOrZero",
+    "NotInThisVersionError",
+    "NotNegativeFloat",
+    "PositiveFloat",
+    "PositiveScale",
+    "as_argument_error",
+    "positive",
+    "refuse_given",
+]
+
 
 _LARGEST: Final = 3.4e38  # float32
 

@@ -10,6 +10,8 @@ from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.traced import Traced
 
+__all__ = ["Cell", "has_own_construct", "refuse_own_methods"]
+
 _COMPUTING: Final = (
     "construct",
     "decay_weight",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ortboost.runtime.stepper import Stepper
     from ortboost.runtime.updater import Updater
 
+__all__ = ["LiveState"]
+
 
 class LiveState:
     """Named tensors whose latest values have one holder at a time.

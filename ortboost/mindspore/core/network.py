@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import as_dtype, matches
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError, first_line
+from ortboost.core.errors import UsageError, first_line
 from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
@@ -22,6 +22,7 @@ from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
@@ -32,6 +33,8 @@ from ortboost.runtime.session import open_session, runtime
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import PrecisionConfig
 from ortboost.transforms.trainable_norm import to_training
+
+__all__ = ["Network", "Parameter", "as_input", "check_count", "load"]
 
 EngineName: TypeAlias = Literal["auto", "portable", "native"]
 _OPSETS, _IR_VERSION = range(18, 22), 10

@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import check_argument
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
-from ortboost.mindspore.core.arguments import NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.tensor import Tensor
+
+__all__ = ["Parameter"]
 
 
 class Parameter:

@@ -16,13 +16,18 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.core.files import atomic_path
-from ortboost.mindspore.core.arguments import refuse_given
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    refuse_given,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.program.state_file import read_tensors
+
+__all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]
 
 _Prefixes: TypeAlias = str | Sequence[str] | None
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import ArgumentTypeError
 
+__all__ = ["Tensor", "given_array"]
+
 
 def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
     """Convert an array or tensor to an array; plain numbers are not accepted."""

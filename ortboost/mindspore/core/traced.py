@@ -10,6 +10,8 @@ from typing import Any, Final, NoReturn
 
 from ortboost.mindspore.core.arguments import NotInThisVersionError
 
+__all__ = ["Traced", "not_one_network_and_loss"]
+
 
 class Traced:
     """A placeholder for a value in the ``construct`` of the cell ``owner``.

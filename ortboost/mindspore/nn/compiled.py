@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.arrays import matches
-from ortboost.core.errors import ArgumentValueError, UsageError
+from ortboost.core.errors import UsageError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.core.step_result import StepResult
 from ortboost.mindspore.communication import shared_group
-from ortboost.mindspore.core.arguments import ArgumentRuntimeError, NotInThisVersionError
+from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.cell import refuse_own_methods
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input, check_count
@@ -36,7 +40,9 @@ from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
 from ortboost.runtime.updater import Updater
 from ortboost.training.run_state import step_seed
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
+
+__all__ = ["CompiledSteps"]
 
 _COUNTERS = (names.STEP, names.MICRO_STEPS)  # prefixes: freeze groups have their own
 

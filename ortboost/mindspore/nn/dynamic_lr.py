@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
-from ortboost.mindspore.core.arguments import Count, NotNegativeFloat, PositiveFloat
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    NotNegativeFloat,
+    PositiveFloat,
+)
 from ortboost.mindspore.nn.learning_rate_schedule import (
     CosineDecayLR,
     ExponentialDecayLR,
@@ -22,6 +26,16 @@ from ortboost.mindspore.nn.learning_rate_schedule import (
     PolynomialDecayLR,
     WarmUpLR,
 )
+
+__all__ = [
+    "cosine_decay_lr",
+    "exponential_decay_lr",
+    "inverse_decay_lr",
+    "natural_exp_decay_lr",
+    "piecewise_constant_lr",
+    "polynomial_decay_lr",
+    "warmup_lr",
+]
 
 
 @checked

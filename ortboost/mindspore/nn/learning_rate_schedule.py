@@ -12,11 +12,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
-from ortboost.mindspore.core.arguments import Count, NotNegativeFloat, PositiveFloat
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    NotNegativeFloat,
+    PositiveFloat,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.training import decay
+
+__all__ = [
+    "CosineDecayLR",
+    "ExponentialDecayLR",
+    "InverseDecayLR",
+    "LearningRateSchedule",
+    "NaturalExpDecayLR",
+    "PolynomialDecayLR",
+    "WarmUpLR",
+]
 
 
 class LearningRateSchedule(Cell):

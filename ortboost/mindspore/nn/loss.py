@@ -14,11 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
+
+__all__ = [
+    "BCEWithLogitsLoss",
+    "L1Loss",
+    "LossBase",
+    "MSELoss",
+    "SoftmaxCrossEntropyWithLogits",
+]
 
 _Array = NDArray[Any]
 _Reduction = Literal["mean", "sum", "none"]

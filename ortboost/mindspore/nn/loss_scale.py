@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
@@ -25,11 +24,18 @@ from ortboost.core.loss_scale import (
     initial_state,
     update,
 )
-from ortboost.mindspore.core.arguments import Count, PositiveScale
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, PositiveScale
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
+
+__all__ = [
+    "DynamicLossScaleUpdateCell",
+    "FixedLossScaleUpdateCell",
+    "GroupedScaleCell",
+    "LossScaleUpdateCell",
+]
 
 
 class LossScaleUpdateCell(Cell):

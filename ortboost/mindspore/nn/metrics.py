@@ -11,14 +11,32 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import as_array
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, require_known
+from ortboost.core.errors import require_known
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
     Count,
     NotInThisVersionError,
 )
 from ortboost.training.metrics import Mean, hits
+
+__all__ = [
+    "MAE",
+    "MSE",
+    "Accuracy",
+    "Loss",
+    "Metric",
+    "Top1CategoricalAccuracy",
+    "Top5CategoricalAccuracy",
+    "TopKCategoricalAccuracy",
+    "chosen",
+    "get_metric_fn",
+    "get_metrics",
+    "names",
+    "rearrange_inputs",
+]
 
 
 def rearrange_inputs(update: Callable[..., None]) -> Callable[..., None]:

@@ -16,9 +16,12 @@ import numpy as np
 
 from ortboost.boosts.base import Boost
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
-from ortboost.core.field_words import Range
-from ortboost.mindspore.core.arguments import NotInThisVersionError
+from ortboost.core.field_types import Range
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
@@ -34,6 +37,8 @@ from ortboost.mindspore.nn.parameter_groups import (
 from ortboost.optimizers import Optimizer as Rule
 from ortboost.program import names
 from ortboost.program.config import ParameterGroup
+
+__all__ = ["Optimizer", "exact_patterns"]
 
 _Self = TypeVar("_Self", bound="Optimizer")
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, TypeAlias
 
 from ortboost import optimizers as rules
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, nearest
+from ortboost.core.errors import nearest
 from ortboost.core.field_words import OnlyFloat, Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
+    ArgumentTypeError,
+    ArgumentValueError,
     NotNegativeFloat,
     PositiveFloat,
     refuse_given,
@@ -23,6 +25,8 @@ from ortboost.mindspore.core.arguments import (
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
 from ortboost.program.config import ParameterGroup
+
+__all__ = ["LARS", "SGD", "Adam", "AdamWeightDecay", "Momentum"]
 
 _Beta: TypeAlias = Annotated[float, OnlyFloat, Range(above=0, below=1)]
 

@@ -11,16 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import check_argument
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError, require_known
-from ortboost.core.field_words import Range
+from ortboost.core.errors import UsageError, require_known
+from ortboost.core.field_types import Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
     NotInThisVersionError,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
+
+__all__ = [
+    "Group",
+    "Rate",
+    "check_decay",
+    "check_rate",
+    "listed",
+    "rate_at",
+    "read_parameters",
+    "shown_rate",
+]
 
 _NotNegative: TypeAlias = Annotated[float, Range(0)]
 _GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")

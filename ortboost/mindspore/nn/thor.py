@@ -10,9 +10,12 @@ import numpy as np
 from ortboost.boosts.base import Boost
 from ortboost.boosts.thor import Thor
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.core.field_words import OnlyFloat, Range
-from ortboost.mindspore.core.arguments import as_argument_error
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_argument_error,
+)
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
@@ -20,6 +23,8 @@ from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
 from ortboost.optimizers import Momentum as MomentumRule
 from ortboost.optimizers import Optimizer as Rule
 from ortboost.program.config import ParameterGroup
+
+__all__ = ["ConvertNetUtils", "thor"]
 
 
 class thor(Optimizer):  # noqa: N801  MindSpore's name

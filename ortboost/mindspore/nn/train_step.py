@@ -11,9 +11,14 @@ from typing import Any, Final
 import numpy as np
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
-from ortboost.mindspore.core.arguments import NotInThisVersionError, positive, refuse_given
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    positive,
+    refuse_given,
+)
 from ortboost.mindspore.core.cell import Cell, refuse_own_methods
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
@@ -23,6 +28,8 @@ from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
 from ortboost.mindspore.nn.wrap import network_of, parts_of
 from ortboost.program import names
+
+__all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 
 _STEP_METHODS: Final = ("start_overflow_check", "get_overflow_status", "process_loss_scale")
 

@@ -12,6 +12,8 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.optimizer import Optimizer
 
+__all__ = ["OptimizerWrapper", "Updates", "updates_of"]
+
 
 @dataclass(frozen=True)
 class Updates:

@@ -8,13 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentTypeError
+from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell, has_own_construct
 from ortboost.mindspore.core.network import Network, check_count
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
 from ortboost.mindspore.nn.loss import LossBase
+
+__all__ = ["WithEvalCell", "WithLossCell", "holds_network", "network_of", "parts_of"]
 
 
 class _WithLoss(Cell):

@@ -16,8 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from ortboost import training
-from ortboost.core.errors import ArgumentValueError, UsageError
+from ortboost.core.errors import UsageError
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+
+__all__ = ["TrainerAdapter"]
 
 _NEVER: Final = (
     "__enter__",

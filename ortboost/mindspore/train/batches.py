@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.training.data.iterables import Epochs
 from ortboost.training.data.keys import LABEL_KEYS
+
+__all__ = ["Batches"]
 
 
 class Batches(Epochs):

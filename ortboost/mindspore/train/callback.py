@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost import training
-from ortboost.core.errors import ArgumentTypeError
+from ortboost.mindspore.core.arguments import ArgumentTypeError
+
+__all__ = ["Callback", "CallbackParam", "RunContext", "call_all", "entered"]
 
 
 class CallbackParam(dict[str, Any]):

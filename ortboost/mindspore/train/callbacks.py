@@ -12,8 +12,7 @@ import numpy as np
 
 from ortboost import training
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
-from ortboost.mindspore.core.arguments import Count, CountOrZero
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, CountOrZero
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 from ortboost.mindspore.train.model_checkpoint import CheckpointConfig, ModelCheckpoint

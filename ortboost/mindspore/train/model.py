@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, require_known
-from ortboost.core.field_words import Range
+from ortboost.core.errors import require_known
+from ortboost.core.field_types import Range
 from ortboost.mindspore.amp import BoostLevel, LossScaleManager, build_train_network
 from ortboost.mindspore.boost.auto_boost import AutoBoost
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
-from ortboost.mindspore.core.arguments import Count
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.tensor import Tensor
@@ -40,6 +40,8 @@ from ortboost.mindspore.train.model_arguments import (
     check_sink,
     validation_epochs,
 )
+
+__all__ = ["Model"]
 
 _KEYWORDS = ("boost_config_dict", "loss_scale_manager", "keep_batchnorm_fp32")
 

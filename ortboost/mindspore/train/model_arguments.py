@@ -6,14 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from ortboost.core.arguments import check_argument
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.boost.auto_boost import AutoBoost
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
-from ortboost.mindspore.core.arguments import Count, refuse_given
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    Count,
+    refuse_given,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
+
+__all__ = [
+    "backbone_of",
+    "boosted",
+    "check_indexes",
+    "check_scale_groups",
+    "check_sink",
+    "validation_epochs",
+]
 
 
 def backbone_of(network: Cell) -> Network:

@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from ortboost import training
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ArgumentValueError
-from ortboost.mindspore.core.arguments import CountOrZero, refuse_given
+from ortboost.mindspore.core.arguments import ArgumentValueError, CountOrZero, refuse_given
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.serialization import save_checkpoint
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+
+__all__ = ["CheckpointConfig", "ModelCheckpoint"]
 
 
 class CheckpointConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortboost.core.errors import ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.mixed_precision import AmpLevel
 from ortboost.mindspore.nn.thor import ConvertNetUtils, thor
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell

@@ -15,6 +15,8 @@ from ortboost.autodiff.portable.rewrites.batch_norm import batch_normalizations
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, static_shape
 
+__all__ = ["fused_statistics"]
+
 _FLOAT = ir.DataType.FLOAT
 
 

@@ -41,6 +41,8 @@ from ortboost.graph.query import (
 )
 from ortboost.runtime.session import open_session
 
+__all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]
+
 DOMAIN = "com.microsoft.nchwc"
 QUARTER = 4  # the number of channels of ReorderInput must be a multiple of this
 _SIZES = (16, 8, 4)

@@ -22,6 +22,8 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import is_standard, known_shape
 from ortboost.graph.reach import values_read
 
+__all__ = ["Chain", "Lengths", "elementwise_chains", "recompute_inputs"]
+
 _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 _UNARY = ("Abs", "Clip", "Erf", "Exp", "Neg", "Reciprocal", "Sigmoid", "Sign", "Sqrt", "Tanh")
 _OF_SCALARS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")  # of scalars, give scalars

@@ -37,6 +37,8 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import static_shape, subgraphs
 from ortboost.runtime.cpu.chains import Chain, Lengths, elementwise_chains, recompute_inputs
 
+__all__ = ["chunked_chains"]
+
 _PART = 32 * 1024  # elements per thread; about eight tensors of this size fit into 2 MiB
 _LARGE = 8  # minimum number of parts; with fewer there is little to gain
 _SLACK = 4  # factor by which a part may differ from the desired size

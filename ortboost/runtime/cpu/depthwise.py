@@ -30,6 +30,8 @@ from ortboost.graph.query import (
 )
 from ortboost.runtime.cpu.blocked import DOMAIN, QUARTER, block_size, reorder
 
+__all__ = ["depthwise_gradients"]
+
 _SEEN = Op("Slice", "padded", "start", "end", "axes", "stride")
 _TAP = Op("Unsqueeze", Op("ReduceSum", Op("Mul", _SEEN, "gradient"), "reduced"), "added")
 _FIXED = {"axes": [2, 3], "reduced": [0, 2, 3], "added": [1]}

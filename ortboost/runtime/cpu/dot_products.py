@@ -24,6 +24,8 @@ import onnx_ir as ir
 from ortboost.graph.query import constant, fixed_lengths, known_shape, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["dot_products"]
+
 _DOMAIN = "com.microsoft"
 _POSITIONS = 256  # minimum length of a dot product
 

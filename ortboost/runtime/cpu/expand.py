@@ -10,6 +10,8 @@ import onnx_ir as ir
 from ortboost.graph.query import fixed_lengths, known_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["expand_by_products"]
+
 
 def expand_by_products(model: ir.Model) -> bool:
     """Replace an Expand of one value per channel by a product with ones; whether there was one.

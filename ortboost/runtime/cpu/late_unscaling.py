@@ -20,6 +20,8 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.patterns import Op, matches
 from ortboost.graph.query import input_at, producer_of, scalar, static_shape
 
+__all__ = ["late_unscaling"]
+
 _LARGE = 64 * 1024  # elements; for fewer, an If costs more than it saves
 _PRODUCT = Op("Mul", "gradient", "scale", name="product")
 _CHECKED = Op("Mul", Op("Mul", Op("ReduceSumSquare", _PRODUCT, name="total"), "factor"), 0.0)

@@ -18,6 +18,8 @@ from ortboost.graph.patterns import Op, match
 from ortboost.graph.query import constant
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["steep_masks"]
+
 _STEEPEST = float(np.finfo(np.float32).max)
 _FLOAT = ir.DataType.FLOAT
 

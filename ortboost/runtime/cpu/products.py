@@ -20,6 +20,8 @@ import onnx_ir as ir
 from ortboost.graph.query import producer_of, sole_consumer, static_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["plain_products"]
+
 _ROWS, _COLUMNS = 128, 512  # minimum size of the result that makes a copy worthwhile
 
 

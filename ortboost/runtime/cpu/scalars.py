@@ -16,6 +16,8 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.query import constant, is_standard, known_shape
 
+__all__ = ["full_rank_scalars"]
+
 _BROADCAST = frozenset(
     {
         *("Add", "Div", "Max", "Min", "Mod", "Mul", "Pow", "PRelu", "Sub", "Where"),

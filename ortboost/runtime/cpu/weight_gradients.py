@@ -37,6 +37,8 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.patterns import Found, Op, match
 from ortboost.graph.query import constant, input_at, known_shape, producer_of
 
+__all__ = ["weight_gradients"]
+
 _POSITIONS = 1024  # minimum number of positions of an image, for each thread
 _SEEN = Op("Slice", "padded", "start", "end", "axes", "steps")
 _TAP = Op("MatMul", "left", Op("Reshape", _SEEN))

@@ -37,6 +37,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["factors_by_channel", "statistics_by_image"]
+
 _FLOAT = ir.DataType.FLOAT
 _POSITIONS = 128  # minimum: the kernel has 128 threads for each image and channel
 _OPSET = 18  # the first in which the axes of ReduceMean are an input

@@ -31,6 +31,8 @@ from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_random, is_standard, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["capturable", "draws"]
+
 _T = TypeVar("_T")
 _MOST: Final = 32  # operands of a Concat, results of a Split
 

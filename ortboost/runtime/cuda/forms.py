@@ -53,6 +53,8 @@ from ortboost.runtime.cuda.max_pool import shifted_maxima
 from ortboost.runtime.cuda.reductions import reductions_in_two_steps
 from ortboost.runtime.cuda.weight_gradients import pad_before_transpose, patches_of_few_channels
 
+__all__ = ["for_cuda"]
+
 _OLDEST: Final = 18  # of the engines; see their `opsets`
 _RANKS: Final = 16  # more ones than this are not one for each axis of a tensor
 _SHORT_NAMES: Final = ("float16", "bfloat16")

@@ -25,6 +25,8 @@ from ortboost.graph.patterns import Op, Pattern, match
 from ortboost.graph.query import known_shape, scalar
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["gelu_in_fewer_passes"]
+
 _DOMAIN: Final = "com.microsoft"
 _TYPES: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _ROOT: Final = math.sqrt(2)

@@ -16,6 +16,8 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.graph.query import find_schema
 
+__all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels", "operands"]
+
 _NEWEST_OPSET: Final = {"1.19.2": 21, "1.31.1": 26}
 """Release to the newest standard opset that it supports, as its error message states."""
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float", "double"})

@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import fixed_lengths, is_standard, known_shape
 
+__all__ = ["shifted_maxima"]
+
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _MOST = 64  # positions of a window
 

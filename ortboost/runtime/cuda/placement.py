@@ -40,6 +40,8 @@ from ortboost.graph.query import (
 )
 from ortboost.runtime.cuda.kernels import Kernel, Kernels
 
+__all__ = ["Copy", "Placed", "Side", "place"]
+
 Side: TypeAlias = Literal["cuda", "cpu", "none"]
 
 _SMALL: Final = 100  # elements of an initializer that GetCpuPreferredNodes treats as a host value

@@ -18,6 +18,8 @@ import onnx_ir as ir
 from ortboost.graph.query import SHORT_FLOATS, constant, known_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["reductions_in_two_steps"]
+
 
 def reductions_in_two_steps(model: ir.Model) -> bool:
     """Reduce the last axes first, then the others; whether there was such a reduction."""

@@ -53,6 +53,8 @@ from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.state import DeviceState
 
+__all__ = ["ReplayedGraph", "can_replay", "form_to_capture", "passing_on", "why_not_replayed"]
+
 _STATE: Final = 2**30  # bytes of a state that is not held twice
 _LARGE: Final = 2**24  # bytes of a state from which on memory matters more than opening a session
 _SHAPES: Final = 2  # that are captured; each has a session with its own memory

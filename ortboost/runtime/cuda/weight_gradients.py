@@ -35,6 +35,8 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
+__all__ = ["pad_before_transpose", "patches_of_few_channels"]
+
 _ELEMENTS = 512  # of a window: the identity matrix has the square of this
 
 

@@ -16,6 +16,18 @@ from numpy.typing import NDArray
 from ortboost.core.errors import UsageError
 from ortboost.training.protocols import Array, Batch, InputLike
 
+__all__ = [
+    "Axes",
+    "Part",
+    "batch_axes",
+    "batch_length",
+    "check_batch_size",
+    "pad_batch",
+    "part_rows",
+    "rows_of",
+    "static_batch",
+]
+
 Axes = Mapping[str, int | None]
 """Input name to batch axis; 0 for inputs that are missing."""
 

@@ -14,6 +14,8 @@ from ortboost.training.data.load import SPLITS
 from ortboost.training.data.values import is_labels, value_fault
 from ortboost.training.protocols import Array, InputLike
 
+__all__ = ["bind_arrays", "label_keys"]
+
 _SUFFIXES = {"train": ("_train",), "test": ("_test", "_val"), "val": ("_val", "_test")}
 _SCAN_BYTES = 1 << 33  # larger arrays are not searched for NaN
 

@@ -10,6 +10,8 @@ from ortboost.training.data.lazy import lazy_of
 from ortboost.training.data.orders import epoch_order
 from ortboost.training.protocols import Array
 
+__all__ = ["checksum", "checksum_of_ends"]
+
 _WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
 
 

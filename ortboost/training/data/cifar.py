@@ -14,6 +14,8 @@ import numpy as np
 from ortboost.core.errors import FileError
 from ortboost.training.protocols import Array
 
+__all__ = ["RECORD_BYTES", "find_cifar", "load_cifar"]
+
 _RECORD = np.dtype([("y", "u1"), ("x", "u1", (3, 32, 32))])
 RECORD_BYTES = _RECORD.itemsize
 _CLASSES = 10

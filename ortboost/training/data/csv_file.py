@@ -17,6 +17,8 @@ import numpy as np
 from ortboost.core.errors import FileError
 from ortboost.training.data.tables import MemoryTable
 
+__all__ = ["read_csv"]
+
 
 def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
     """Read a CSV file in UTF-8, separated by commas, or by tabs if it is ``.tsv``.

@@ -15,6 +15,8 @@ from ortboost.core.errors import UsageError
 from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import Array, InputLike
 
+__all__ = ["given_arrays"]
+
 
 def given_arrays(
     data: Any, inputs: Sequence[InputLike], mapping: Mapping[str, str] | None = None

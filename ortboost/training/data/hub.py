@@ -25,6 +25,8 @@ from ortboost.training.data.lazy import LazyArray, as_array_like
 from ortboost.training.data.tables import MemoryTable, Table
 from ortboost.training.protocols import Array, Batch, InputLike
 
+__all__ = ["DatasetTable", "StreamBatches", "chosen_split", "is_dataset", "is_stream"]
+
 
 def is_dataset(data: Any) -> bool:
     """Whether ``data`` is a ``datasets.Dataset``, or behaves like one."""

@@ -22,6 +22,8 @@ from ortboost.core.errors import FileError
 from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
+__all__ = ["find_idx", "is_idx", "load_idx", "load_idx_pair"]
+
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _STEMS = {"train": ("train",), "test": ("t10k", "test"), "val": ("val", "t10k", "test")}
 _MAX_RANK = 8

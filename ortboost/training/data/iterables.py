@@ -20,6 +20,8 @@ from ortboost.training.data.batches import (
 from ortboost.training.data.values import are_pixels, convert, value_fault
 from ortboost.training.protocols import Batch, InputLike
 
+__all__ = ["Epochs", "IterableSource"]
+
 
 class Epochs:
     """Any iterable that can be iterated over in each epoch, or a function that returns one.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+__all__ = ["DATA_KEYS", "LABEL_KEYS", "SPLIT_NAMES"]
+
 DATA_KEYS = ("x", "images", "image", "data", "features", "inputs", "input")
 LABEL_KEYS = ("y", "labels", "label", "targets", "target")
 

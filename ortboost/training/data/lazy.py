@@ -12,6 +12,8 @@ import numpy as np
 from ortboost.core.arrays import matches
 from ortboost.training.protocols import Array
 
+__all__ = ["Blocks", "LazyArray", "Wanted", "as_array_like", "fit_shape", "lazy_of"]
+
 Self = TypeVar("Self", bound="LazyArray")
 Wanted = tuple[int | str | None, ...]
 """Per axis a length, or anything else for an arbitrary length."""

@@ -17,6 +17,8 @@ from ortboost.training.data.parquet import ParquetTable, find_parquet
 from ortboost.training.data.tables import Table
 from ortboost.training.protocols import Array
 
+__all__ = ["SPLITS", "find_table", "load_arrays"]
+
 SPLITS = tuple(SPLIT_NAMES)
 _KINDS = (
     "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a "

@@ -31,6 +31,8 @@ from ortboost.core.errors import FileError
 from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
+__all__ = ["load_npy", "load_npz"]
+
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _ENCRYPTED = 0x1
 

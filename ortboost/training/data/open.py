@@ -26,6 +26,8 @@ from ortboost.training.data.samples import SampleSource, gives_samples
 from ortboost.training.data.sources import ArraySource, Source
 from ortboost.training.protocols import InputLike
 
+__all__ = ["open_source"]
+
 
 def open_source(
     data: Any,

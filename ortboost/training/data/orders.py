@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from ortboost.training.data.lazy import Blocks
 
+__all__ = ["epoch_order", "window_order"]
+
 
 def epoch_order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The shuffled order of an epoch, which depends only on the arguments.

@@ -29,6 +29,8 @@ from ortboost.training.data.tables import Table
 from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
+__all__ = ["WINDOW", "ParquetTable", "find_parquet"]
+
 WINDOW: Final = 128 << 20
 """Bytes of row groups that are shuffled together."""
 

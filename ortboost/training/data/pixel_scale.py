@@ -8,6 +8,8 @@ from typing import Any
 from ortboost.core.errors import UsageError
 from ortboost.training.data.sources import ArraySource, Source
 
+__all__ = ["check_scale"]
+
 
 def check_scale(trained: Mapping[str, Any], source: Source, what: str = "given data") -> None:
     """Refuse data of which only one part are bytes, unless the other is in their range, too.

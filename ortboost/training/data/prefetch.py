@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 
 from ortboost.core.errors import UsageError
 
+__all__ = ["prefetch", "work_ahead"]
+
 T = TypeVar("T")
 _JOIN_SECONDS = 5.0
 

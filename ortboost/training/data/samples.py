@@ -15,6 +15,8 @@ from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.sources import ArraySource
 from ortboost.training.protocols import Array, Batch, InputLike
 
+__all__ = ["SampleSource", "gives_samples"]
+
 
 def gives_samples(data: Any) -> bool:
     """Whether ``data`` has samples by index, but cannot be iterated over."""

@@ -33,6 +33,8 @@ from ortboost.training.data.orders import epoch_order, window_order
 from ortboost.training.data.values import are_pixels, convert, is_float
 from ortboost.training.protocols import Array, Batch, InputLike
 
+__all__ = ["ArraySource", "ParallelSource", "Source"]
+
 _MOST_THREADS = 8
 _PROBED = 1000  # samples whose range is noted
 

@@ -19,6 +19,8 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
+__all__ = ["FrameTable", "MemoryTable", "Table"]
+
 _FEATURES = "x"
 _EXACT = 1 << 24  # float32 holds all whole numbers below this one
 

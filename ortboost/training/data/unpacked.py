@@ -5,6 +5,8 @@ from __future__ import annotations
 from ortboost.core.errors import FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
 
+__all__ = ["check_unpacked"]
+
 
 def check_unpacked(
     size: int,

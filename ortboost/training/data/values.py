@@ -13,6 +13,8 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
+__all__ = ["are_pixels", "convert", "is_float", "is_labels", "value_fault"]
+
 _PIXEL_MAX: Final = 255.0
 _PIECE_BYTES: Final = 1 << 26
 

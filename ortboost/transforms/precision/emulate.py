@@ -24,6 +24,8 @@ from ortboost.graph.build import Builder, insert_after, replace_node
 from ortboost.graph.query import is_read
 from ortboost.transforms.precision.operators import complete_types
 
+__all__ = ["emulate_precision"]
+
 _FLOAT = ir.DataType.FLOAT
 _EXACT = frozenset(
     "Abs Compress Concat DepthToSpace Expand Flatten Gather GatherElements "

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+__all__ = ["Wire", "least_casts"]
+
 _INFINITE = 1 << 40
 _LOW, _FP32 = -1, -2
 

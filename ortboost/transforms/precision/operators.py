@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from ortboost.graph.query import FLOAT_TYPES, find_schema, has_subgraph
 
+__all__ = ["Form", "complete_types", "form_of"]
+
 _FLOAT = ir.DataType.FLOAT
 _TENSORS = {ir.DataType.FLOAT16: "tensor(float16)", ir.DataType.BFLOAT16: "tensor(bfloat16)"}
 # Operators without a schema in onnx: all their float tensors have the same type.

@@ -26,6 +26,8 @@ from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
 from ortboost.transforms.precision.policy import PrecisionConfig
 
+__all__ = ["PLACE_PRECISION", "place_precision"]
+
 PLACE_PRECISION: Final = "place_precision"
 """Name of the report."""
 

@@ -20,6 +20,8 @@ from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
 from ortboost.transforms.precision.policy import FP32_OPERATORS, Choice, PrecisionConfig, classify
 
+__all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
+
 _FLOAT = ir.DataType.FLOAT
 _SUMS = ("Add", "Sub", "Sum")
 _LOOKUPS = ("Gather", "GatherElements", "GatherND")

@@ -41,6 +41,18 @@ from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, require_known
 from ortboost.core.field_types import check_kinds
 
+__all__ = [
+    "COMPUTE",
+    "FP32_OPERATORS",
+    "LEVELS",
+    "LOSSES",
+    "LOW_PRECISION_OPERATORS",
+    "Choice",
+    "PrecisionConfig",
+    "classify",
+    "precision_for_level",
+]
+
 Choice: TypeAlias = Literal["low", "fp32", "free"]
 
 COMPUTE: Final[Mapping[str, ir.DataType | None]] = {

@@ -7,8 +7,7 @@ import pytest
 
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine, gradient_name
 from ortboost.autodiff.native import bindings as native
-from ortboost.autodiff.native.bindings import diagnose
-from ortboost.autodiff.native.engine import NativeEngine
+from ortboost.autodiff.native.engine import NativeEngine, diagnose
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds

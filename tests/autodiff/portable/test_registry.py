@@ -19,7 +19,7 @@ from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.transforms.loss_config import LossConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.autodiff.oracle import graph
 from tests.support import run, stepper
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ortboost import nn
-from ortboost.core.errors import ArgumentValueError, FileError
+from ortboost.core.errors import FileError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.mindspore.boost import (
     AutoBoost,
@@ -18,6 +18,7 @@ from ortboost.mindspore.boost import (
     GradientAccumulation,
     LessBN,
 )
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.boosted import boosted
 from ortboost.program.build import build_program

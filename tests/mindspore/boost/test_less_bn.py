@@ -13,9 +13,9 @@ import onnx_ir as ir
 import pytest
 
 from ortboost import amp, nn
-from ortboost.core.errors import ArgumentTypeError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.mindspore.boost import LessBN
+from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.network import Network, load
 from ortboost.optimizers import Adam, Momentum
 from ortboost.program.build import build_program

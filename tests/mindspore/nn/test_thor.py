@@ -8,8 +8,8 @@ import pytest
 import ortboost as ob
 from ortboost import Tensor, boost, nn
 from ortboost.boosts import Thor
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.amp import DynamicLossScaleManager, FixedLossScaleManager
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.train.model import Model
 from ortboost.mindspore.train.train_thor import ConvertModelUtils
 from tests.support import assert_three_lines, model_path, text_model, weights

@@ -9,8 +9,9 @@ import pytest
 
 import ortboost as ob
 from ortboost import training
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError
+from ortboost.core.errors import ArgumentTypeError, UsageError
 from ortboost.core.loss_scale import NoScaleConfig
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from tests.support import assert_three_lines, small_mlp
 
 CPU = {"device": "cpu", "threads": 1}

@@ -13,6 +13,8 @@ import onnx_ir as ir
 from ortboost.graph.formulas import Term
 from ortboost.graph.rewriting import Site, rewrites
 
+__all__ = ["frozen_batch_norm", "guarded_statistics"]
+
 
 @rewrites("BatchNormalization", what="inference form, replaced by a multiplication and an addition")
 def frozen_batch_norm(site: Site) -> list[ir.Value | None] | None:

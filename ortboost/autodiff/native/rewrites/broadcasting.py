@@ -20,6 +20,8 @@ from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, known_shape
 from ortboost.graph.reach import Reach
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
+__all__ = ["expanded_branches", "hide_uncertain_shapes", "show_hidden_shapes"]
+
 _HIDDEN = "ortboost/native/shape"
 
 _Operands: TypeAlias = dict[int, tuple[Shape | None, list[Shape | None]]]

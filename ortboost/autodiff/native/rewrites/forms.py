@@ -18,6 +18,8 @@ from ortboost.graph.formulas import Term
 from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["ordinary_forms"]
+
 
 def ordinary_forms(model: ir.Model) -> Report:
     """Rewrite rare forms in place; see the functions of this module for each operator."""

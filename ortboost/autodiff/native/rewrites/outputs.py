@@ -16,6 +16,8 @@ from ortboost.graph.formulas import Term
 from ortboost.graph.query import is_read, known_shape, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["complete_nodes"]
+
 
 def complete_nodes(model: ir.Model) -> Report:
     """Complete the inputs and outputs of these operators, in place."""

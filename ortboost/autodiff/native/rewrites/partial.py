@@ -15,6 +15,8 @@ from ortboost.graph.query import is_read
 from ortboost.graph.reach import Reach
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
+__all__ = ["partly_used_splits"]
+
 
 def partly_used_splits(model: ir.Model, reached: Reach) -> Report:
     """Replace Split nodes of which only some outputs lead to the loss by Slices, in place."""

@@ -13,6 +13,8 @@ from ortboost.graph.ceil_pools import pads_without_ceil, window_of
 from ortboost.graph.query import producer_of, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["max_pool", "pool"]
+
 
 def max_pool(site: Site) -> Sequence[ir.Value] | None:
     """Make indices row-major for the gradient; avoid float16, which crashes the CPU runtime."""

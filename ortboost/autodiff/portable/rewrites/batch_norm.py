@@ -14,6 +14,8 @@ from ortboost.autodiff.portable.rewrites.normalization import FLOAT, as_float, a
 from ortboost.graph.query import SHORT_FLOATS, find_nodes, is_read, producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["batch_centered", "batch_normalizations", "batch_statistics"]
+
 
 @rewrites("BatchNormalization", what="batch statistics computed separately, in float32")
 def batch_statistics(site: Site) -> list[ir.Value | None] | None:

@@ -14,6 +14,8 @@ from ortboost.graph.bodies import as_model, own_outputs
 from ortboost.graph.loop_shapes import infer_body
 from ortboost.graph.query import is_standard, label
 
+__all__ = ["prepare_bodies"]
+
 
 def prepare_bodies(model: ir.Model, prepare: Callable[[ir.Model], bool]) -> Report:
     """Rewrite the bodies of If, Loop and Scan in the main graph, and infer their shapes, in place.

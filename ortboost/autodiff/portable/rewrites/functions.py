@@ -11,6 +11,8 @@ from ortboost.graph.function_bodies import expand_by_definition
 from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["EXPANDED", "expand_functions"]
+
 EXPANDED = ("Attention", "CenterCropPad", "RotaryEmbedding")
 """Operators that are expanded, unless a rule for them was registered."""
 

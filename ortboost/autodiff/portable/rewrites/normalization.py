@@ -13,6 +13,8 @@ from ortboost.core.report import Report
 from ortboost.graph.query import SHORT_FLOATS, known_shape
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["FLOAT", "as_float", "as_given", "complete_normalizations"]
+
 FLOAT = ir.DataType.FLOAT
 
 

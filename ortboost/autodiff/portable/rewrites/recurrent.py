@@ -17,6 +17,8 @@ from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
+__all__ = ["recurrent_to_scan", "unsupported"]
+
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _KNOWN = ("Relu", "Sigmoid", "Tanh")
 

@@ -10,6 +10,8 @@ from ortboost.autodiff.sizes import joined
 from ortboost.graph.query import SHORT_FLOATS, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
+__all__ = ["exact_scatter", "scatter_in_float32"]
+
 
 @rewrites("ScatterND", what="adds without a race between threads")
 def exact_scatter(site: Site) -> list[ir.Value | None] | None:

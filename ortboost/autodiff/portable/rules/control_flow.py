@@ -14,6 +14,8 @@ from ortboost.graph.bodies import captured_values, rename_values
 from ortboost.graph.query import RANDOM_OPERATORS, label
 from ortboost.graph.reach import reach, uses_inside
 
+__all__ = ["body_reason"]
+
 _BRANCHES = ("then_branch", "else_branch")
 _RANDOM = RANDOM_OPERATORS | {"Dropout"}
 

@@ -11,6 +11,8 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
 from ortboost.graph.formulas import Term
 
+__all__ = ["slope"]
+
 _Slope: TypeAlias = Callable[[Backward, Term, Term, Term], Term]
 
 

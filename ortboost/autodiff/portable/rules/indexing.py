@@ -26,6 +26,8 @@ from ortboost.autodiff.sizes import (
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["add_at", "as_rows"]
+
 # Number of table rows up to which a one-hot product is faster than ScatterElements, measured on a
 # CPU with width 16 and 65,536 indices: 1.5 instead of 6.5 ms for 30 rows, 1.6 instead of 0.4 ms
 # for 1,000.

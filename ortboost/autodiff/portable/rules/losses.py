@@ -17,6 +17,8 @@ from ortboost.autodiff.sizes import wider
 from ortboost.core.report import Report
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
+__all__ = ["LOWERINGS", "lower_losses"]
+
 _INT64 = ir.DataType.INT64
 
 

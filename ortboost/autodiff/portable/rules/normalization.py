@@ -22,6 +22,9 @@ from ortboost.graph.query import constant, known_shape, producer_of, static_shap
 from ortboost.graph.reach import ancestors
 from ortboost.graph.rewriting import Refusal
 
+__all__ = ["absorbed"]
+
+
 refuses("BatchNormalization")(lambda node: unknown_rank(node, 0))
 
 

@@ -8,6 +8,8 @@ from ortboost.autodiff.portable.backward import Backward
 from ortboost.autodiff.portable.rules.windows import Window
 from ortboost.graph.query import known_shape
 
+__all__ = ["swapped"]
+
 _INT64 = ir.DataType.INT64
 
 

@@ -41,6 +41,8 @@ from ortboost.autodiff.portable.rules.swapped import swapped
 from ortboost.autodiff.portable.rules.windows import Window
 from ortboost.graph.query import fixed_lengths, known_shape
 
+__all__ = ["weight_gradient"]
+
 _INT64 = ir.DataType.INT64
 # Input channels: below the first, use patches; from the second on, one product per tap is
 # efficient.

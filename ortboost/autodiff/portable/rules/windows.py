@@ -16,6 +16,8 @@ from ortboost.autodiff.padding import same_pads
 from ortboost.graph.query import fixed_lengths, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
+__all__ = ["Window", "transposed_conv", "window_of"]
+
 Dim = int | str | None
 
 

@@ -12,6 +12,8 @@ from ortboost.deploy.findings import Finding, error, info, warn
 from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import input_at, is_read, is_standard, label
 
+__all__ = ["normalizes_batch"]
+
 _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _TRAINING_DOMAINS: Final = ("ai.onnx.preview.training", "ai.onnx.training")
 _QOPERATORS: Final = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")

@@ -24,6 +24,8 @@ from ortboost.graph.query import (
     static_shape,
 )
 
+__all__ = ["RULES", "Check", "Context", "Rule", "rule"]
+
 
 @dataclass
 class Context:

@@ -13,6 +13,8 @@ from ortboost.deploy.rewrites.clamp_infinite import FP16_MAX
 from ortboost.deploy.tensorrt.rules.registry import Context, rule
 from ortboost.graph.query import all_tensors
 
+__all__ = ["TENSORRT_TYPES"]
+
 TENSORRT_TYPES: Final = {
     ir.DataType.FLOAT: "FP32",
     ir.DataType.FLOAT16: "FP16",

@@ -35,6 +35,8 @@ from ortboost.training.protocols import Array
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["ImageArray", "as_images"]
+
 _KINDS: Final = {"1": "gray", "L": "gray", "RGB": "rgb", "P": "rgb"}
 _CONVERTIBLE: Final = {*_KINDS, "LA", "PA", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 _CHANNELS: Final = {"gray": 1, "rgb": 3}

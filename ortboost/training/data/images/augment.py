@@ -24,6 +24,8 @@ from ortboost.training.data.images.config import AugmentConfig
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["Draws", "crop_box", "jittered", "random_crop"]
+
 _TRIES: Final = 10
 _RATIOS: Final = (3 / 4, 4 / 3)
 _NUMBERS: Final = 4 * _TRIES + 8  # an upper bound for one image

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, require_known
-from ortboost.core.field_types import check_kinds
-from ortboost.core.field_words import Range
+from ortboost.core.field_types import Range, check_kinds
+
+__all__ = ["NORMALIZATIONS", "AugmentConfig", "ImageConfig", "parse_augment", "parse_images"]
 
 _Length: TypeAlias = Annotated[int, Range(1)]
 _Deviation: TypeAlias = Annotated[float, Range(above=0)]

@@ -25,6 +25,8 @@ from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import as_array_like
 from ortboost.training.protocols import Array
 
+__all__ = ["find_images", "load_images"]
+
 SUFFIXES: Final = frozenset(
     {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )

@@ -18,6 +18,8 @@ from ortboost.training.protocols import Array
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["ArrayImages", "FileImages", "Header", "ItemImages", "Store", "header_of"]
+
 T = TypeVar("T")
 _CHOSEN = 64  # number of images in a checksum
 _SAMPLED = 64 << 20  # maximum bytes of files that a checksum reads
