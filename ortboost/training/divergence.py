@@ -14,6 +14,8 @@ from ortboost.training.protocols import Batch
 from ortboost.training.run_state import RunState, step_seed
 from ortboost.training.session import Recorder, Session
 
+__all__ = ["Divergence", "nan_error", "overflow_error"]
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -58,8 +60,6 @@ class Divergence:
 
     def _best_step(self) -> int | None:
         return None if self.record.store is None else self.record.store.best_step()
-
-__all__ = ["nan_error", "overflow_error"]
 
 
 def overflow_error(
