@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortboost.api.export_subject import WithConstants, batched
-from ortboost.api.file_labels import file_labels, score_output
+from ortboost.api.file_labels import LABELS, file_labels, score_output
 from ortboost.api.image_settings import images_of, trained_data
 from ortboost.api.run_folder import load_run, refuse_for_model
 from ortboost.api.running_statistics import updated_bn
@@ -92,73 +94,115 @@ def evaluate(
         >>> sorted(ob.evaluate("runs/example/evaluate", "models/digits.npz", checkpoint="initial"))
         ['accuracy', 'loss']
     """
-    labels, bare = "labels", not is_folder(target)
-    trained: Mapping[str, Any] = {}
-    if is_folder(target):
+    bare = not is_folder(target)
+    if bare:
+        refuse_for_model(target, checkpoint, update_bn)
+        labels = partial(
+            file_labels, class_axis=class_axis, ignored=ignore_index, shifted=shift_labels
+        )
+        config = inputs or InputConfig()
+        found = _of_file(target, metrics, output, labels, config, images, device, threads)
+    else:
         if class_axis is not None or ignore_index is not None or shift_labels or inputs:
             raise UsageError(
                 "A program defines how its inputs and labels are read.",
                 where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
-        # A program stores its labels, the output of its loss and its image settings.
-        program, state, found = load_run(target, checkpoint)
-        pixels, trained = images_of(found, images), trained_data(found)
+        options: dict[str, Any] = {"device": device, "threads": threads}
+        refresh = None
         if update_bn is not None:
-            state = updated_bn(
-                program,
-                state,
-                update_bn,
-                batch_size=batch_size,
-                mapping=mapping,
-                device=device,
-                threads=threads,
-                images=pixels,
-                trained=trained,
+            refresh = partial(
+                updated_bn, data=update_bn, batch_size=batch_size, mapping=mapping, **options
             )
-        evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
-        specs: Sequence[TensorSpec] = evaluator.inputs
-        labels = program.counted_labels or labels
-        output = output or (program.prediction if program.labels else None)
-        if metrics is None and program.config.loss.name != "softmax-cross-entropy":
-            metrics = ()
-    else:
-        refuse_for_model(target, checkpoint, update_bn)
-        # Of a file, the scores and their class axis have to be found.
-        model, config = load_model(target), inputs or InputConfig()
-        _check_file(model, target, metrics or ())
-        pixels = images_of(model, images)
-        output = score_output(model, output)
-        if metrics is None and output == "loss":  # of a model that computes its own loss
-            metrics = (output,)
-        opened = ModelEvaluator(runnable(target, model), device=device, threads=threads)
-        evaluator = WithConstants(opened, config)
-        specs = batched(model, evaluator.inputs, config, output)
-        if metrics is None or set(metrics) != {"loss"}:
-            known = file_labels(
-                model,
-                output,
-                class_axis=class_axis,
-                ignored=ignore_index,
-                shifted=shift_labels,
-            )
-            specs = [*specs, known]
+        found = _of_program(target, checkpoint, metrics, output, images, refresh, options)
+    fixed = static_batch(found.inputs)
     source = open_source(
-        data, specs, split, static_batch(specs) or batch_size, mapping, images=pixels
+        data, found.inputs, split, fixed or batch_size, mapping, images=found.images
     )
-    check_scale(trained, source)
-    wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
+    check_scale(found.trained, source)
+    chosen = [get_metric(name) for name in found.metrics]
     measured = evaluate_source(
-        evaluator,
+        found.evaluator,
         source,
-        [strict(metric) for metric in wanted] if bare else wanted,
-        labels=labels,
-        output=output,
-        batch_size=static_batch(specs),
-        rule=LabelRule.of(specs, labels),
-        axes=batch_axes(specs),
+        [strict(metric) for metric in chosen] if bare else chosen,
+        labels=found.labels,
+        output=found.output,
+        batch_size=fixed,
+        rule=LabelRule.of(found.inputs, found.labels),
+        axes=batch_axes(found.inputs),
     )
     return measured or {}
+
+
+class _Found(NamedTuple):
+    """What is evaluated.
+
+    Args:
+        evaluator: The opened model.
+        inputs: The inputs that data are read for, with the labels.
+        labels: Name of the labels.
+        output: The output with the scores; ``None`` for the first.
+        metrics: Names of the metrics.
+        images: How images become inputs.
+        trained: What the program was trained on.
+    """
+
+    evaluator: Any
+    inputs: Sequence[TensorSpec]
+    labels: str
+    output: str | None
+    metrics: Sequence[str]
+    images: ImageConfig | None
+    trained: Mapping[str, Any]
+
+
+def _of_program(
+    run: Any,
+    checkpoint: str,
+    metrics: Sequence[str] | None,
+    output: str | None,
+    images: ImageConfig | str | None,
+    refresh: Callable[..., dict[str, NDArray[Any]]] | None,
+    options: Mapping[str, Any],
+) -> _Found:
+    """Open a program, which stores its labels, the output of its loss and its image settings."""
+    program, state, found = load_run(run, checkpoint)
+    pixels, trained = images_of(found, images), trained_data(found)
+    if refresh is not None:
+        state = refresh(program, state, images=pixels, trained=trained)
+    evaluator = open_evaluator(program, state, **options)
+    if metrics is None:
+        classifies = program.config.loss.name == "softmax-cross-entropy"
+        metrics = ("accuracy",) if classifies else ()
+    labels = program.counted_labels or LABELS
+    output = output or (program.prediction if program.labels else None)
+    return _Found(evaluator, evaluator.inputs, labels, output, metrics, pixels, trained)
+
+
+def _of_file(
+    target: ModelSource,
+    metrics: Sequence[str] | None,
+    output: str | None,
+    labels: Callable[[ir.Model, str], TensorSpec],
+    config: InputConfig,
+    images: ImageConfig | str | None,
+    device: str,
+    threads: int | None,
+) -> _Found:
+    """Open a file, whose scores and class axis have to be found."""
+    model = load_model(target)
+    _check_file(model, target, metrics or ())
+    pixels = images_of(model, images)
+    output = score_output(model, output)
+    if metrics is None:  # a model may compute its own loss
+        metrics = ("loss",) if output == "loss" else ("accuracy",)
+    opened = ModelEvaluator(runnable(target, model), device=device, threads=threads)
+    evaluator = WithConstants(opened, config)
+    inputs: Sequence[TensorSpec] = batched(model, evaluator.inputs, config, output)
+    if set(metrics) != {"loss"}:
+        inputs = [*inputs, labels(model, output)]
+    return _Found(evaluator, inputs, LABELS, output, metrics, pixels, {})
 
 
 def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str]) -> None:

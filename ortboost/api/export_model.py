@@ -210,14 +210,16 @@ def export(
         batches: Sequence[Feeds] = ()
         if calibration is not None:
             batches = collect(subject, calibration, "train", batch_size, mapping).feeds
-        low_precision = None
-        if precision != "fp32":
-            ranges = subject.ranges(batches) if batches and precision != "int8" else {}
-            low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
+        ranges = subject.ranges(batches) if batches and precision != "int8" else {}
+        low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
         # The reference session is no longer needed; for a large model it takes gigabytes.
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
-            optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
+            optimize=optimize,
+            opset=opset,
+            target=wanted,
+            low_precision=None if precision == "fp32" else low_precision,
+            slim=slim,
         )
         tolerance = tolerance_for(
             precision if precision != "fp32" else precision_of(exported.model),

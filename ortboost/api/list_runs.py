@@ -122,15 +122,7 @@ def runs(
     if plot is not None:
         check_output(plot, ".png")
     folders = _find([sources] if isinstance(sources, str | os.PathLike) else sources)
-    # Runs with a damaged manifest are listed as such, unless all are damaged.
-    manifests, faults = {}, dict[str, FileError]()
-    for name, folder in folders.items():
-        try:
-            manifests[name] = _manifest(folder)
-        except FileError as error:
-            faults[name] = error
-    if faults and not manifests:
-        raise next(iter(faults.values()))
+    manifests = _manifests(folders)
     settings = {name: _settings(manifest) for name, manifest in manifests.items()}
     histories: dict[str, RunHistory] = {}
     for name in manifests:
@@ -148,10 +140,11 @@ def runs(
         require_known(metric, measured, f"No run has a metric '{metric}'.", "metric")
     differs = _differences(settings)
     listed = [
-        _info(name, folders[name], manifest, differs[name], histories.get(name), metric)
-        for name, manifest in manifests.items()
+        _info(name, folder, manifests[name], differs[name], histories.get(name), metric)
+        if name in manifests
+        else RunInfo(name, folder, status=f"damaged {MANIFEST}")
+        for name, folder in folders.items()
     ]
-    listed += [RunInfo(name, folders[name], status=f"damaged {MANIFEST}") for name in faults]
     if csv is not None:
         write_csv(histories.values(), csv)
     if plot is not None:
@@ -245,6 +238,19 @@ def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
                 where=f"{source}: no folder with a {MANIFEST}, {_DEEP} levels down{hidden}",
                 fix="Give program folders, or a folder that contains some.",
             )
+    return found
+
+
+def _manifests(folders: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
+    """The manifests that can be read; an error if none can."""
+    found, faults = {}, list[FileError]()
+    for name, folder in folders.items():
+        try:
+            found[name] = _manifest(folder)
+        except FileError as error:
+            faults.append(error)
+    if faults and not found:
+        raise faults[0]
     return found
 
 

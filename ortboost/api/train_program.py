@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -190,13 +190,7 @@ def train(
             images=pixels,
             augment=varied,
         )
-        held_out = None
-        if val_split is not None:
-            source, held_out = _split(source, val_split)
-        if validation is not None:
-            pixels = source.images if isinstance(source, ArraySource) else pixels
-            held_out = read(validation, split="test", what="validation data", images=pixels)
-            check_scale(source.fingerprint(), held_out, "validation data")
+        source, held_out = _held_out(source, validation, val_split, read, pixels)
         # What program and data determine: schedules, metrics, the goal of the best model.
         settled = settle(base, program, source.steps_per_epoch, learning_rate, settings)
         if tensorboard is not None and first:
@@ -209,9 +203,7 @@ def train(
             if group is not None:
                 begins = store.steps()[-1:] if resume else "from scratch"
                 _agree(group, source, held_out, settled.describe(stepper.groups), begins)
-            elif shown is not None and any(
-                boost.name == "adasum" for boost in program.config.enabled_boosts
-            ):
+            elif shown is not None and "adasum" in [b.name for b in program.config.enabled_boosts]:
                 shown.message("adasum has no effect: it combines the updates of several processes")
             trainer = Trainer(
                 stepper,
@@ -279,7 +271,21 @@ def _about(
     }
 
 
-def _split(source: Source, share: float) -> tuple[Source, Source]:
+def _held_out(
+    source: Source,
+    validation: Data | None,
+    share: float | None,
+    read: Callable[..., Source],
+    images: ImageConfig | None,
+) -> tuple[Source, Source | None]:
+    """The training data, and the validation data: given, or a share of the former."""
+    if validation is not None:
+        images = source.images if isinstance(source, ArraySource) else images
+        held_out = read(validation, split="test", what="validation data", images=images)
+        check_scale(source.fingerprint(), held_out, "validation data")
+        return source, held_out
+    if share is None:
+        return source, None
     if not isinstance(source, ArraySource):
         raise UsageError(
             "Only files and arrays can be split.",

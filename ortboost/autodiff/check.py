@@ -6,7 +6,7 @@ exactly what the conversion does. It returns data; the command line prints it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,10 +119,7 @@ def check_trainable(
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
-    # The reasons for which `normalize` has left operators of a runtime as they were.
-    left = has_runtime_operators(model)
-    refused = write_out_runtime_operators(model.clone()).kept if left else {}
-    refused |= {name: why for report in reports for name, why in report.kept.items()}
+    refused = _refusals(model, reports)
     reached = reach(work, wrt, targets)
     known = {(blocker.node, blocker.op) for blocker in blockers}
     for found in _about_nodes(reached, engine, refused):
@@ -150,6 +147,13 @@ def check_trainable(
             )
         )
     return TrainabilityReport(tuple(blockers), tuple(rewrites), tuple(notes), trained)
+
+
+def _refusals(model: ir.Model, reports: Iterable[Report]) -> dict[str, str]:
+    """Node to the reason for which a rewrite, or `normalize`, has left it as it was."""
+    left = has_runtime_operators(model)
+    refused = write_out_runtime_operators(model.clone()).kept if left else {}
+    return refused | {name: why for report in reports for name, why in report.kept.items()}
 
 
 def find_blockers(

@@ -79,25 +79,12 @@ def normalize(
     # Read what the exporter left in nodes and names, before the passes below lose it.
     origins, padding = tensor_origins(model), find_padding_rows(model)
 
-    # The operators in one form, whatever the exporter and its opset.
     _lift_constants(model)
     separate_branch_names(model)
     # Those of outputs that nodes read do not come back: what cannot be inferred is not relied on.
     read = {value.name for value in model.graph.outputs if value.uses()}
     declared = {name: dims for name, dims in declared_shapes(model).items() if name not in read}
-    _drop_stale_shapes(model)
-    _drop_unused_statistics(model)
-    _drop_idle_attributes(model)
-    drop_flat_biases(model)
-    if not keep_fused and opsets[-1] >= OLDEST_OPSET:
-        restore_runtime_domain(model)
-    reports.append(convert_opset(model, _possible_opsets(model, opsets, keep_fused)))
-    if reports[-1].modified:  # the converter writes some, for example for axes that were attributes
-        _lift_constants(model)
-    _make_axes_vectors(model)
-    _give_conditions(model)
-    for body in model.graph.subgraphs():
-        own_outputs(body)
+    reports.append(_unify_operators(model, opsets, keep_fused))
 
     # One name for each node and value, also across subgraphs: reports and states refer to them.
     name_nodes(model)
@@ -119,6 +106,24 @@ def normalize(
     check_lengths(model)
     reports += [*_settle(model, keep_fused), restore_declared(model, declared)]
     return [report for report in reports if report.modified]
+
+
+def _unify_operators(model: ir.Model, opsets: range, keep_fused: bool) -> Report:
+    """Write the operators in one form, whatever the exporter and its opset."""
+    _drop_stale_shapes(model)
+    _drop_unused_statistics(model)
+    _drop_idle_attributes(model)
+    drop_flat_biases(model)
+    if not keep_fused and opsets[-1] >= OLDEST_OPSET:
+        restore_runtime_domain(model)
+    report = convert_opset(model, _possible_opsets(model, opsets, keep_fused))
+    if report.modified:  # the converter writes some, for example for axes that were attributes
+        _lift_constants(model)
+    _make_axes_vectors(model)
+    _give_conditions(model)
+    for body in model.graph.subgraphs():
+        own_outputs(body)
+    return report
 
 
 def _possible_opsets(model: ir.Model, opsets: range, keep_fused: bool) -> range:

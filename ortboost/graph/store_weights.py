@@ -16,7 +16,7 @@ training program needs each of them as a tensor of the main graph:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,20 +74,11 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
 
     # In graph order: a stored result makes the node that reads it computable.
     total, made = 0, dict[str, str]()
-    outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
-        # Only float results can be weights; the statistics may need integers, too, such as shapes.
-        if node not in statistics and not (
-            all(_is_constant(value, keep) for value in node.inputs)
-            and any(out.dtype in FLOAT_TYPES for out in node.outputs)
-        ):
+        wanted = node in statistics or _computes_weights(node, keep)
+        size = _stored_size(node) if wanted else None
+        if size is None:
             continue
-        if not is_standard(node, *_OPERATORS) or _may_be_learned(node):
-            continue
-        shapes = [static_shape(out) for out in node.outputs]
-        if any(id(out) in outputs for out in node.outputs) or None in shapes:
-            continue  # an output needs a node; an unknown size may be enormous
-        size = sum(math.prod(shape) for shape in shapes if shape is not None)
         if size > _LARGEST or total + size > _MOST:
             why = f"{node.op_type} of constants has {size:,} elements: too many to store"
             report.kept[node.outputs[0].name or ""] = why
@@ -111,15 +102,10 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
             }
     if report.modified:
         common.RemoveUnusedNodesPass()(model)
-    weights = [name for name in made if name in model.graph.initializers]
-    if weights:
-        operators = ", ".join(sorted(set(made.values())))
-        report.notes.append(
-            f"stored {count_of(len(weights), 'tensor')} that the model computes from constants "
-            f"({operators}): '{weights[0]}'{', ...' if len(weights) > 1 else ''}"
-        )
     # Those left over: others were only steps on the way to them.
-    report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}
+    left = model.graph.initializers
+    report.changed = {name: what for name, what in report.changed.items() if name in left}
+    report.notes += _about_made([name for name in made if name in left], sorted({*made.values()}))
     report.notes += [
         f"'{name}' is computed at each step: {why}" for name, why in report.kept.items()
     ]
@@ -132,6 +118,37 @@ def _may_be_learned(node: ir.Node) -> bool:
     if value is None or COMPUTED in value.meta:
         return False
     return value.is_initializer() and origin_of(value).kind == "unknown"
+
+
+def _about_made(weights: Sequence[str], operators: Sequence[str]) -> list[str]:
+    if not weights:
+        return []
+    return [
+        f"stored {count_of(len(weights), 'tensor')} that the model computes from constants "
+        f"({', '.join(operators)}): '{weights[0]}'{', ...' if len(weights) > 1 else ''}"
+    ]
+
+
+def _computes_weights(node: ir.Node, keep: Collection[str]) -> bool:
+    """Whether a node computes floats, which may be weights, from constants alone.
+
+    Only running statistics may need integers, too, such as shapes.
+    """
+    floats = any(out.dtype in FLOAT_TYPES for out in node.outputs)
+    return floats and all(_is_constant(value, keep) for value in node.inputs)
+
+
+def _stored_size(node: ir.Node) -> int | None:
+    """The number of elements that a node computes; ``None`` if they cannot be stored."""
+    shapes = [static_shape(out) for out in node.outputs]
+    known = [shape for shape in shapes if shape is not None]
+    if not is_standard(node, *_OPERATORS) or _may_be_learned(node):
+        return None
+    if len(known) < len(shapes):
+        return None  # an unknown size may be enormous
+    if any(out.is_graph_output() for out in node.outputs):
+        return None  # an output needs a node
+    return sum(map(math.prod, known))
 
 
 def _is_constant(value: ir.Value | None, keep: Collection[str]) -> bool:

@@ -191,38 +191,18 @@ def build_train_network(
             (``float16`` or ``bfloat16``, ``float32`` at level ``O0``) the precision.
     """
     for key in kwargs:
-        require_known(
-            key,
-            _KEYWORDS,
-            f"Unknown argument '{key}'.",
-            "build_train_network",
-            ArgumentValueError,
-        )
+        what, where = f"Unknown argument '{key}'.", "build_train_network"
+        require_known(key, _KEYWORDS, what, where, ArgumentValueError)
     default = DynamicLossScaleManager() if level == "O2" else None
     manager = kwargs.get("loss_scale_manager", default)
     types = LossScaleManager | GroupLossScaleManager | None
     check_argument("build_train_network", "loss_scale_manager", manager, types)
     dtype = kwargs.get("cast_model_type", "float32" if level == "O0" else "float16")
-    if level == "O0" and dtype_name(dtype) != "float32":
-        raise ArgumentValueError(
-            f"'cast_model_type' is {dtype}, but level O0 computes in float32.",
-            where="build_train_network, cast_model_type",
-            fix="Leave it out, or give level='O2' or 'O3'.",
-        )
-    check_argument(
-        "build_train_network",
-        "keep_batchnorm_fp32",
-        kwargs.get("keep_batchnorm_fp32"),
-        bool | None,
-    )
+    keep_batchnorm = kwargs.get("keep_batchnorm_fp32")
+    _check_precision(level, dtype, keep_batchnorm)
     cell: Cell = network if loss_fn is None else WithLossCell(network, loss_fn)
     if level != "O0":
-        auto_mixed_precision(
-            cell,
-            level,
-            dtype,
-            keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),
-        )
+        auto_mixed_precision(cell, level, dtype, keep_batchnorm_fp32=keep_batchnorm)
     # Wrapped optimizers and grouped scales need the cells of `boost` at level O0, too.
     boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)
     boosted = boosted or isinstance(manager, GroupLossScaleManager)
@@ -241,3 +221,14 @@ def build_train_network(
         )
     plain = BoostTrainOneStepCell if boosted else TrainOneStepCell
     return plain(cell, optimizer, sens)
+
+
+def _check_precision(level: AmpLevel, dtype: Any, keep_batchnorm: Any) -> None:
+    owner = "build_train_network"
+    if level == "O0" and dtype_name(dtype) != "float32":
+        raise ArgumentValueError(
+            f"'cast_model_type' is {dtype}, but level O0 computes in float32.",
+            where=f"{owner}, cast_model_type",
+            fix="Leave it out, or give level='O2' or 'O3'.",
+        )
+    check_argument(owner, "keep_batchnorm_fp32", keep_batchnorm, bool | None)

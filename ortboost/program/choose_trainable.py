@@ -61,64 +61,85 @@ def choose_trainable(
     """
     _refuse_unmatched(model, parameters, config)
     refuse_unknown(model, parameters, config.parameters or {})
-    selected, _ = match_parameters(parameters.values(), config.trainable)
-    frozen, _ = match_parameters(parameters.values(), config.freeze)
+    choice = _Choice(model, parameters, config, new)
     report = Report(CHOOSE_TRAINABLE)
-    rounded = _quantized_in_training(model)
-    freezing = next((b.name for b in config.enabled_boosts if b.freezes_network), "")
-    new = new if freezing else ()
-    asked = bool(config.trainable) or config.parameters is not None
-    trained = []
+    wanted = []
     for name, parameter in parameters.items():
-        # A wildcard selects only parameters; a constant must be requested by its full name.
-        possible = parameter.trainable or name in rounded
-        possible |= name in config.trainable and not parameter.role.startswith("running_")
-        if config.parameters is not None:
-            possible = config.parameters.get(name, parameter.trainable and name in new)
-        if name in frozen:
-            report.kept[name] = "frozen by pattern"
-        elif possible and config.trainable and name not in selected and name not in new:
-            report.kept[name] = "not among the trainable patterns"
-        elif possible and freezing and not asked and name not in new:
-            report.kept[name] = f"frozen by {freezing}"
-        elif possible:
-            chosen = parameter
-            if not parameter.trainable:
-                # Weight decay, LARS and centralization go by the role.
-                chosen = dataclasses.replace(parameter, role="weight")
-            report.changed[name] = f"trained as {chosen.role}"
-            trained.append(chosen)
-        elif parameter.trainable:
-            report.kept[name] = "not trained according to the list of parameters"
-        elif parameter.role == "constant" and (parameter.size > 1 or parameter.doubt):
-            report.kept[name] = f"constant: {parameter.reason}"
+        reason = choice.reason_against(parameter)
+        if reason is None:
+            # Weight decay, LARS and centralization go by the role.
+            role = parameter.role if parameter.trainable else "weight"
+            report.changed[name] = f"trained as {role}"
+            wanted.append(dataclasses.replace(parameter, role=role))
+        elif reason:
+            report.kept[name] = reason
     if not config.selects:
-        _refuse_without_weights(model, len(trained))
-    if not trained:
+        _refuse_without_weights(model, len(wanted))
+    if not wanted:
         raise _nothing(model, parameters, config)
+    trained = _reached(model, tuple(wanted), loss, config, report)
     # Notes come in the order of their weight: counts, what looks wrong, details.
-    kept_parameters = _reached(model, tuple(trained), loss, config, report)
     unasked = not (config.freeze or config.selects)
-    decided = config.parameters is not None or bool(freezing)
-    doubts = [] if decided else _doubts(parameters, kept_parameters, config)
+    decided = config.parameters is not None or bool(choice.freezing)
+    doubts = [] if decided else _doubts(parameters, trained, config)
     lost = _lost(model, parameters, config)
     report.notes[:0] = [
-        _counted(parameters, kept_parameters, len(doubts)),
-        *(_small_share(parameters, kept_parameters) if unasked else ()),
+        _counted(parameters, trained, len(doubts)),
+        *(_small_share(parameters, trained) if unasked else ()),
         *_grouped(doubts),
-        *(_adapters(kept_parameters) if unasked else ()),
+        *(_adapters(trained) if unasked else ()),
         *lost,
     ]
-    report.notes += _idle_groups(kept_parameters, config)
-    report.notes += _tied(model, kept_parameters, advised=bool(lost))
-    return kept_parameters, report
+    report.notes += _idle_groups(trained, config)
+    report.notes += _tied(model, trained, advised=bool(lost))
+    return trained, report
 
 
-def _quantized_in_training(model: ir.Model) -> set[str]:
-    """Float weights of quantization-aware training, which only a quantizer reads."""
-    quantizers = (node for node in model.graph if is_standard(node, "QuantizeLinear"))
-    read = [node.inputs[0] for node in quantizers]
-    return {v.name or "" for v in read if v and v.const_value and v.const_value.size > 1}
+class _Choice:
+    """What decides about each parameter: its kind, the list, the patterns, and the boosts."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        parameters: Mapping[str, Parameter],
+        config: ProgramConfig,
+        new: Collection[str],
+    ) -> None:
+        self.listed, self.named = config.parameters, config.trainable
+        self.selected, _ = match_parameters(parameters.values(), config.trainable)
+        self.frozen, _ = match_parameters(parameters.values(), config.freeze)
+        self.freezing = next((b.name for b in config.enabled_boosts if b.freezes_network), "")
+        self.new = new if self.freezing else ()
+        # Float weights of quantization-aware training, which only a quantizer reads.
+        quantizers = (node for node in model.graph if is_standard(node, "QuantizeLinear"))
+        read = [node.inputs[0] for node in quantizers]
+        weights = [v for v in read if v and v.const_value and v.const_value.size > 1]
+        self.rounded = {value.name or "" for value in weights}
+
+    def reason_against(self, parameter: Parameter) -> str | None:
+        """Why a parameter is not trained, empty if obvious; ``None`` if it is trained."""
+        name, new = parameter.name, parameter.name in self.new
+        if name in self.frozen:
+            return "frozen by pattern"
+        if not self._is_possible(parameter):
+            if parameter.trainable:
+                return "not trained according to the list of parameters"
+            worth = parameter.role == "constant" and (parameter.size > 1 or parameter.doubt)
+            return f"constant: {parameter.reason}" if worth else ""
+        if self.named and name not in self.selected and not new:
+            return "not among the trainable patterns"
+        if self.freezing and not self.named and self.listed is None and not new:
+            return f"frozen by {self.freezing}"
+        return None
+
+    def _is_possible(self, parameter: Parameter) -> bool:
+        """Whether it may be trained. The list decides, if there is one."""
+        name = parameter.name
+        if self.listed is not None:
+            return self.listed.get(name, parameter.trainable and name in self.new)
+        # A wildcard selects only parameters; a constant must be requested by its full name.
+        requested = name in self.named and not parameter.role.startswith("running_")
+        return parameter.trainable or name in self.rounded or requested
 
 
 def _refuse_unmatched(

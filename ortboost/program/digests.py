@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from ortboost.core.tensor_file import pieces_of
 from ortboost.program.catalogue import Catalogue
 
-__all__ = ["EVALUATION", "Digests", "digest_graphs", "digest_settings", "digest_state"]
+__all__ = [
+    "EVALUATION",
+    "Digests",
+    "digest_graphs",
+    "digest_settings",
+    "digest_state",
+    "serialized",
+]
 
 EVALUATION = "eval"
 """Name of the evaluation graph."""

@@ -44,6 +44,7 @@ __all__ = [
     "learning_rate_name",
     "next_name",
     "slot_name",
+    "slot_parameter",
 ]
 
 LOSS = "loss"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ortboost.core.errors import DependencyError, ModelError, OrtBoostError, first_line
 
@@ -32,6 +32,86 @@ class TooNewError(ModelError):
     """The opset of the model is newer than the runtime."""
 
 
+class _Known(NamedTuple):
+    """A message of the runtime that has an error of ours.
+
+    Args:
+        message: Regular expression that it contains.
+        kind: The class of the error.
+        what, where, fix: Its text, with ``{version}`` and the groups of the expression.
+    """
+
+    message: str
+    kind: type[OrtBoostError]
+    what: str
+    where: str
+    fix: str
+
+
+_NO_KERNEL: Final = "This onnxruntime has no kernel for {0} of opset {1} and its types."
+_OTHER_KERNEL: Final = (
+    "Export the model in float32, if it is in another type (--precision bf16 needs opset 22); else "
+    "with %s, or use an environment with another onnxruntime."
+)
+_KNOWN: Final = (
+    _Known(
+        r"(?s)(Opset \d+) is .* is till (opset \d+)",
+        TooNewError,
+        "{0} is too new for this onnxruntime, which supports up to {1}.",
+        "onnxruntime {version}",
+        "Use a model of {1} or older, or an environment with a newer onnxruntime: "
+        "pip install 'ortboost[ort]'.",
+    ),
+    _Known(
+        r"(\w+Grad\w*)\(-?\d+\) is not a registered function",
+        DependencyError,
+        "This step was made by the native engine: {0} is in onnxruntime-training only.",
+        "onnxruntime {version}",
+        "Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), or convert "
+        "the model again with --engine portable.",
+    ),
+    _Known(
+        r"No Op registered for (\w+) with domain_version of (\d+)",
+        ModelError,
+        "This onnxruntime has no operator {0} in opset {1}.",
+        "{0}, onnxruntime {version}",
+        "If a newer opset of ONNX has it, export the model with that; else the exporter did not "
+        "know how to write it: use another one, or other layers.",
+    ),
+    _Known(
+        r"([\w.]+):(\w+)\(-?\d+\) is not a registered function",
+        ModelError,
+        "This onnxruntime has no operator {1} of the domain '{0}'.",
+        "{1}, onnxruntime {version}",
+        "ortboost loads no libraries of custom operators: export the model with standard operators "
+        "only, or with the operator as a function in the file.",
+    ),
+    _Known(
+        r"an implementation for (\w+)\((1)\) node with name( '[^']+'|)",
+        ModelError,
+        _NO_KERNEL,
+        "{0}{2}, onnxruntime {version}",
+        _OTHER_KERNEL % "standard operators",
+    ),
+    _Known(
+        r"an implementation for (\w+)\((\d+)\) node with name( '[^']+'|)",
+        ModelError,
+        _NO_KERNEL,
+        "{0}{2}, onnxruntime {version}",
+        _OTHER_KERNEL % "an opset below {1}",
+    ),
+    # An operator that the standard does not have in this type at the model's opset.
+    _Known(
+        r"Type 'tensor\((bfloat16|double)\)' of input .* operator \((\w+)\) in node \((.*?)\)",
+        ModelError,
+        "This onnxruntime has no {1} for {0}.",
+        "{1} '{2}', onnxruntime {version}",
+        "Export the model in float32. 'ortboost convert' accepts it as it is: its program computes "
+        "in float32.",
+    ),
+)
+
+
 def not_supported(device: str, offered: Sequence[str]) -> DependencyError:
     """The error for a device that the installed runtime was not built for."""
     return DependencyError(
@@ -52,66 +132,18 @@ def not_loaded(device: str, where: str) -> DependencyError:
 
 def not_opened(error: Exception, device: str, version: str) -> OrtBoostError:
     """The error for a model that the runtime, of this version, does not open."""
-    library = re.search(r"(?:Please install|Failed to load library).*", str(error))
+    message = str(error)
+    library = re.search(r"(?:Please install|Failed to load library).*", message)
     if device != "cpu" and library:
         return not_loaded(device, library[0])
-    known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
-    if known:
-        return TooNewError(
-            f"{known[1]} is too new for this onnxruntime, which supports up to {known[2]}.",
-            where=f"onnxruntime {version}",
-            fix=f"Use a model of {known[2]} or older, or an environment with a newer "
-            "onnxruntime: pip install 'ortboost[ort]'.",
-        )
-    native = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
-    if native:
-        return DependencyError(
-            f"This step was made by the native engine: {native[1]} is in onnxruntime-training "
-            "only.",
-            where=f"onnxruntime {version}",
-            fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
-            "or convert the model again with --engine portable.",
-        )
-    unknown = re.search(r"No Op registered for (\w+) with domain_version of (\d+)", str(error))
-    if unknown:
-        return ModelError(
-            f"This onnxruntime has no operator {unknown[1]} in opset {unknown[2]}.",
-            where=f"{unknown[1]}, onnxruntime {version}",
-            fix="If a newer opset of ONNX has it, export the model with that; else the exporter "
-            "did not know how to write it: use another one, or other layers.",
-        )
-    custom = re.search(r"([\w.]+):(\w+)\(-?\d+\) is not a registered function", str(error))
-    if custom:
-        return ModelError(
-            f"This onnxruntime has no operator {custom[2]} of the domain '{custom[1]}'.",
-            where=f"{custom[2]}, onnxruntime {version}",
-            fix="ortboost loads no libraries of custom operators: export the model with standard "
-            "operators only, or with the operator as a function in the file.",
-        )
-    missing = re.search(r"an implementation for (\w+)\((\d+)\) node with name '(.*?)'", str(error))
-    if missing:
-        op_type, since, node = missing.groups()
-        named = f" '{node}'" if node else ""
-        older = "standard operators" if since == "1" else f"an opset below {since}"
-        return ModelError(
-            f"This onnxruntime has no kernel for {op_type} of opset {since} and its types.",
-            where=f"{op_type}{named}, onnxruntime {version}",
-            fix="Export the model in float32, if it is in another type (--precision bf16 needs "
-            f"opset 22); else with {older}, or use an environment with another onnxruntime.",
-        )
-    # An operator that the standard does not have in this type at the model's opset.
-    invalid = re.search(
-        r"Type 'tensor\((bfloat16|double)\)' of input .* operator \((\w+)\) in node \((.*?)\)",
-        str(error),
-    )
-    if invalid:
-        dtype, op_type, node = invalid.groups()
-        return ModelError(
-            f"This onnxruntime has no {op_type} for {dtype}.",
-            where=f"{op_type} '{node}', onnxruntime {version}",
-            fix="Export the model in float32. 'ortboost convert' accepts it as it is: its program "
-            "computes in float32.",
-        )
+    for known in _KNOWN:
+        found = re.search(known.message, message)
+        if found:
+            texts = [
+                text.format(*found.groups(), version=version)
+                for text in (known.what, known.where, known.fix)
+            ]
+            return known.kind(texts[0], where=texts[1], fix=texts[2])
     return ModelError(
         "onnxruntime does not accept the model.",
         where=first_line(error),

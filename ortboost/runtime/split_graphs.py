@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
 from ortboost.core.errors import ModelError
@@ -26,6 +29,9 @@ __all__ = ["SplitGraphs"]
 _BUCKET: Final = 25 * 2**20  # bytes; the default of torch's DistributedDataParallel
 _SHORT: Final = 4 * 2**20  # bytes of gradients up to which a message less saves time
 _NUMBERS: Final = "ortboost/numbers"  # in the buffer of gradients; not a tensor of the graphs
+
+_Bucket: TypeAlias = tuple[np.dtype[Any], dict[str, tuple[int, ...]]]
+"""A dtype, and the shapes of the tensors that share one buffer, by name."""
 
 
 class SplitGraphs:
@@ -67,38 +73,15 @@ class SplitGraphs:
         self.rates = tuple(spec.name for spec in second.hyper)
         self._state, device = state, state.device
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
-        form = for_device(split.gradients, device, threads=threads)
-        # Segments end at exchange points if there are any, else where a group of gradients is
-        # ready; `parts` are the groups that each segment completes.
-        sizes = {s.name: math.prod(_fixed_shape(s)) * s.dtype.itemsize for s in split.summed}
-        groups = order_gradients(form, sizes, segments(sum(sizes.values())))
-        levels = order_exchanges(form, [spec.name for spec in split.exchanged])
-        self.exchanges = [Exchange(group, split.exchanged, level, device) for level in levels]
-        parts = place_gradients(form, levels, groups) if levels else [[names] for names in groups]
+        plan = _Plan.of(split, device, threads, segments)
+        self.exchanges = [Exchange(group, split.exchanged, level, device) for level in plan.levels]
         # The buffers: outputs of the first graph, summed in place, and inputs of the second.
-        specs = {spec.name: spec for spec in split.summed}
-        buckets = [
-            [
-                bucket
-                for names in part
-                for bucket in _buckets([specs[name] for name in reversed(names)])
-            ]
-            for part in parts
-        ]
-        every = [bucket for part in buckets for bucket in part]
-        self.in_one_message = (
-            numbers is not None
-            and [dtype for dtype, _ in every] == [np.float32]
-            and wire == "float32"
-            and server is group
-            and sum(sizes.values()) <= _SHORT
-            and not (split.averaged or split.checks or levels)
-        )
-        if numbers is not None and self.in_one_message:
-            every[0][1][_NUMBERS] = (numbers + len(self.shown),)
+        sums = plan.buckets({spec.name: spec for spec in split.summed})
+        one_message = wire == "float32" and server is group and _fits_one_message(split, sums)
+        if numbers is not None and one_message:
+            sums[0][0][1][_NUMBERS] = (numbers + len(self.shown),)
         self._sums = [
-            [Buffer(server, shapes, dtype, device, wire) for dtype, shapes in part]
-            for part in buckets
+            [Buffer(server, shapes, dtype, device, wire) for dtype, shapes in part] for part in sums
         ]
 
         def buffers(specs: Iterable[TensorSpec]) -> list[Buffer]:
@@ -107,36 +90,23 @@ class SplitGraphs:
         self.means, self._checks = buffers(split.averaged), buffers(split.checks)
         self._own = buffers(spec for spec in split.kept if spec.name not in self._raw)
         self._statistics = buffers(spec for spec in split.kept if spec.name in self._raw)
-        placed = {
-            name: buffer
-            for buffer in (
-                *(buffer for part in self._sums for buffer in part),
-                *(exchange.buffer for exchange in self.exchanges),
-                *self.means,
-                *self._checks,
-                *self._own,
-                *self._statistics,
-            )
-            for name in buffer.names
-        }
-        self._placed = placed
-        # The last outputs of each segment: its gradients, and the values that are exchanged next.
-        ends = [[name for names in part for name in names] for part in parts]
-        for i, level in enumerate(levels):
-            ends[i] += map(cut_name, level)
+        summed = [buffer for part in self._sums for buffer in part]
+        summed += [exchange.buffer for exchange in self.exchanges]
+        rest = (*self.means, *self._checks, *self._own, *self._statistics)
+        self._placed = {name: buffer for buffer in (*summed, *rest) for name in buffer.names}
         self.gradients = SegmentedGraph(
-            form,
+            plan.form,
             first,
             state,
-            ends,
+            plan.ends(),
             device=device,
             threads=threads,
-            placed=placed,
-            draws_first=not levels,
+            placed=self._placed,
+            draws_first=not plan.levels,
         )
-        self.update = UpdateGraph(split.update, state, group, threads=threads, placed=placed)
+        self.update = UpdateGraph(split.update, state, group, threads=threads, placed=self._placed)
         # Where the update exchanges sums, too, one message less hardly matters.
-        self.in_one_message = self.in_one_message and not self.update.exchanges
+        self.in_one_message = numbers is not None and one_message and not self.update.exchanges
 
     def seed(self, seed: int | None, segment: int) -> int | None:
         """The seed of a segment: without exchanges, only the first draws random numbers."""
@@ -202,19 +172,78 @@ class SplitGraphs:
         return [buffer.start_sum() for buffer in (*self.means, *self._checks)]
 
 
-def _buckets(specs: Sequence[TensorSpec]) -> list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]]:
+@dataclass(frozen=True)
+class _Plan:
+    """How the gradient graph is divided into segments.
+
+    Segments end at exchange points if there are any, else where a group of gradients is ready.
+
+    Args:
+        form: The graph, in the form of the device.
+        parts: For each segment the groups of gradients that it completes.
+        levels: The exchange points after each segment; none after the last.
+    """
+
+    form: ir.Model
+    parts: Sequence[Sequence[Sequence[str]]]
+    levels: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(
+        cls, split: SplitStep, device: str, threads: int | None, segments: Callable[[int], int]
+    ) -> _Plan:
+        form = for_device(split.gradients, device, threads=threads)
+        sizes = {spec.name: _bytes(spec) for spec in split.summed}
+        groups = order_gradients(form, sizes, segments(sum(sizes.values())))
+        levels = order_exchanges(form, [spec.name for spec in split.exchanged])
+        parts = place_gradients(form, levels, groups) if levels else [[group] for group in groups]
+        return cls(form, parts, levels)
+
+    def buckets(self, specs: Mapping[str, TensorSpec]) -> list[list[_Bucket]]:
+        """The buckets of gradients that each segment completes."""
+        return [
+            [
+                bucket
+                for group in part
+                for bucket in _buckets([specs[name] for name in reversed(group)])
+            ]
+            for part in self.parts
+        ]
+
+    def ends(self) -> list[list[str]]:
+        """The last outputs of each segment: its gradients, and the values exchanged after it."""
+        gradients = [[name for group in part for name in group] for part in self.parts]
+        return [
+            [*names, *map(cut_name, level)]
+            for names, level in itertools.zip_longest(gradients, self.levels, fillvalue=())
+        ]
+
+
+def _fits_one_message(split: SplitStep, sums: Sequence[Sequence[_Bucket]]) -> bool:
+    """Whether gradients are all that this step exchanges, and are few enough for one message."""
+    others = split.averaged or split.checks or split.exchanged
+    dtypes = [dtype for part in sums for dtype, _ in part]
+    return dtypes == [np.float32] and not others and sum(map(_bytes, split.summed)) <= _SHORT
+
+
+def _buckets(specs: Sequence[TensorSpec]) -> list[_Bucket]:
     """Group tensors into buckets by dtype and size, last first, as gradients become ready."""
-    found: list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]] = []
+    found: list[_Bucket] = []
     filled: dict[np.dtype[Any], int] = {}
     for spec in reversed(specs):
-        shape = _fixed_shape(spec)
-        size = math.prod(shape) * spec.dtype.itemsize
+        size = _bytes(spec)
         if spec.dtype not in filled or filled[spec.dtype] + size > _BUCKET:
             found.append((spec.dtype, {}))
             filled[spec.dtype] = 0
         filled[spec.dtype] += size
-        next(part for dtype, part in reversed(found) if dtype == spec.dtype)[spec.name] = shape
+        next(part for dtype, part in reversed(found) if dtype == spec.dtype)[spec.name] = (
+            _fixed_shape(spec)
+        )
     return found
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return math.prod(_fixed_shape(spec)) * spec.dtype.itemsize
 
 
 def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import arrays_of, check_batch, check_rates, refused_batch
 from ortboost.runtime.findings import Diagnosis
 from ortboost.runtime.local_step import LocalStep
-from ortboost.runtime.part_weights import count_samples
+from ortboost.runtime.part_weights import Counts, count_samples
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.session import training_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
@@ -195,16 +195,29 @@ class Stepper(Shown):
             self._steps += 1
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.state.check(self._steps)
-        # What is left of the outputs after this are metrics.
-        losses = values.pop(names.LOSS)
         if self.program.config.line_search is not None and not overflow:
+            losses = values[names.LOSS]
             taken = self._line_search(self.program.config.line_search, ready, losses, seed)
             values[names.RATE] = np.asarray(taken)
-        scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         counts = None
         if self._counts:
             shared = self.shared
             counts = count_samples(self.inputs, ready) if shared is None else shared.whole
+        return self._result(values, counts, overflow=overflow, updated=updated, group=group)
+
+    def _result(
+        self,
+        values: dict[str, NDArray[Any]],
+        counts: Counts | None,
+        *,
+        overflow: bool,
+        updated: bool,
+        group: int,
+    ) -> StepResult:
+        """The result of a step, from the outputs of its graph."""
+        losses = values.pop(names.LOSS)
+        scales = values.pop(names.LOSS_SCALES, np.zeros(0))
+        # What is left after the loss scale are metrics.
         return StepResult(
             loss=float(losses.mean()),
             overflow=overflow,

@@ -1,15 +1,65 @@
-"""Errors of a training that diverged."""
+"""Values that are not finite: where they come from, and the errors that end a training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
-from ortboost.core.errors import DivergedError
+from ortboost.core.errors import DivergedError, OrtBoostError
 from ortboost.core.loss_scale import scale_text
-from ortboost.training.run_state import RunState
+from ortboost.training.overflow import Diagnosable
+from ortboost.training.protocols import Batch
+from ortboost.training.run_state import RunState, step_seed
+from ortboost.training.session import Recorder, Session
 
-__all__ = ["nan_error", "overflow_error"]
+__all__ = ["Divergence", "nan_error", "overflow_error"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Locates the overflow of a step, and ends a training that diverged.
+
+    Args:
+        record: Where it is recorded; its stepper repeats a step, whose state has not changed since.
+    """
+
+    record: Recorder
+
+    def diagnose(self, s: Session, batch: Batch, rates: Mapping[str, float]) -> None:
+        """Report where the step that was just skipped overflowed."""
+        stepper, message = self.record.stepper, self.record.progress.message
+        if not isinstance(stepper, Diagnosable):
+            return
+        try:
+            found = stepper.diagnose(batch, rates, seed=self._seed(s))
+        except OrtBoostError as error:  # a failed diagnosis must not end the training
+            message(f"step {s.state.step}: overflow, no diagnosis: {error.what}")
+            return
+        self.record.event(s, "diagnosis", **found.to_dict())
+        message(f"step {s.state.step}: overflow, {found}")
+
+    def end(self, s: Session, batch: Batch, rates: Mapping[str, float]) -> NoReturn:
+        """Save the state and raise the error of a run whose steps keep overflowing."""
+        names = self.record.stepper.nonfinite(batch, rates, seed=self._seed(s))
+        self.record.save(s)
+        self.record.end(s, "diverged", nonfinite=names)
+        raise overflow_error(s.state, s.rule.unrecoverable, names, self._best_step())
+
+    def check(self, s: Session) -> None:
+        """Raise if the validation loss or the mean training loss of an epoch is NaN."""
+        names = [n for n in ("val_loss", "train_loss") if math.isnan(s.state.metrics.get(n, 0.0))]
+        if names:
+            self.record.end(s, "diverged")
+            raise nan_error(s.state, names[0], self._best_step())
+
+    def _seed(self, s: Session) -> int:
+        """The seed of the last step, for the same dropout."""
+        return step_seed(self.record.config.seed, s.state.step - 1)
+
+    def _best_step(self) -> int | None:
+        return None if self.record.store is None else self.record.store.best_step()
 
 
 def overflow_error(

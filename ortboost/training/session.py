@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,28 @@ class Recorder:
         """Write an event to the log."""
         if self.log is not None:
             self.log.write(event, s.state.step, **fields)
+
+    def start(
+        self,
+        s: Session,
+        steps: int | None,
+        about: Mapping[str, Any],
+        launch: Mapping[str, object],
+    ) -> None:
+        """Log and show the start of a session with this number of ``steps``, if known."""
+        self.progress.start(steps, s.state.step)
+        self.event(
+            s,
+            "start",
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            resumed=None if s.resumed is None else str(s.resumed),
+            seconds=s.before,
+            epochs=self.config.epochs,
+            steps_per_epoch=s.train.steps_per_epoch,
+            steps=steps,
+            about=about,
+            **({"launch": launch} if launch else {}),
+        )
 
     def step(
         self, s: Session, result: StepResult, rates: Mapping[str, float], before: float

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from ortboost.training.data.batches import batch_axes, batch_length, static_batc
 from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.prefetch import prefetch, work_ahead
 from ortboost.training.data.sources import ParallelSource, Source
-from ortboost.training.divergence import nan_error, overflow_error
+from ortboost.training.divergence import Divergence
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
@@ -86,6 +84,7 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.progress: Reporter = progress or QuietProgress()
         self.record = Recorder(stepper, config, self.callbacks, store, log, self.progress, program)
+        self.divergence = Divergence(self.record)
         self.plot = None if plot is None else Path(plot)
         self.about, self._launch = dict(about or {}), dict(launch or {})
         self._signals = signals
@@ -136,7 +135,7 @@ class Trainer:
             first = s.state.step
             try:
                 self._loop(s)
-                self._check_finite(s)
+                self.divergence.check(s)
             except DivergedError:
                 self._draw()  # a diverged run needs its curves most
                 raise
@@ -168,20 +167,7 @@ class Trainer:
         per_epoch = s.train.steps_per_epoch
         total = None if per_epoch is None else per_epoch * self.config.epochs
         limits = [n for n in (total, self.config.max_steps) if n is not None]
-        total = min(limits, default=None)
-        self.progress.start(total, s.state.step)
-        self.record.event(
-            s,
-            "start",
-            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            resumed=None if s.resumed is None else str(s.resumed),
-            seconds=s.before,
-            epochs=self.config.epochs,
-            steps_per_epoch=per_epoch,
-            steps=total,
-            about=self.about,
-            **({"launch": self._launch} if self._launch else {}),
-        )
+        self.record.start(s, min(limits, default=None), self.about, self._launch)
         s.view.epochs, s.view.steps_per_epoch = self.config.epochs, per_epoch
         s.refresh_view()
         for callback in self.callbacks:
@@ -309,12 +295,12 @@ class Trainer:
         if warning is not None:
             self.record.warn(s, warning)
         if result.overflow and diagnosis_due(state.total_skips, config.debug_overflow):
-            self._diagnose(s, batch, hyper)
+            self.divergence.diagnose(s, batch, hyper)
         # Let the callbacks, the stop rule and the schedule of checkpoints decide what follows.
         s.refresh_view()
         self._call(s, "on_step_end", result)
         if s.rule.diverged:
-            self._diverged(s, batch, hyper)
+            self.divergence.end(s, batch, hyper)
         if config.validate_every and state.step % config.validate_every == 0:
             self._validate(s)
         due = config.checkpoint_every and state.step % config.checkpoint_every == 0
@@ -369,38 +355,6 @@ class Trainer:
             self.record.save(s)
         self.record.end(s, "interrupted")
         raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
-
-    def _diagnose(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
-        """Report where the step that was just skipped overflowed."""
-        if not isinstance(self.stepper, Diagnosable):
-            return
-        try:
-            seed = step_seed(self.config.seed, s.state.step - 1)
-            found = self.stepper.diagnose(batch, hyper, seed=seed)
-        except OrtBoostError as error:  # a failed diagnosis must not end the training
-            self.progress.message(f"step {s.state.step}: overflow, no diagnosis: {error.what}")
-            return
-        self.record.event(s, "diagnosis", **found.to_dict())
-        self.progress.message(f"step {s.state.step}: overflow, {found}")
-
-    def _diverged(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
-        # Repeat the step that failed, with the same dropout seed; the state has not changed since.
-        seed = step_seed(self.config.seed, s.state.step - 1)
-        names = self.stepper.nonfinite(batch, hyper, seed=seed)
-        self.record.save(s)
-        self.record.end(s, "diverged", nonfinite=names)
-        raise overflow_error(s.state, s.rule.unrecoverable, names, self._best_step())
-
-    def _check_finite(self, s: Session) -> None:
-        """Raise if the validation loss or the mean training loss of an epoch is NaN."""
-        names = [n for n in ("val_loss", "train_loss") if math.isnan(s.state.metrics.get(n, 0.0))]
-        if not names:
-            return
-        self.record.end(s, "diverged")
-        raise nan_error(s.state, names[0], self._best_step())
-
-    def _best_step(self) -> int | None:
-        return None if self.store is None else self.store.best_step()
 
     def _draw(self) -> Path | None:
         if self.plot is None or self.log is None:

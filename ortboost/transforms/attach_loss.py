@@ -109,24 +109,24 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
             fix="Omit it; it applies to softmax-cross-entropy, whose labels are class indices "
             "otherwise.",
         )
-    graph = model.graph
     prediction = _choose_output(model, config)
-    builder = Builder(graph, "ortboost/loss")
-    report = Report("attach_loss")
+    builder = Builder(model.graph, "ortboost/loss")
     if config.name == "output":
-        name = prediction.name or ""
-        scalar = _own_loss(model, prediction, builder).name or ""
-        report.changed[name] = "differentiated as the loss of the model"
-        return AttachedLoss(report, scalar, scalar, scalar, None, inputs=class_inputs(model))
-    if config.is_file:
-        return _from_file(model, prediction, config, builder)
+        return _own_loss(model, prediction, builder)
+    attach = _from_file if config.is_file else _built_in
+    return attach(model, prediction, config, builder)
+
+
+def _built_in(
+    model: ir.Model, prediction: ir.Value, config: LossConfig, builder: Builder
+) -> AttachedLoss:
+    """Attach a loss of :data:`ortboost.transforms.loss_config.LOSSES`."""
     axis = _class_axis(model, prediction, config)
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
     labels = _label_input(model, config, prediction, axis)
     # Exponentials and sums of a loss overflow float16.
     scores = builder.cast(prediction, ir.DataType.FLOAT)
-    # `loss` is shown to users, `objective` is differentiated: they differ for reduction none.
     if config.name == "softmax-cross-entropy" and config.sparse:
         target = labels
         if config.shift_labels and config.ignore_index is not None:  # set above
@@ -136,6 +136,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         losses = dense_losses(builder, scores, labels, config, axis)
         loss, objective = reduce_losses(builder, losses, config.reduction)
     _add_output(model, loss, builder)
+    report = Report("attach_loss")
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
         + ("" if axis is None else f", classes in axis {axis}")
@@ -143,19 +144,25 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
-    activation = _APPLIED_BY_LOSS.get(config.name, "")
-    if activation and producer_of(source_before(prediction, "Identity"), activation):
-        report.notes.append(
-            f"the output '{prediction.name}' is already a {activation}, which {config.name} "
-            "applies itself: training will be slow and inaccurate; export the model without it, or "
-            "name an output with the logits with --output"
-        )
+    report.notes += _applied_twice(prediction, config)
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
     names = (prediction.name or "", loss.name or "", objective.name or "", labels.name)
     classes = count if isinstance(count, int) else None
     return AttachedLoss(report, *names, classes, axis, config.ignore_index)
+
+
+def _applied_twice(prediction: ir.Value, config: LossConfig) -> list[str]:
+    """A note if the model ends with the activation that the loss applies itself."""
+    activation = _APPLIED_BY_LOSS.get(config.name, "")
+    if not activation or not producer_of(source_before(prediction, "Identity"), activation):
+        return []
+    return [
+        f"the output '{prediction.name}' is already a {activation}, which {config.name} applies "
+        "itself: training will be slow and inaccurate; export the model without it, or name an "
+        "output with the logits with --output"
+    ]
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
@@ -245,7 +252,8 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
     return next(iter(outputs.values()))
 
 
-def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
+def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> AttachedLoss:
+    """Take an output as the loss."""
     shape = known_shape(output)
     if output.dtype not in FLOAT_TYPES or (shape is not None and any(d != 1 for d in shape)):
         raise ModelError(
@@ -258,13 +266,15 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     scores = builder.cast(output, ir.DataType.FLOAT)
     scalar = builder.op("Reshape", scores, builder.ints(), shape=())
     builder.flush()
-    if output.name == "loss":
+    name = output.name or ""
+    report = Report("attach_loss", {name: "differentiated as the loss of the model"})
+    if name == "loss":
         output.name = builder.unique("loss/model")
         model.graph.outputs[model.graph.outputs.index(output)] = scalar
     else:
         model.graph.outputs.append(scalar)
     _rename_to_loss(model.graph, scalar)
-    return scalar
+    return AttachedLoss(report, "loss", "loss", "loss", None, inputs=class_inputs(model))
 
 
 def _label_input(

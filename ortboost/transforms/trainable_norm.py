@@ -147,23 +147,7 @@ def to_training(
         {'m': 'ortboost/next/m', 'v': 'ortboost/next/v'}
     """
     state = BatchNormState(Report("batch_norm_to_training"))
-    nodes = []
-    for node in batch_norms(model):
-        # Sort the nodes: done by an earlier call, frozen, or to be put in training mode.
-        names = [output.name or "" for output in node.outputs]
-        if is_training(node) and len(names) == 3 and names[1].startswith((NEXT, OWN_PREFIX)):
-            state.report.kept[label(node)] = "already in training mode"
-        elif frozen(node):
-            _freeze(node, state.report)
-        else:
-            nodes.append(node)
-    bad = [label(node) for node in nodes if running_statistics(node) is None]
-    if bad:
-        raise ModelError(
-            "Running statistics of BatchNormalization are computed, not stored.",
-            where=", ".join(bad),
-            fix="Freeze these nodes, or export the model with its running_mean and running_var.",
-        )
+    nodes = _nodes_to_change(model, frozen, state.report)
     _freeze_bodies(model, frozen, state.report)
     builder = Builder(model.graph, OWN_PREFIX.rstrip("/"))
     _separate(model, nodes, builder, state.report)
@@ -187,6 +171,29 @@ def to_training(
     names = [output.name or "" for node in model.graph for output in node.outputs]
     state.next_of.update((n.removeprefix(NEXT), n) for n in names if n.startswith(NEXT))
     return state
+
+
+def _nodes_to_change(
+    model: ir.Model, frozen: Callable[[ir.Node], bool], report: Report
+) -> list[ir.Node]:
+    """The nodes that are neither frozen nor in training mode since an earlier call."""
+    nodes = []
+    for node in batch_norms(model):
+        names = [output.name or "" for output in node.outputs]
+        if is_training(node) and len(names) == 3 and names[1].startswith((NEXT, OWN_PREFIX)):
+            report.kept[label(node)] = "already in training mode"
+        elif frozen(node):
+            _freeze(node, report)
+        else:
+            nodes.append(node)
+    bad = [label(node) for node in nodes if running_statistics(node) is None]
+    if bad:
+        raise ModelError(
+            "Running statistics of BatchNormalization are computed, not stored.",
+            where=", ".join(bad),
+            fix="Freeze these nodes, or export the model with its running_mean and running_var.",
+        )
+    return nodes
 
 
 def _name_next(latest: Mapping[ir.Value, ir.Value], builder: Builder) -> None:

@@ -107,14 +107,7 @@ class DimReduce(OptimizerWrapper):
         # As many rows as components: this process has all of them.
         divided = pca_mat_local.shape[:1] != (n_components,)
         shape = (n_components, sum(parameter.size for parameter in weight))
-        wanted = (own.stop - own.start, shape[1]) if divided else shape
-        if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
-            raise ArgumentValueError(
-                f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of "
-                f"the shape {list(wanted)} are needed.",
-                where="DimReduce, pca_mat_local",
-                fix="Give the components of these weights: ortboost pca makes them.",
-            )
+        _check_components(pca_mat_local, (own.stop - own.start, shape[1]) if divided else shape)
         if divided and n_components < rank_size:
             raise ArgumentValueError(
                 f"{rank_size} processes cannot share {n_components} components.",
@@ -149,6 +142,16 @@ class DimReduce(OptimizerWrapper):
         """How a training step applies it."""
         return dataclasses.replace(
             super().updates(), line_search=self._boost, order=tuple(self._order)
+        )
+
+
+def _check_components(components: NDArray[Any], shape: tuple[int, int]) -> None:
+    if components.shape != shape or components.dtype.kind != "f":
+        raise ArgumentValueError(
+            f"The components are {components.dtype}{list(components.shape)}; floats of the shape "
+            f"{list(shape)} are needed.",
+            where="DimReduce, pca_mat_local",
+            fix="Give the components of these weights: ortboost pca makes them.",
         )
 
 

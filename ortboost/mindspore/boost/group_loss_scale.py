@@ -111,24 +111,26 @@ class GroupLossScaleManager(GroupedScaleCell):
         Raises:
             ArgumentValueError: The tensor is unknown, or another network was marked before.
         """
-        # MindSpore's form: the groups determine this boundary already.
-        if len(args) == 3:
-            check_argument(_OWNER, "layer1", args[1], CountOrZero)
-            check_argument(_OWNER, "layer2", args[2], CountOrZero)
-            traced = isinstance(args[0], Traced)
-            return args[0] if traced else Tensor(given_array(_OWNER, "x", args[0]))
-        if len(args) != 4:
+        if len(args) not in (3, 4):
             raise ArgumentTypeError(
                 f"A mark needs 3 or 4 arguments, but {len(args)} were given.",
                 where=_OWNER,
                 fix="Write manager(x, 1, 2), or name a tensor of the network: manager(net, "
                 "'tensor', 1, 2).",
             )
-        given, tensor, before, after = args
-        network = network_of(_OWNER, given)
-        check_argument(_OWNER, "tensor", tensor, str)
+        given, *tensor, before, after = args
+        network = network_of(_OWNER, given) if tensor else None
+        if tensor:
+            check_argument(_OWNER, "tensor", tensor[0], str)
         check_argument(_OWNER, "layer1", before, CountOrZero)
         check_argument(_OWNER, "layer2", after, CountOrZero)
+        if network is not None:
+            self._mark(network, tensor[0], before, after)
+        elif not isinstance(given, Traced):  # the groups determine this boundary already
+            return Tensor(given_array(_OWNER, "x", given))
+        return given
+
+    def _mark(self, network: Network, tensor: str, before: int, after: int) -> None:
         # The tensor must exist, and the group that it leaves must agree with its place.
         graph = network.model.graph
         inputs = [value.name for value in graph.inputs]
@@ -157,7 +159,6 @@ class GroupLossScaleManager(GroupedScaleCell):
         # A second mark of a tensor replaces the first.
         self._marks = [mark for mark in self._marks if mark[0] != tensor]
         self._marks.append((tensor, before, after))
-        return given
 
     # ---- for training cells -------------------------------------------------------------------
 

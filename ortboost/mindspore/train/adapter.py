@@ -20,7 +20,7 @@ from ortboost.core.errors import UsageError
 from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 
-__all__ = ["TrainerAdapter"]
+__all__ = ["NotInTrainerError", "TrainerAdapter"]
 
 _NEVER: Final = (
     "__enter__",

@@ -18,7 +18,7 @@ from typing import Any
 from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 
-__all__ = ["Callback", "CallbackParam", "RunContext", "call_all", "entered"]
+__all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all", "entered"]
 
 
 class CallbackParam(dict[str, Any]):

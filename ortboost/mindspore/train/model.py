@@ -294,24 +294,13 @@ class Model:
             list_callback=listeners,
         )
         context = RunContext(args)
-        # The training cell has its own scale; the manager of the host follows the overflows.
-        manager = self._manager
-        if not isinstance(manager, LossScaleManager) or not manager.get_drop_overflow_update():
-            manager = None
         self._train_network.set_train(True)
         call_all(listeners, "on_train_begin", context)
         for number in range(initial_epoch, epoch):
             args.cur_epoch_num, args.cur_step_in_epoch = number + 1, 0
             call_all(listeners, "on_train_epoch_begin", context)
             for batch in batches.epoch(number):
-                args.cur_step_num += 1
-                args.cur_step_in_epoch += 1
-                args.train_dataset_element = batch
-                call_all(listeners, "on_train_step_begin", context)
-                args.net_outputs = outputs = self._train_network(*batch)
-                if manager is not None and isinstance(outputs, tuple):
-                    manager.update_loss_scale(bool(outputs[1]))
-                call_all(listeners, "on_train_step_end", context)
+                self._step(batch, listeners, context)
                 if context.get_stop_requested():
                     break
             # Before the callbacks of the end of the epoch, which read eval_results.
@@ -322,6 +311,20 @@ class Model:
             if context.get_stop_requested():
                 break
         call_all(listeners, "on_train_end", context)
+
+    def _step(self, batch: tuple[Any, ...], listeners: list[Callback], context: RunContext) -> None:
+        """Train on one batch."""
+        args = context.original_args()
+        args.cur_step_num += 1
+        args.cur_step_in_epoch += 1
+        args.train_dataset_element = batch
+        call_all(listeners, "on_train_step_begin", context)
+        args.net_outputs = outputs = self._train_network(*batch)
+        # The training cell has its own scale; the manager of the host follows the overflows.
+        manager = self._manager if isinstance(self._manager, LossScaleManager) else None
+        if manager and manager.get_drop_overflow_update() and isinstance(outputs, tuple):
+            manager.update_loss_scale(bool(outputs[1]))
+        call_all(listeners, "on_train_step_end", context)
 
     # ---- validation and prediction ------------------------------------------------------------
 

@@ -62,17 +62,7 @@ def _swap(node: ir.Node | None) -> ir.Value | None:
 def _patches(site: Site) -> list[ir.Value | None] | None:
     """`gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]`, from the result backwards."""
     node = site.node
-    if node.op_type == "Slice":  # crops positions that no window covers
-        starts = constant(node.inputs[1])
-        turned = producer_of(node.inputs[0], "Transpose")
-        if turned is None or starts is None or starts.any() or len(node.inputs) != 4:
-            return None
-    else:
-        turned = node
-        reader = sole_consumer(node.outputs[0])
-        if reader is not None and reader.op_type == "Slice":
-            return None  # it is replaced together with the Slice
-    swapped = _swap(turned)
+    swapped = _swap(_turned(node))
     guard = producer_of(swapped, "Where")  # of an empty batch
     if guard is not None and not _is_not_empty(guard.inputs[0]):
         return None
@@ -116,6 +106,17 @@ def _patches(site: Site) -> list[ir.Value | None] | None:
     if guard is not None:
         found = site.op("Where", guard.inputs[0], found, guard.inputs[2], dtype=x.dtype)
     return [site.op("Reshape", found, site.ints(*taps), shape=taps)]
+
+
+def _turned(node: ir.Node) -> ir.Node | None:
+    """The Transpose whose result is the gradient, if it ends with this node."""
+    if node.op_type == "Slice":  # crops positions that no window covers
+        starts = constant(node.inputs[1])
+        begins = starts is not None and not starts.any() and len(node.inputs) == 4
+        return producer_of(node.inputs[0], "Transpose") if begins else None
+    reader = sole_consumer(node.outputs[0])
+    # With a Slice after it, it is replaced together with that.
+    return None if reader is not None and reader.op_type == "Slice" else node
 
 
 def _is_not_empty(value: ir.Value | None) -> bool:
