@@ -100,7 +100,7 @@ class ConfigError(OrtBoostError):
         ...     ob.TrainConfig(epochs=0)
         ... except ob.ConfigError as error:
         ...     print(error.exit_status, error.what)
-        3 'epochs' is 0; 1 or more is needed.
+        3 'epochs' is 0; a whole number of 1 or more is needed.
     """
 
     exit_status = 3

@@ -194,10 +194,10 @@ def describe_type(hint: Any) -> str:
         members = list(dict.fromkeys(describe_type(one) for one in inner))
         return (", or " if any(" or " in one for one in members) else " or ").join(members)
     if origin is Annotated:
-        words = next(
-            (mark.text for mark in inner[1:] if isinstance(mark, Range)), describe_type(inner[0])
-        )
-        return words.replace("a number", "a float") if OnlyFloat in inner else words
+        noun = "a float" if OnlyFloat in inner else describe_type(inner[0])
+        words = next((mark.text for mark in inner[1:] if isinstance(mark, Range)), noun)
+        bare = words.endswith("or more") and noun != "a number"
+        return f"{noun} of {words}" if bare else words.replace("a number", noun)
     if origin is Literal:
         return " or ".join(f"'{one}'" for one in inner)
     if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
@@ -214,14 +214,13 @@ def describe_type(hint: Any) -> str:
 
 
 def _plural(words: str) -> str:
-    # "1 or more" -> "numbers, 1 or more each"; "a list of texts" -> "lists of texts"; "a whole
-    # number" -> "whole numbers"
+    # "0 or more" -> "numbers, 0 or more each"; "a list of texts" -> "lists of texts"
     if words[0].isdigit():
         return f"numbers, {words} each"
-    noun, _, rest = words.removeprefix("a ").removeprefix("an ").partition(" ")
-    if noun in ("list", "number", "float") and rest:
-        return f"{noun}s {rest}"
-    return f"{noun} {rest}".strip() + "s"
+    words = words.removeprefix("a ").removeprefix("an ")
+    nouns = ("list", "number", "float", "whole number")
+    noun = next((noun for noun in nouns if words.startswith(f"{noun} ")), words)
+    return words.replace(noun, f"{noun}s", 1)
 
 
 def _number(value: float) -> str:

@@ -10,7 +10,14 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.io import ModelSource
-from ortboost.graph.query import input_at, is_standard, producer_of, scalar, source_before
+from ortboost.graph.query import (
+    input_at,
+    is_standard,
+    known_shape,
+    producer_of,
+    scalar,
+    source_before,
+)
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = [
@@ -65,11 +72,13 @@ def drop_flat_biases(model: ir.Model) -> None:
 
 
 def replace_missing_kernels(model: ir.Model) -> None:
-    """Compute in a type that has a kernel, in place: comparisons in int32, EyeLike in float32.
+    """Write what has no kernel in another form, in place.
+
+    Comparisons become those of int32, EyeLike one of float32, ``SAME_*`` of a dilated Conv pads.
 
     The dynamo exporter counts rows and columns of an identity matrix in uint8, which onnxruntime
     1.19 cannot compare; the TorchScript exporter writes ``torch.eye(n, dtype=torch.bool)`` as an
-    EyeLike of type bool, which no version has.
+    EyeLike of type bool, and MindSpore's one ``SAME_UPPER``, which no version has.
     """
     builder = Builder(model.graph, "compared")
     for node in list(model.graph.all_nodes()):
@@ -79,6 +88,8 @@ def replace_missing_kernels(model: ir.Model) -> None:
                     node.replace_input_with(index, builder.cast(value, ir.DataType.INT32))
         elif is_standard(node, "EyeLike") and node.outputs[0].dtype == ir.DataType.BOOL:
             _eye_of_floats(builder, node)
+        elif is_standard(node, "Conv"):
+            _pads_of_dilated(node)
         # In the node's own graph, which may be that of a branch.
         if builder.nodes and node.graph is not None:
             node.graph.insert_before(node, builder.take())
@@ -96,6 +107,21 @@ def sort_for_argmax(site: Site) -> list[ir.Value | None] | None:
     largest = int(site.node.op_type == "ArgMax")
     _, index = site.ops("TopK", site.input(0), site.ints(1), count=2, axis=axis, largest=largest)
     return [index if keep else site.op("Squeeze", index, site.ints(axis))]
+
+
+def _pads_of_dilated(conv: ir.Node) -> None:
+    """Replace ``SAME_*`` by pads, whose number depends on the image size only with a stride."""
+    attributes = conv.attributes
+    mode, dilations = attributes.get_string("auto_pad"), attributes.get_ints("dilations") or (1,)
+    kernel = [dim for dim in (known_shape(conv.inputs[1]) or ())[2:] if isinstance(dim, int)]
+    plain = max(dilations) == 1 or max(attributes.get_ints("strides") or (1,)) > 1
+    if plain or mode not in ("SAME_UPPER", "SAME_LOWER") or len(kernel) != len(dilations):
+        return
+    totals = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    ends = [n // 2 for n in totals], [n - n // 2 for n in totals]
+    before, after = ends if mode == "SAME_UPPER" else ends[::-1]
+    attributes["pads"] = ir.AttrInt64s("pads", [*before, *after])
+    attributes.pop("auto_pad")
 
 
 def _eye_of_floats(builder: Builder, node: ir.Node) -> None:

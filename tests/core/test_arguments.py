@@ -150,18 +150,26 @@ class Finer(Tuned):
         ({"rate": 1}, ArgumentTypeError, "'rate' is 1; a float above 0 is needed."),
         ({"rate": 0.0}, ArgumentValueError, "'rate' is 0.0; a float above 0 is needed."),
         ({"rate": float("nan")}, ArgumentValueError, "'rate' is nan; a float above 0 is needed."),
-        ({"steps": 0}, ArgumentValueError, "'steps' is 0; 1 or more, or None is needed."),
-        ({"steps": 1.5}, ArgumentTypeError, "'steps' is 1.5; 1 or more, or None is needed."),
+        (
+            {"steps": 0},
+            ArgumentValueError,
+            "'steps' is 0; a whole number of 1 or more, or None is needed.",
+        ),
+        (
+            {"steps": 1.5},
+            ArgumentTypeError,
+            "'steps' is 1.5; a whole number of 1 or more, or None is needed.",
+        ),
         ({"mode": "mean"}, ArgumentValueError, "'mode' is 'mean'; 'min' or 'max' is needed."),
         (
             {"widths": [2, 0]},
             ArgumentValueError,
-            "'widths' is [2, 0]; a list of numbers, 1 or more each is needed.",
+            "'widths' is [2, 0]; a list of whole numbers of 1 or more is needed.",
         ),
         (
             {"widths": ["2"]},
             ArgumentTypeError,
-            "'widths' is ['2']; a list of numbers, 1 or more each is needed.",
+            "'widths' is ['2']; a list of whole numbers of 1 or more is needed.",
         ),
         (
             {"inner": 3},

@@ -149,7 +149,7 @@ def test_any_dataclass_is_read_and_written():
         ({"iner": {}}, "outer", "did you mean 'inner'"),
         ({"inner": {"size": 1, "name": "a"}}, "outer, inner", "did you mean 'names'"),
         ({"inner": {"names": []}}, "outer, inner, size", "'size' is missing"),
-        ({"inner": {"size": 0}}, "inner, size", "'size' is 0; 1 or more"),
+        ({"inner": {"size": 0}}, "inner, size", "'size' is 0; a whole number of 1 or more"),
         ({"inner": {"size": "1"}}, "inner, size", "'size' is '1'"),
         ({"inner": 3}, "outer, inner", "{'inner': {...}}"),
         ({"many": [{"size": 1}, {"sise": 1}]}, "outer, many", "did you mean 'size'"),
@@ -191,4 +191,6 @@ def test_what_is_not_finite_is_said_to_be_so(value):
 def test_a_whole_number_of_more_than_64_bits_is_told_the_limit():
     with pytest.raises(UnfitError) as info:
         check_value(2**63, int)
-    assert describe_type(info.value.hint) == "a number from -9.223372037e+18 to 9.223372037e+18"
+    assert (
+        describe_type(info.value.hint) == "a whole number from -9.223372037e+18 to 9.223372037e+18"
+    )

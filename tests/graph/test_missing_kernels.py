@@ -109,6 +109,27 @@ def test_an_identity_matrix_of_booleans_runs(kind):
     assert len(model.graph) == before
 
 
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_dilated_convolution_with_automatic_padding_runs(mode):
+    """MindSpore's default padding; "Dilation not supported for AutoPadType" of onnxruntime."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,H,7] x, float[1,1,3,2] w) => (float[N,1,H,7] y) {{
+          y = Conv<auto_pad = "{mode}", dilations = [2, 3]>(x, w) }}""",
+        w=weights(1, 1, 3, 2),
+    )
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    x, w = weights(2, 1, 9, 7), model.graph.initializers["w"].const_value.numpy()
+    top, left = 2, 1 if mode == "SAME_UPPER" else 2
+    wide = np.pad(x, [(0, 0), (0, 0), (top, 4 - top), (left, 3 - left)])
+    wanted = sum(
+        w[0, 0, i, j] * wide[:, :, 2 * i : 2 * i + 9, 3 * j : 3 * j + 7]
+        for i in range(3)
+        for j in range(2)
+    )
+    np.testing.assert_allclose(run(model, {"x": x})["y"], wanted, atol=1e-6)
+
+
 @pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize(("axis", "keep"), [(1, 0), (-1, 1), (0, 0)])
 def test_extrema_of_int64_are_found_by_sorting(operator, axis, keep):

@@ -23,7 +23,7 @@ _COMPUTING: Final = (
 )
 _GRADIENTS: Final = (
     "Call super().construct(data, label) for the whole step, which is one graph. To clip "
-    "gradients, train a program: ortboost convert MODEL --clip global-norm:1."
+    "gradients, train a program with the boost Clip('global-norm', 1.0)."
 )
 _LAYERS: Final = "Layers are nodes of the ONNX file; net.get_parameters() has their weights."
 _ELSEWHERE: Final = {
@@ -32,7 +32,7 @@ _ELSEWHERE: Final = {
         ("get_overflow_status", "process_loss_scale", "start_overflow_check"), _GRADIENTS
     ),
     **dict.fromkeys(("cells_and_names", "insert_child_to_cell", "name_cells"), _LAYERS),
-    "recompute": "Train a program: ortboost convert MODEL --boost recompute.",
+    "recompute": "Train a program with the boost Recompute().",
     "to_float": "Use amp.auto_mixed_precision(net, 'O3').",
 }
 

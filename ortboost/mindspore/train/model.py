@@ -303,6 +303,12 @@ class Model:
                 self._step(batch, listeners, context)
                 if context.get_stop_requested():
                     break
+            if not args.cur_step_in_epoch:
+                raise ArgumentValueError(
+                    "The training data has no batches.",
+                    where=f"{owner}, epoch {number + 1}",
+                    fix="Use more samples or a smaller batch size.",
+                )
             # Before the callbacks of the end of the epoch, which read eval_results.
             if validate is not None and not context.get_stop_requested():
                 validate(number + 1, args)

@@ -605,3 +605,10 @@ def test_a_checkpoint_of_mindspore_is_answered_with_its_other_format(tmp_path):
     file.write_bytes(b"\n\x0bconv1.weight\x12" * 9)
     with pytest.raises(FileError, match=r"(?s)net\.ckpt.*format='safetensors'"):
         load_checkpoint(file)
+
+
+def test_data_without_batches_are_refused():
+    model, _ = make()
+    with pytest.raises(ValueError, match="no batches") as caught:
+        model.train(2, [])
+    assert_three_lines(caught.value)
