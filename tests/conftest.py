@@ -107,7 +107,7 @@ _START = time.monotonic()
 
 @pytest.fixture(scope="session", autouse=True)
 def _files_may_be_lost_with_the_power() -> Iterator[None]:
-    """Waiting for the disk took a tenth of the suite; a killed process loses nothing without it."""
+    """Thousands of waits for the disk are slow; a killed process loses nothing without them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield
