@@ -184,7 +184,8 @@ def strict(metric: Metric) -> Metric:
             raise UsageError(
                 f"The label {strays.flat[0]:g} is not a class: {known}.",
                 where=f"metric '{metric.name}'",
-                fix="Fix the labels, or name the output that holds the class scores (--output).",
+                fix="Fix the labels, name the output that holds the class scores (--output), or "
+                "specify the label to ignore (--ignore-index).",
             )
         return function(scores, labels)
 

@@ -32,8 +32,9 @@ def test_binary_accuracy(shape):
 def test_what_is_no_class_is_refused_for_a_bare_model(scores, stray):
     metric = strict(get_metric("accuracy")).function
     assert len(metric(scores, np.array([0, 1]))) == 2
-    with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
+    with pytest.raises(UsageError, match=f"The label {stray} is not a class") as info:
         metric(scores, np.array([0, stray]))
+    assert "--ignore-index" in info.value.fix
 
 
 def test_nan_scores_are_wrong():
