@@ -70,6 +70,7 @@ _IN_BLOCK = (
     "torch reads it in a block such as torch.no_grad() or torch.autocast(), and the file does not "
     "say which: the former gives it no gradient"
 )
+_ADDED = "_onnx_hidden_bias"
 _AMBIGUOUS = "a parameter or a buffer of the torch module: the file does not say which"
 
 
@@ -92,6 +93,8 @@ def classify_tensor(value: ir.Value, shape: tuple[int, ...], *, producer: str) -
     verdict = _judge(value, shape, fitted=producer == "skl2onnx")
     if verdict.role not in TRAINABLE or verdict.doubt:
         return verdict
+    if producer == "MindSpore" and _ADDED in (value.name or "") and _is_zero(value):
+        return Verdict("constant", "zeros that MindSpore's exporter adds to an LSTM")
     if producer == "tf2onnx" and _is_merged(value):
         return dataclasses.replace(verdict, doubt=_MERGED)
     folded = _OF_A_NORM.fullmatch(value.name or "") is not None

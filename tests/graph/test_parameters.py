@@ -1042,3 +1042,30 @@ def test_what_others_merged_or_folded_is_doubtful(producer, name, value, doubt):
     assert found.trainable
     assert doubt in found.doubt
     assert bool(found.doubt) is bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("producer", "name", "number", "role"),
+    [
+        ("MindSpore", "9-Default/LSTM-op0_onnx_hidden_bias", 0, "constant"),
+        ("MindSpore", "9-Default/LSTM-op0_onnx_hidden_bias", 1, "bias"),
+        ("MindSpore", "lstm.bias_hh_l0", 0, "bias"),
+        ("pytorch", "9-Default/LSTM-op0_onnx_hidden_bias", 0, "bias"),
+    ],
+)
+def test_the_second_bias_that_mindspores_exporter_adds_to_an_lstm_is_none(
+    producer, name, number, role
+):
+    """Trained with the first one, it would make the steps of their sum twice as long."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[5,N,3] x, float[1,8,3] w, float[1,8,2] r, float[1,8] b, float[1,8] "{name}")
+            => (float[5,1,N,2] y) {{
+          two = Concat<axis = 1>(b, "{name}") y = LSTM<hidden_size = 2>(x, w, r, two) }}""",
+        w=np.ones([1, 8, 3], np.float32),
+        r=np.ones([1, 8, 2], np.float32),
+        b=np.zeros([1, 8], np.float32),
+        **{name: np.full([1, 8], number, np.float32)},
+    )
+    assert find_parameters(model)[name].role == role
+    assert find_parameters(model)["b"].trainable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import NotInThisVersionError
@@ -56,13 +56,13 @@ class Cell:
     def __init__(self, auto_prefix: bool = True, flags: Mapping[str, Any] | None = None) -> None:
         self.training = False
 
-    def __getattr__(self, name: str) -> NoReturn:
-        own = type(self).__name__
-        if name not in _ELSEWHERE:
-            raise AttributeError(f"'{own}' object has no attribute '{name}'")
-        raise _NoAttributeError(
-            f"'{own}' has no '{name}' here.", where=f"{own}.{name}", fix=_ELSEWHERE[name]
-        )
+    def __getattr__(self, name: str) -> Any:
+        if name in _ELSEWHERE:
+            own = type(self).__name__
+            raise _NoAttributeError(
+                f"'{own}' has no '{name}' here.", where=f"{own}.{name}", fix=_ELSEWHERE[name]
+            )
+        return super().__getattribute__(name)  # again, for the error of Python or of a property
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run :meth:`construct`."""

@@ -27,7 +27,7 @@ def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
 class Tensor(np.ndarray[Any, np.dtype[Any]]):
     """A numpy array with some of MindSpore's methods.
 
-    It *is* a numpy array, accepted wherever one is, and its ``dtype`` is numpy's.
+    It *is* a numpy array, accepted wherever one is; its ``dtype`` and other methods are numpy's.
 
     Args:
         input_data: Number, list, array, or tensor of another framework. An array of the right dtype

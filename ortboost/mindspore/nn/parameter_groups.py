@@ -192,7 +192,7 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
         raise ArgumentTypeError(
             f"'{name}' is {type(value).__name__}.",
             where=owner,
-            fix="Give a number, a list of numbers, or a schedule such as nn.CosineDecayLR.",
+            fix="Give a number, a list of numbers, or a schedule, ortboost.nn.CosineDecayLR(...).",
         )
     # numpy would take a generator for one object.
     array = np.asarray(value if single or hasattr(value, "shape") else list(value))

@@ -410,6 +410,10 @@ def test_a_subclass_that_computes_gradients_itself_is_told_that_they_are_in_the_
             self.optimizer(self.grad(self.network, self.weights)(*inputs, loss))
             return loss
 
+        @property
+        def broken(self):
+            return None.inner
+
     class Logging(nn.TrainOneStepCell):
         def construct(self, *inputs):
             self.last = super().construct(*inputs)
@@ -427,5 +431,7 @@ def test_a_subclass_that_computes_gradients_itself_is_told_that_they_are_in_the_
     assert not hasattr(Clipping(with_loss, opt), "weights")
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = Clipping(with_loss, opt).other
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'inner'"):
+        _ = Clipping(with_loss, opt).broken
     step = Logging(with_loss, opt)
     assert float(step(data, labels)) == float(step.last) == 15.0**2
