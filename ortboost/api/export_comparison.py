@@ -15,7 +15,7 @@ from ortboost.api.stored_batches import Feeds
 from ortboost.deploy.export import Exported
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Parity
-from ortboost.graph.query import RANDOM_OPERATORS
+from ortboost.graph.query import RANDOM_OPERATORS, all_tensors
 from ortboost.graph.reach import ancestors
 from ortboost.transforms.precision import PLACE_PRECISION
 
@@ -95,6 +95,15 @@ def _notes_on(exported: Exported, device: str, *, plain: bool) -> list[str]:
         known = any(value.dtype is ir.DataType.FLOAT for value in made)
         why = "--explain says why" if known else "none computes in float32"
         notes.append(f"No node was converted to {precision}: {why}.")
+    elif precision == "int8":
+        sizes = {ir.DataType.FLOAT: 0, ir.DataType.INT8: 0}  # numbers of weights
+        for _, tensor in all_tensors(exported.model):
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
+        share = sizes[ir.DataType.FLOAT] / max(1, sum(sizes.values()))
+        if share > 0.5:
+            notes.append(
+                f"{int(share * 100)} % of the weights stay in float32: --explain says why."
+            )
     elif precision in ("fp16", "bf16") and device == "cpu":
         notes.append(
             f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "

@@ -22,6 +22,7 @@ from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.int8.pays_off import not_faster
 from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
@@ -242,6 +243,9 @@ def export(
             judge=partial(compared.judge, max_drop=max_drop, where=str(out)),
         )
     notes = compared.notes(plain=not is_folder(run), refreshed=update_bn is not None)
+    if precision == "int8" and wanted.cpu and subject.device == "cpu" and exported.base:
+        slow = not_faster(exported.base, out, collected.feeds[0])
+        notes += [slow] if slow else []
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if min_sqnr is not None and scores.judged:

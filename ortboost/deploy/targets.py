@@ -131,7 +131,11 @@ TARGETS: Final[dict[str, Target]] = {
             keeps_fused=True,
             orders_gelu=True,
             cpu=True,
-            int8={**_CPU_INT8, "symmetric": False, "outputs": True, "quantize_bias": True},
+            int8={
+                **_CPU_INT8,
+                **dict.fromkeys(("outputs", "quantize_bias", "recurrent"), True),
+                "symmetric": False,
+            },
         ),
         Target(
             "onnxruntime-gpu",

@@ -11,10 +11,14 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError, nearest
 from ortboost.runtime.peepholes import short_types
 
-__all__ = ["AGREEMENT", "SQNR", "Tolerance", "precision_of", "tolerance_for"]
+__all__ = ["AGREEMENT", "ROUNDING", "SQNR", "Tolerance", "precision_of", "tolerance_for"]
 
 SQNR: Final = 15.0
 """Minimum signal-to-quantization-noise ratio of an int8 output in dB: 18 % noise (rms)."""
+
+ROUNDING: Final = 1e-5
+"""Allowed difference in float32 as a share of the largest value of an output: sums of large terms
+that nearly cancel are rounded like the terms."""
 
 AGREEMENT: Final = 0.95
 """Minimum share of equal elements of an output that is not float (class numbers) below 32 bits."""
@@ -29,6 +33,7 @@ class Tolerance:
         atol: Absolute tolerance.
         scaled: Multiply ``atol`` by the largest expected value of the output in the batch: the
             error of rounding in every operator is proportional to that, not to each element.
+        rounding: At least this times the largest expected value is allowed, unless ``scaled``.
         rtols: Output name to its own relative tolerance.
         atols: Output name to its own absolute tolerance, which is never scaled.
         sqnr: Replaces both: the minimum signal-to-noise ratio of a float output over all batches,
@@ -48,6 +53,7 @@ class Tolerance:
     atols: Mapping[str, float] = field(default_factory=dict)
     sqnr: float | None = None
     agreement: float | None = 1.0
+    rounding: float = 0.0
 
     def by_noise(self, output: str) -> bool:
         """Whether a float output is judged by its noise, not by its largest difference."""
@@ -59,7 +65,10 @@ class Tolerance:
 
     def of(self, output: str, scale: float) -> tuple[float, float]:
         """``(rtol, atol)`` of an output with the largest expected value ``scale``."""
-        general = self.atol * max(scale, 1e-30) if self.scaled else self.atol  # above 0 for zeros
+        if self.scaled:
+            general = self.atol * max(scale, 1e-30)  # above 0 for zeros
+        else:
+            general = max(self.atol, 0.0 if output in self.rtols else self.rounding * scale)
         return self.rtols.get(output, self.rtol), self.atols.get(output, general)
 
     def check(self, outputs: Sequence[str]) -> None:
@@ -80,11 +89,13 @@ class Tolerance:
         if self.sqnr is not None:
             return f"SQNR {self.sqnr:g} dB"
         text = f"rtol {self.rtol:g}, atol {self.atol:g}"
-        return f"{text} of the largest value" if self.scaled else text
+        if self.rounding:
+            text = f"{text} or {self.rounding:g}"
+        return f"{text} of the largest value" if self.scaled or self.rounding else text
 
 
 _BY_PRECISION = {
-    "fp32": Tolerance(),
+    "fp32": Tolerance(rounding=ROUNDING),
     "fp16": Tolerance(1e-2, 1e-2, scaled=True, agreement=AGREEMENT),
     "bf16": Tolerance(4e-2, 4e-2, scaled=True, agreement=AGREEMENT),
     "int8": Tolerance(1e-1, 1.5e-1, scaled=True, sqnr=SQNR, agreement=AGREEMENT),
@@ -122,7 +133,8 @@ def tolerance_for(
 
     Args:
         precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. In 16 bits the absolute tolerance is
-            relative to the largest expected value of an output: 1 % for fp16, 4 % for bf16. In int8
+            relative to the largest expected value of an output: 1 % for fp16, 4 % for bf16; in
+            float32 :data:`ROUNDING` of it is allowed, unless a tolerance is given. In int8
             the signal-to-noise ratio decides (:data:`SQNR`), unless ``rtol`` or ``atol`` are given.
         rtol: Relative tolerance, for integers too.
         atol: Absolute tolerance, not scaled, for integers too.
@@ -140,4 +152,5 @@ def tolerance_for(
         dict(atols or {}),
         least,
         base.agreement if least is not None or rtol is atol is None else None,
+        base.rounding if rtol is atol is None else 0.0,
     )

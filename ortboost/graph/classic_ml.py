@@ -15,9 +15,10 @@ from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
+from ortboost.graph.query import known_shape
 from ortboost.graph.source import source_name
 
-__all__ = ["cut_maps", "infer_elementwise", "require_network"]
+__all__ = ["cut_maps", "infer_elementwise", "require_network", "standard_norms"]
 
 _DOMAIN: Final = "ai.onnx.ml"
 _MODELS: Final = (
@@ -66,11 +67,34 @@ def require_network(model: ir.Model) -> None:
     )
 
 
+def standard_norms(model: ir.Model) -> bool:
+    """Write each Normalizer with the Euclidean norm as LpNormalization, in place; whether any was.
+
+    Its kernel overwrites the numbers before it reads their signs where it runs in place: where its
+    input is computed and of a known shape (onnxruntime 1.19 and 1.32).
+    """
+    found = False
+    for node in model.graph.all_nodes():
+        source = node.inputs[0] if _is_euclidean(node) else None
+        rank = len(known_shape(source) or ())
+        if source is not None and source.dtype is ir.DataType.FLOAT and rank in (1, 2):
+            node.domain, node.op_type = "", "LpNormalization"  # over the last axis, p = 2
+            node.attributes.clear()
+            found = True
+    return found
+
+
+def _is_euclidean(node: ir.Node) -> bool:
+    norm = node.attributes.get_string("norm", "MAX")
+    return node.domain == _DOMAIN and node.op_type == "Normalizer" and norm == "L2"
+
+
 def infer_elementwise(model: ir.Model) -> bool:
     """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX lacks; whether any was."""
     found = False
     for node in model.graph.all_nodes():
-        if node.domain != _DOMAIN or node.op_type not in _ELEMENTWISE:
+        # A Normalizer of unknown shape is right, see `standard_norms`.
+        if node.domain != _DOMAIN or node.op_type not in _ELEMENTWISE or _is_euclidean(node):
             continue
         source, out = node.inputs[0], node.outputs[0]
         if source is None or source.shape is None or out.shape is not None:

@@ -17,6 +17,7 @@ from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
 from ortboost.graph.ceil_pools import leave_out_windows
+from ortboost.graph.classic_ml import standard_norms
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.declared_shapes import declared_shapes, restore_declared
 from ortboost.graph.empty_reductions import empty_reductions
@@ -103,6 +104,8 @@ def normalize(
 
     _infer(model)
     replace_missing_kernels(model)
+    while standard_norms(model):
+        _infer(model)
     check_lengths(model)
     reports += [*_settle(model, keep_fused), restore_declared(model, declared)]
     return [report for report in reports if report.modified]

@@ -249,6 +249,30 @@ def test_a_ratio_that_does_not_decide_is_told(trained, tmp_path):
     assert "The accuracy decided about 'logits', not --min-sqnr." in found.notes
 
 
+SHAPES = {"w": (1, 40, 6), "r": (1, 40, 10), "k": (10, 2)}
+
+
+def test_int8_says_which_weights_it_leaves_in_float32_and_that_it_takes_longer(
+    tmp_path, monkeypatch
+):
+    net = text_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[b,5,6] x, float[1,40,6] w, float[1,40,10] r, float[10,2] k) => (float y) {
+          s = Transpose<perm = [1, 0, 2]>(x) a, h = LSTM<hidden_size = 10>(s, w, r)
+          y = MatMul(a, k) }""",
+        **{name: weights(*shape) for name, shape in SHAPES.items()},
+    )
+    monkeypatch.setattr("ortboost.api.export_model.not_faster", lambda *_: "It takes longer.")
+    settings = {"precision": "int8", "calibration": {"x": weights(4, 5, 6)}, "device": "cpu"}
+    found = {
+        target: api.export(net, tmp_path / "o.onnx", target=target, **settings).notes
+        for target in ("onnxruntime", "tensorrt")
+    }
+    note = "96 % of the weights stay in float32: --explain says why."
+    assert [note in notes for notes in found.values()] == [False, True]
+    assert ["It takes longer." in notes for notes in found.values()] == [True, False]
+
+
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize(("dtype", "why"), [("double", "none computes"), ("float", "--explain")])
 def test_a_note_if_no_node_was_converted(precision, dtype, why, tmp_path):

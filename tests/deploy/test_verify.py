@@ -107,6 +107,16 @@ def test_the_tolerance_of_short_formats_is_in_proportion():
     assert tolerance_for("fp32", rtol=0.5) == Tolerance(0.5, 1e-4, agreement=None)
 
 
+def test_small_values_of_a_large_output_may_be_rounded_like_the_large_ones():
+    want, have = batches([1e6, 0.5]), batches([1e6, 4.5])
+    assert compare(want, have, ["y"], tolerance=tolerance_for("fp32")).ok
+    assert not compare(want, batches([1e6, 11.0]), ["y"], tolerance=tolerance_for("fp32")).ok
+    given = ({"atol": 1e-4}, {"rtol": 1e-3}, {"rtols": {"y": 1e-3}}, {"atols": {"y": 1e-4}})
+    for settings in given:  # then it is what the user asks for
+        assert not compare(want, have, ["y"], tolerance=tolerance_for("fp32", **settings)).ok
+    assert not compare(batches([9, 9]), batches([9, 9.01]), ["y"], tolerance=tolerance_for()).ok
+
+
 def test_the_worst_sample_is_counted_over_batches():
     want = batches([[1, 1], [1, 1]], [[1, 1], [1, 1], [1, 1]])
     have = batches([[1, 1], [1, 1.1]], [[1, 1], [1, 3], [1, 1]])

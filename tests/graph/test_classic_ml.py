@@ -10,7 +10,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortboost import api
 from ortboost.core.errors import ModelError
-from ortboost.graph.classic_ml import cut_maps, infer_elementwise, require_network
+from ortboost.graph.classic_ml import (
+    cut_maps,
+    infer_elementwise,
+    require_network,
+    standard_norms,
+)
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.build import build_program
@@ -142,6 +147,42 @@ def test_a_network_behind_a_scaler_trains_as_one_that_is_fed_scaled_data(engine)
     for name in ("w1", "b1", "w2", "b2"):
         np.testing.assert_allclose(states[0][name], states[1][name], rtol=1e-5, atol=1e-6)
     assert not np.array_equal(states[0]["w1"], weights(4, 6))
+
+
+def behind_a_norm(**norm):
+    """Numbers of both signs, scaled to length 1, before the network."""
+    model = classifier(zipmap=False)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    model.graph.node[1].input[0] = "unit"
+    model.graph.node.insert(1, node("Normalizer", ["scaled"], ["unit"], ML, **norm))
+    return model
+
+
+def test_a_norm_keeps_the_signs(tmp_path):
+    """onnxruntime's kernel loses them where it knows the shape."""
+    x = weights(8, 4, seed=5, scale=2.0)
+    scaled = ((x - np.array(OFFSET)) * np.array(SCALE)).astype(np.float32)
+    unit = scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
+    expected = run(classifier(scaler=False, zipmap=False), {"X": unit})["probabilities"]
+    raw = behind_a_norm(norm="L2")
+    api.export(raw, tmp_path / "o.onnx", device="cpu")
+    api.convert(raw, tmp_path / "run")
+    trained = api.compare(raw, tmp_path / "run", checkpoint="initial", device="cpu", data={"X": x})
+    assert trained.parity.ok
+    found = run(tmp_path / "o.onnx", {"X": x})["probabilities"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("norm", "rank", "left"), [("L2", 2, 0), ("L1", 2, 1), ("L2", 3, 1)])
+def test_which_norms_are_written_in_standard_operators(norm, rank, left):
+    model = load_model(behind_a_norm(norm=norm))
+    infer_shapes(model)
+    if rank == 3:
+        next(n for n in model.graph if n.op_type == "Scaler").outputs[0].shape = ir.Shape(
+            [2, None, 4]
+        )
+    standard_norms(model)
+    assert sum(n.op_type == "Normalizer" for n in model.graph) == left
 
 
 def test_what_is_no_network_is_refused_by_name():

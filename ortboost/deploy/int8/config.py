@@ -12,7 +12,7 @@ from ortboost.deploy.targets import get_target
 __all__ = ["CALIBRATIONS", "Int8Config"]
 
 Calibration: TypeAlias = Literal["minmax", "percentile", "entropy"]
-_Host: TypeAlias = Literal["Conv", "ConvTranspose", "Gemm", "MatMul"]
+_Host: TypeAlias = Literal["Conv", "ConvTranspose", "Gemm", "LSTM", "MatMul"]
 CALIBRATIONS: Final[tuple[Calibration, ...]] = get_args(Calibration)
 """Methods to find the range of an activation."""
 
@@ -39,6 +39,7 @@ class Int8Config(Configuration):
             convolution.
         quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels need and TensorRT
             rejects.
+        recurrent: LSTM as DynamicQuantizeLSTM, an operator of ONNX Runtime for the CPU.
         reduce_range: Weights of 7 bits, -64 to 64. With more, two products of unsigned by signed
             bytes may not fit into the 16 bits that x86 processors without VNNI sum them in, and the
             results differ there; see :mod:`ortboost.deploy.int8.saturation`.
@@ -60,6 +61,7 @@ class Int8Config(Configuration):
     outputs: bool = False
     residual: bool = False
     quantize_bias: bool = False
+    recurrent: bool = False
     reduce_range: bool = True
     ops: tuple[_Host, ...] = _HOSTS
     skip: tuple[str, ...] = ()

@@ -42,6 +42,7 @@ from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["quantize_int8"]
 
+_MICROSOFT: Final = "com.microsoft"
 _PER_CHANNEL_OPSET: Final = 13
 _PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)  # a smaller scale would be subnormal or 0
@@ -92,6 +93,8 @@ def quantize_int8(
     names = [value.name or "" for value in wanted]
     ranges = calibrate(model, taken, names, config.calibration, percentile=config.percentile)
     _Writer(model, config, ranges, report).write(hosts, wanted)
+    if any(node.domain == _MICROSOFT for node in hosts):
+        model.opset_imports[_MICROSOFT] = 1
     held = model.graph.initializers
     for name in [n for n, v in held.items() if not (is_read(v) or v.is_graph_input())]:
         del held[name]  # the weights in FLOAT, which integers have replaced
@@ -139,7 +142,7 @@ class _Writer:
         for value in wanted:
             self.pair(value)
         for node in hosts:
-            self.host(node)
+            self.host(node) if node.op_type != "LSTM" else self.recurrent(node)
         # Last, so that the pairs themselves still read the activations.
         for value in wanted:
             if id(value) in self.pairs:
@@ -182,19 +185,42 @@ class _Writer:
         """The DequantizeLinear output of a stored weight, and the scales of its int8 values."""
         key = (id(weight), axis)
         if key not in self.weights and weight.const_value is not None:
-            array = weight.const_value.numpy().astype(np.float32)
-            # By output channel the largest magnitude, which becomes the largest integer.
-            others = None if axis is None else tuple(i for i in range(array.ndim) if i != axis)
-            largest = np.abs(array).max(axis=others, keepdims=axis is not None)
-            most = SAFE_WEIGHT if self.config.reduce_range else 127
-            # Of a channel that is (nearly) zero any scale will do.
-            shaped = np.where(largest > most * _SMALLEST, largest / float(most), 1.0)
-            shaped = np.asarray(shaped, np.float32)
-            integers = np.clip(np.rint(array / shaped), -most, most).astype(np.int8)
-            scales = shaped if axis is None else shaped.ravel()
+            array = weight.const_value.numpy()
+            others = tuple(i for i in range(array.ndim) if i != axis)
+            integers, scales = self.integers(array, others)
+            scales = scales.reshape(() if axis is None else -1)
             back = self.store(f"{weight.name}/int8", integers, scales, weight, axis)
             self.weights[key] = (back, scales)
         return self.weights[key]
+
+    def integers(
+        self, array: NDArray[Any], axes: tuple[int, ...]
+    ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """A weight as integers, with the scales of its channels, each over these axes."""
+        # By output channel the largest magnitude, which becomes the largest integer.
+        largest = np.abs(array.astype(np.float32)).max(axis=axes, keepdims=True)
+        most = SAFE_WEIGHT if self.config.reduce_range else 127
+        # Of a channel that is (nearly) zero any scale will do.
+        scales = np.where(largest > most * _SMALLEST, largest / np.float32(most), np.float32(1))
+        return np.clip(np.rint(array / scales), -most, most).astype(np.int8), scales
+
+    def recurrent(self, node: ir.Node) -> None:
+        """Let an LSTM multiply with int8 weights; the runtime rounds inputs and state itself."""
+        node.resize_inputs(12)
+        for index, place in ((1, 8), (2, 10)):  # of the input, and of the state
+            weight = node.inputs[index]
+            assert weight is not None
+            assert weight.const_value is not None
+            array = weight.const_value.numpy().swapaxes(1, 2)  # to [directions, I or H, 4 H]
+            axes = (1,) if self.config.per_channel else (1, 2)
+            integers, scales = self.integers(array, axes)
+            name = self.builder.unique(f"{weight.name}/int8")
+            points = self.builder.const(np.zeros(scales.squeeze(axes).shape), ir.DataType.INT8)
+            node.replace_input_with(index, add_initializer(self.graph, name, integers))
+            node.replace_input_with(place, self.builder.const(scales.squeeze(axes)))
+            node.replace_input_with(place + 1, points)
+        node.domain, node.op_type = _MICROSOFT, "DynamicQuantizeLSTM"
+        self.report.changed[node.name or "LSTM"] = "int8 weights, inputs rounded at run time"
 
     def bias(self, node: ir.Node, scale: float, scales: NDArray[np.float32]) -> None:
         """Store a bias as int32 with the scale of the products it is added to."""

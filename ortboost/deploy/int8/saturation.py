@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import producer_of
+from ortboost.graph.query import input_at, producer_of
 
 __all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
 
@@ -30,15 +30,16 @@ SAFE_WEIGHT: Final = 64
 """Largest magnitude with which two weights never saturate: 2 * 64 * 255 = 32640."""
 
 _SUM: Final = 128  # the largest sum of two weights: 128 * 255 = 32640 fits in 16 bits
-# Operator to the index of its weight input, and the axis of the output channels.
+# Operator to the indices of its weights, and the axis of the output channels.
 _PRODUCTS: Final = {
-    "Conv": (1, 0),
-    "ConvInteger": (1, 0),
-    "QLinearConv": (3, 0),
-    "Gemm": (1, -1),
-    "MatMul": (1, -1),
-    "MatMulInteger": (1, -1),
-    "QLinearMatMul": (3, -1),
+    "Conv": ((1,), 0),
+    "ConvInteger": ((1,), 0),
+    "DynamicQuantizeLSTM": ((1, 2), -1),
+    "QLinearConv": ((3,), 0),
+    "Gemm": ((1,), -1),
+    "MatMul": ((1,), -1),
+    "MatMulInteger": ((1,), -1),
+    "QLinearMatMul": ((3,), -1),
 }
 
 
@@ -71,16 +72,16 @@ def saturating_weights(model: ir.Model) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for node in model.graph.all_nodes():
-        place, axis = _PRODUCTS.get(node.op_type, (0, 0))
-        value = node.inputs[place] if 0 < place < len(node.inputs) else None
-        producer = producer_of(value)
-        if producer is not None and producer.op_type == "DequantizeLinear":
-            value = producer.inputs[0]
-        stored = None if value is None else value.const_value
-        if value is None or stored is None or stored.dtype != ir.DataType.INT8:
-            continue
+        places, axis = _PRODUCTS.get(node.op_type, ((), 0))
         if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
             axis = 0
-        if can_saturate(stored.numpy(), axis):
-            found[value.name or ""] = node.name or node.op_type
+        for place in places:
+            value = input_at(node, place)
+            producer = producer_of(value, "DequantizeLinear")
+            value = value if producer is None else producer.inputs[0]
+            stored = None if value is None else value.const_value
+            if value is None or stored is None or stored.dtype != ir.DataType.INT8:
+                continue
+            if can_saturate(stored.numpy(), axis):
+                found[value.name or ""] = node.name or node.op_type
     return found

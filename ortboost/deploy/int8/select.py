@@ -71,12 +71,25 @@ def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
         return "its weight is on the left" if stored(value) else "it multiplies two activations"
     if not stored(weight):
         return f"'{weight.name}' is computed, not stored"
+    if node.op_type == "LSTM" and (reason := _recurrent_obstacle(node, config)):
+        return reason
     if stored(value):
         return "it multiplies two constants"
     if weight.dtype != ir.DataType.FLOAT:
         return f"its weight is {weight.dtype}, not FLOAT"
     if weight.const_value is not None and not np.isfinite(weight.const_value.numpy()).all():
         return f"'{weight.name}' is not finite"
+    return None
+
+
+def _recurrent_obstacle(node: ir.Node, config: Int8Config) -> str | None:
+    if not config.recurrent:
+        return "only the CPU of ONNX Runtime has integer kernels for it"
+    state = node.inputs[2]
+    if state is None or not stored(state):
+        return "the weight of its state is computed, not stored"
+    if node.attributes.get_int("layout", 0):
+        return "its batch is the first axis"
     return None
 
 
@@ -88,6 +101,7 @@ def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> list[ir.
         if value is not None and not stored(value) and value.dtype in (None, ir.DataType.FLOAT):
             wanted[value] = None
 
+    hosts = [node for node in hosts if node.op_type != "LSTM"]
     for node in hosts:
         want(node.inputs[0])
     for node in hosts:  # results, the operators that join them, and shortcuts of residual sums

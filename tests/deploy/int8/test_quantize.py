@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import subprocess
 import sys
 
@@ -340,6 +341,54 @@ def test_skipped_and_refused_nodes_have_a_reason():
     assert set(report.kept) == set(reasons)
     for name, words in reasons.items():
         assert words in report.kept[name]
+
+
+def recurrent(**attributes):
+    """A bidirectional LSTM of 6 inputs and 5 units, with a bias and peepholes."""
+    given = "".join(f", {name} = {value}" for name, value in attributes.items())
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[b,t,6] x, float[2,20,6] w, float[2,20,5] r, float[2,40] c, float[2,15] p)
+    => (float[t,2,b,5] y, float[2,b,5] h) {{
+      s = Transpose<perm = [1, 0, 2]>(x)
+      [cell] y, h = LSTM<hidden_size = 5, direction = "bidirectional"{given}>(s, w, r, c,,,,p)
+    }}"""
+    shapes = {"w": (2, 20, 6), "r": (2, 20, 5), "c": (2, 40), "p": (2, 15)}
+    return text_model(
+        text, **{n: weights(*shape, seed=i) for i, (n, shape) in enumerate(shapes.items())}
+    )
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_recurrent_layer_has_int8_weights_for_onnxruntime(per_channel):
+    model, data = recurrent(), {"x": weights(4, 7, 6)}
+    before = run(model, data)
+    config = dataclasses.replace(RUNTIME, per_channel=per_channel)
+    report = quantize_int8(model, [data], config)
+    assert list(report.changed) == ["cell"]
+    assert dict(ops(checked(model))) == {"Transpose": 1, "DynamicQuantizeLSTM": 1}
+    stored = model.graph.initializers.values()
+    assert [v.dtype for v in stored if v.shape.rank() == 3] == [ir.DataType.INT8] * 2
+    for name, found in run(model, data).items():
+        noise = np.square(found - before[name]).sum() / np.square(before[name]).sum()
+        assert noise < 1e-3
+    assert not saturating_weights(model)
+
+
+def test_a_recurrent_layer_stays_in_float_elsewhere():
+    data = [{"x": weights(4, 7, 6)}]
+    for config, reason in (
+        (TENSORRT, "only the CPU of ONNX Runtime"),
+        (dataclasses.replace(RUNTIME, skip=("cel*",)), "skipped by the pattern"),
+    ):
+        report = quantize_int8(recurrent(), data, config)
+        assert reason in report.kept["cell"]
+
+
+def test_8_bits_of_a_recurrent_layer_may_saturate():
+    model = recurrent()
+    full = Int8Config.for_target("onnxruntime", full_range=True)
+    quantize_int8(model, [{"x": weights(4, 7, 6)}], full)
+    assert len(saturating_weights(model)) == 2
 
 
 def test_nodes_are_skipped_by_the_name_of_their_weight_too():
