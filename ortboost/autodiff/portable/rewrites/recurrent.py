@@ -20,6 +20,7 @@ from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["recurrent_to_scan", "unsupported"]
 
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 # Activation to its default alpha and beta, where it has them; without a default they are required.
 _NUMBERS: Mapping[str, tuple[float | None, ...]] = {
@@ -50,6 +51,11 @@ def unsupported(node: ir.Node) -> str | None:
     sizes = None if weight is None else known_shape(weight)
     if sizes is None or not isinstance(sizes[2], int):
         return "the shape of its recurrence weight is unknown"
+    if sizes[1] != _GATES[node.op_type] * sizes[2]:
+        return (
+            f"its recurrence weight {list(sizes)} is not square for each gate: ONNX has no LSTM "
+            "with projections (torch's proj_size), and onnxruntime does not run the file"
+        )
     if node.attributes.get_int("layout", 0):
         return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"
     if _activations(node) is None:
