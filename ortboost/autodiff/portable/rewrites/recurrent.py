@@ -14,13 +14,12 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["recurrent_to_scan", "unsupported"]
 
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 # Activation to its default alpha and beta, where it has them; without a default they are required.
 _NUMBERS: Mapping[str, tuple[float | None, ...]] = {
@@ -51,10 +50,11 @@ def unsupported(node: ir.Node) -> str | None:
     sizes = None if weight is None else known_shape(weight)
     if sizes is None or not isinstance(sizes[2], int):
         return "the shape of its recurrence weight is unknown"
-    if sizes[1] != _GATES[node.op_type] * sizes[2]:
+    states = (known_shape(input_at(node, index)) for index in (5, 6))
+    if any(isinstance(dims[-1], int) and dims[-1] != sizes[2] for dims in states if dims):
         return (
-            f"its recurrence weight {list(sizes)} is not square for each gate: ONNX has no LSTM "
-            "with projections (torch's proj_size), and onnxruntime does not run the file"
+            "its initial states have another length than its outputs, and onnxruntime does not run "
+            "it: torch's exporter writes an LSTM with proj_size so, which ONNX does not have"
         )
     if node.attributes.get_int("layout", 0):
         return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"
