@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
 from ortboost.autodiff.portable.registry import has_own_rule
+from ortboost.graph.fake_quantization import is_fake_quantizer
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
 from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
 
@@ -135,7 +136,9 @@ def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:
         if frozen and is_standard(node, "DequantizeLinear"):
             continue
         quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
-        for value in node.inputs if quantized else ():
+        # The other inputs of DequantizeLinear are scales and zero points.
+        inputs = node.inputs[:1] if node.op_type == "DequantizeLinear" else node.inputs
+        for value in inputs if quantized else ():
             tensor = None if value is None else value.const_value
             if value is None or tensor is None or value.dtype not in _SHORT or tensor.size <= 1:
                 continue
@@ -160,7 +163,7 @@ def ignored_rules(reached: Reach, engine: Engine) -> list[Blocker]:
 def quantizers_between(
     model: ir.Model, wrt: Sequence[str], targets: Sequence[str]
 ) -> Iterator[Blocker]:
-    """QuantizeLinear between parameters and loss, as of quantization-aware training.
+    """QuantizeLinear between parameters and loss that is not followed by its inverse alone.
 
     No gradient passes an integer. Without this check, what comes before would not be trained, and
     the rest would be.
@@ -176,7 +179,7 @@ def quantizers_between(
         if node not in before_loss or not names & moved:
             continue
         moved.update(output.name for output in node.outputs if output.name)
-        if is_standard(node, *_QUANTIZERS):
+        if is_standard(node, *_QUANTIZERS) and not is_fake_quantizer(node):
             fix = "Start from the float model; quantize after training."
             yield Blocker(label(node), node.op_type, "no gradient passes quantized values", fix)
 

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
-from ortboost.graph.query import constant, find_nodes, known_shape, producer_of, static_shape
+from ortboost.graph.query import (
+    all_graphs,
+    all_nodes,
+    constant,
+    find_nodes,
+    known_shape,
+    producer_of,
+    static_shape,
+)
 
 __all__ = ["fold_integers"]
 
@@ -30,14 +38,14 @@ _OPERATORS = frozenset(
 
 
 def fold_integers(model: ir.Model) -> Report:
-    """Replace nodes of the main graph whose result is a few known integers, in place.
+    """Replace nodes whose result is a few known integers, in place, also in bodies.
 
     Constants of the model are initializers. The report has the number of folded nodes of each
     operator. The rewrite is idempotent.
     """
     counts = Counter[str]()
-    outputs = {id(value) for value in model.graph.outputs}
-    for node in find_nodes(model.graph, *_OPERATORS):
+    outputs = {id(value) for graph in all_graphs(model.graph) for value in graph.outputs}
+    for node in find_nodes(list(all_nodes(model.graph)), *_OPERATORS):
         (output,) = node.outputs  # as all of these operators have
         if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
             continue
@@ -48,7 +56,9 @@ def fold_integers(model: ir.Model) -> Report:
         name = output.name or ""
         output.name = f"{name}/folded"  # the initializer takes over the name
         ir.convenience.replace_all_uses_with(output, add_initializer(model.graph, name, found))
-        model.graph.remove(node, safe=True)
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        graph.remove(node, safe=True)
         counts[node.op_type] += 1
     changed = {op: f"{n} computed" for op, n in sorted(counts.items())}
     return Report("fold_integers", changed=changed)

@@ -13,20 +13,22 @@ from onnx_ir.passes import common
 from ortboost.core.report import Report
 from ortboost.graph.bodies import unwrap
 from ortboost.graph.build import detach
-from ortboost.graph.query import find_nodes
+from ortboost.graph.query import all_nodes, find_nodes
 
 __all__ = ["inline_branches"]
 
 
 def inline_branches(model: ir.Model) -> Report:
-    """Inline the branch taken by every If in the main graph with a constant condition, in place.
+    """Inline the branch taken by every If with a constant condition, in place.
 
-    Constants of the model are initializers. The rewrite is idempotent.
+    This includes those in bodies: onnxruntime (1.19 and 1.32) crashes when it inlines a branch
+    itself, in a body of a body. Constants of the model are initializers. The rewrite is idempotent.
     """
     report = Report("inline_branches")
-    graph = model.graph
-    for node in find_nodes(graph, "If"):
-        given = node.inputs[0]
+    for node in find_nodes(list(all_nodes(model.graph)), "If"):
+        given, graph = node.inputs[0], node.graph
+        if not isinstance(graph, ir.Graph):
+            continue
         condition = None if given is None else ir.convenience.get_const_tensor(given)
         if condition is None:
             continue

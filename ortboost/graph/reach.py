@@ -2,7 +2,7 @@
 
 A gradient flows along float values only. It stops at operators whose output does not depend
 smoothly on the input (comparisons, ``ArgMax``, ``Shape``), at casts to integers, and where the
-model says so: ``detach`` of torch.
+model says so: ``detach`` of torch. It passes integers between a QuantizeLinear and its inverse.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.graph.fake_quantization import is_fake_quantizer
 from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
 
@@ -49,8 +50,10 @@ _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
 CONTROLS = {
     "BatchNormalization": (3, 4),
     "CastLike": (1,),
+    "DequantizeLinear": (1, 2),
     "Dropout": (1, 2),
     "OneHot": (0, 1),
+    "QuantizeLinear": (1, 2),
     "Resize": (1, 2),
     "Upsample": (1,),
 }
@@ -182,7 +185,8 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
         if (node.op_type in STOPS and is_standard(node)) or stops_gradient(node):
             continue
         moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
-        carried = [o.name for o in node.outputs if o.name and _carries(o)]
+        faked = is_fake_quantizer(node)
+        carried = [o.name for o in node.outputs if o.name and (faked or _carries(o))]
         if moving and carried:
             forward.update(carried)
             touched.append((node, moving))
@@ -213,5 +217,10 @@ def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
         controls = ()  # it normalizes by the given statistics; in training mode by its own
     read = (value for index, value in enumerate(node.inputs) if index not in controls)
     for value in (*read, *uses_inside(node)):
-        if value is not None and _carries(value):
+        if value is not None and (_carries(value) or _is_faked(value)):
             yield value
+
+
+def _is_faked(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and is_fake_quantizer(node)

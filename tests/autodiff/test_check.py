@@ -148,14 +148,14 @@ def test_the_document_has_the_table_that_the_code_makes():
 
 
 QUANTIZED = """g (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
-    s = Constant<value_float=0.1>()
-    q = QuantizeLinear(HERE, s)  d = DequantizeLinear(q, s) REST }"""
+    s = Constant<value_float=0.1>() t = Constant<value_float=0.2>()
+    q = QuantizeLinear(HERE, s)  d = DequantizeLinear(q, t) REST }"""
 
 
 @pytest.mark.parametrize(
     ("here", "rest", "blocked"),
     [
-        ("w", "a = MatMul(x, d) y = Add(a, b)", True),  # quantization-aware training
+        ("w", "a = MatMul(x, d) y = Add(a, b)", True),  # its inverse would pass one
         ("x", "a = MatMul(d, w) y = Add(a, b)", False),
         ("b", "a = MatMul(x, w) y = Identity(a)", False),  # off the path
     ],

@@ -76,3 +76,26 @@ def test_names_of_weights_stay_apart():
     expected = -(x * weights(2) + np.array([5, 7], np.float32))
     np.testing.assert_allclose(run(model, {"x": x})["y"], expected, rtol=1e-6)
     assert len(model.graph.initializers) >= 2
+
+
+def test_a_branch_in_the_body_of_a_loop():
+    """onnxruntime crashes where it inlines it itself: EmbeddingBag of torch's dynamo exporter."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2] x, int64 n) => (float[k,2] y) {
+          one = Constant<value_int = 1>()
+          y = Loop(n, "") <body = b (int64 i, bool c) => (bool g, float[2] h) {
+            g = Identity(c) at = Less(i, one)
+            h = If (at) <then_branch = t () => (float[2] u) { u = Neg(x) },
+              else_branch = e () => (float[2] v) {
+                two = Constant<value_int = 2>() no = Equal(one, two)
+                v = If (no) <then_branch = p () => (float[2] w) { w = Exp(x) },
+                             else_branch = q () => (float[2] z) { z = Abs(x) }> }> }> }"""
+    )
+    feeds = {"x": np.array([-1, 2], np.float32), "n": np.array(3)}
+    expected = run(model, feeds)["y"]
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    operators = [node.op_type for node in model.graph.all_nodes()]
+    assert operators.count("If") == 1
+    assert "Exp" not in operators
+    np.testing.assert_array_equal(run(model, feeds)["y"], expected)

@@ -306,8 +306,8 @@ def test_groups_without_a_parameter_of_their_own_are_told():
 @pytest.mark.parametrize(
     "body",
     [
-        "q = QuantizeLinear(w, s, z) d = DequantizeLinear(q, s, z) h = MatMul(x, d)",
-        "m = MatMul(x, w) q = QuantizeLinear(m, s, z) h = DequantizeLinear(q, s, z)",
+        "q = QuantizeLinear(w, s, z) d = DequantizeLinear(q, t, z) h = MatMul(x, d)",
+        "m = MatMul(x, w) q = QuantizeLinear(m, s, z) h = DequantizeLinear(q, t, z)",
     ],
 )
 def test_weights_before_a_quantizer_are_refused_unless_they_are_frozen(body):
@@ -315,7 +315,8 @@ def test_weights_before_a_quantizer_are_refused_unless_they_are_frozen(body):
 
     def quantized():
         text = """<ir_version: 8, opset_import: ["" : 18]> net (float[N,4] x, float[4,3] w,
-          float[3] b) => (float[N,3] y) <float s = {0.1}, int8 z = {0}> { BODY y = Add(h, b) }"""
+          float[3] b) => (float[N,3] y) <float s = {0.1}, float t = {0.2}, int8 z = {0}>
+          { BODY y = Add(h, b) }"""
         return text_model(text.replace("BODY", body), w=weights(4, 3), b=weights(3))
 
     with pytest.raises(ModelError, match="cannot be trained as it is: 1 reason") as refused:

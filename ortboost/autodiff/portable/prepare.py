@@ -58,8 +58,7 @@ def prepare(model: ir.Model) -> list[Report]:
 
 def _decompose_and_prepare(body: ir.Model) -> bool:
     """Rewrite a body; whether it changed. Its nodes are not decomposed yet, as others are."""
-    # Axes, sizes and branches that are known, which normalizing finds in the main graph alone.
-    # onnxruntime (1.32) crashes when it inlines such a branch of a branch.
+    # Axes, sizes and branches that are known once the shapes of the body are.
     while fold_integers(body).modified | inline_branches(body).modified:
         infer_shapes(body)
     wrt, results = ([v.name or "" for v in vs] for vs in (body.graph.inputs, body.graph.outputs))

@@ -11,9 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import fixed_axes, reduced_axes
+from ortboost.autodiff.decompose.fake_quantization import straight_through
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.autodiff.sizes import INT64, joined, length
 from ortboost.core.report import Report
+from ortboost.graph.fake_quantization import is_fake_quantizer
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
@@ -226,6 +228,13 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Add", data, added)]
 
 
+def _fake_quantization(site: Site) -> list[ir.Value | None] | None:
+    """The builder's optimizer expects a QuantizeLinear of an older opset, and stops otherwise."""
+    quantizer = producer_of(site.input(0), "QuantizeLinear")
+    fake = quantizer is not None and is_fake_quantizer(quantizer)
+    return straight_through(site) if fake else None
+
+
 _FORMS: dict[str, tuple[Rule, str]] = {
     "AveragePool": (pool, "written as a convolution; float16: computed in float32"),
     "Cast": (_cast, "changes nothing: replaced by Identity"),
@@ -233,6 +242,7 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "Clip": (_clip, "lower bound of 0 written as a Relu, whose gradient is 0 there"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),
     "Cos": (_scalar, "scalar: computed as a vector of one element"),
+    "DequantizeLinear": (_fake_quantization, "computed in floats, which its optimizer leaves"),
     "Erf": (_scalar, "scalar: computed as a vector of one element"),
     "Gelu": (_gelu, "tanh form, written out"),
     "Gemm": (_gemm, "scalar C turned into a vector"),

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
 
@@ -50,6 +50,12 @@ def unsupported(node: ir.Node) -> str | None:
     sizes = None if weight is None else known_shape(weight)
     if sizes is None or not isinstance(sizes[2], int):
         return "the shape of its recurrence weight is unknown"
+    states = (known_shape(input_at(node, index)) for index in (5, 6))
+    if any(isinstance(dims[-1], int) and dims[-1] != sizes[2] for dims in states if dims):
+        return (
+            "its initial states have another length than its outputs, and onnxruntime does not run "
+            "it: torch's exporter writes an LSTM with proj_size so, which ONNX does not have"
+        )
     if node.attributes.get_int("layout", 0):
         return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"
     if _activations(node) is None:

@@ -132,6 +132,15 @@ def add_input(model: ir.Model, op: str, index: int, value: ir.Value) -> None:
     node.replace_input_with(index, value)
 
 
+def test_projections_are_refused():
+    """torch's dynamo exporter writes an LSTM with ``proj_size`` so; onnxruntime does not run it."""
+    model = recurrent("LSTM", "forward")
+    (cell,) = [value for value in model.graph.inputs if value.name == "c"]
+    cell.shape = ir.Shape([1, "B", H + 2])
+    (node,) = [node for node in model.graph if node.op_type == "LSTM"]
+    assert "proj_size" in (get_engine("portable").gradient_support(node) or "")
+
+
 @pytest.mark.parametrize("name", ["HardMax", "Affine", "ThresholdedRelu"])
 def test_other_activations_are_refused(name):
     model = recurrent("RNN", "forward", more=f', activations = ["{name}"]')

@@ -1,0 +1,60 @@
+"""Fake quantization: the straight-through estimator of quantization-aware training.
+
+Bengio, Leonard and Courville, "Estimating or propagating gradients through stochastic neurons for
+conditional computation", arXiv:1308.3432; the limits are those of torch's ``fake_quantize``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.refused import REFUSED
+from ortboost.graph.fake_quantization import integer_range, is_fake_quantizer
+from ortboost.graph.formulas import Term
+from ortboost.graph.query import constant, input_at, known_shape, producer_of
+from ortboost.graph.reach import STOP_MARK
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = ["straight_through"]
+
+
+@decomposes("DequantizeLinear")
+def straight_through(site: Site) -> list[ir.Value | None]:
+    """Behind its QuantizeLinear: the same, with the gradient of ``clip(x, lowest, highest)``."""
+    quantizer = producer_of(site.input(0), "QuantizeLinear")
+    if quantizer is None or not is_fake_quantizer(quantizer):
+        raise Refusal(REFUSED["DequantizeLinear"])
+    x, (low, high) = quantizer.inputs[0], integer_range(quantizer) or (0, 0)
+    assert x is not None
+    scale, zero = _settings(quantizer, x)
+    step, origin = (site.const(array, x.dtype) for array in (scale, zero))
+    whole = (Term(site, _stopped(site, x), x.shape) / step).call("Round") + origin
+    rounded = (whole.call("Max", low).call("Min", high) - origin) * step
+    # Half a step more on each side: what is rounded into the range is within it.
+    lowest, highest = (
+        site.const((edge - zero) * scale, x.dtype) for edge in (low - 0.5, high + 0.5)
+    )
+    clipped = Term(site, x, x.shape).call("Max", lowest).call("Min", highest)
+    return [(clipped - _stopped(site, clipped.value) + rounded).value]
+
+
+def _stopped(site: Site, value: ir.Value) -> ir.Value:
+    stopped = site.op("Identity", value, shape=value.shape)
+    site.builder.nodes[-1].metadata_props[STOP_MARK] = "true"
+    return stopped
+
+
+def _settings(quantizer: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and zero point, in a shape that broadcasts to ``x``."""
+    scale, zero = constant(quantizer.inputs[1]), constant(input_at(quantizer, 2))
+    assert scale is not None  # else it is no fake quantizer
+    zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64)
+    if scale.size == 1:
+        return scale.reshape(()), zero.reshape(())
+    shape, axis = known_shape(x), quantizer.attributes.get_int("axis", 1)
+    if shape is None or scale.ndim > 1:
+        raise Refusal("quantized in blocks, or of unknown rank; start from the float model")
+    behind = [1] * (len(shape) - 1 - axis % len(shape))  # one number for each channel
+    return scale.reshape([-1, *behind]), zero.reshape([-1, *behind])
