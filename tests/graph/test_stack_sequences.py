@@ -72,6 +72,14 @@ def test_a_slice_that_may_be_of_other_length_stays(base):
     assert "Slice" in normalized(model(row, "y = ConcatFromSequence<axis = 0>(s)"))
 
 
+@pytest.mark.parametrize("value", ["w", "x"])
+def test_a_value_from_outside_the_loop_is_appended(value):
+    found = model("", "y = ConcatFromSequence<axis = 0>(s)", f"t, {value}")
+    expected = run(found, FEEDS)["y"]
+    assert "SequenceInsert" not in normalized(found)
+    np.testing.assert_array_equal(run(found, FEEDS)["y"], expected)
+
+
 def test_a_step_cast_to_another_type_is_not_its_number():
     """As a condition it is 0, 1, 1, ..."""
     row = """one = Constant<value_ints = [1]>() f = Cast<to = 9>(j) l = Cast<to = 7>(f)
