@@ -198,8 +198,8 @@ def free_weights(model: ir.Model) -> Report:
         if len(weights) < len(model.graph.initializers):
             report.notes.append(
                 f"{count_of(len(weights), 'input')} with a default value, first "
-                f"'{weights[0].name}': it is a constant here, also in exported files, and cannot "
-                "be fed; remove the initializer from the file to keep the input"
+                f"'{weights[0].name}': here it is a weight or a constant, also in exported files, "
+                "and cannot be fed; remove the initializer from the file to keep the input"
             )
         common.RemoveInitializersFromInputsPass()(model)
     return report

@@ -16,18 +16,23 @@ from ortboost.graph.query import constant, find_nodes, input_at, is_standard, kn
 __all__ = ["gather_single_elements"]
 
 _PASSES = ("Cast", "CastLike", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+_WHOLE = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 def gather_single_elements(model: ir.Model) -> Report:
     """Replace, in place, the Slices in bodies of Loops from a step's number to the one after it.
 
-    The number is proven not to be negative, which would count from the end.
+    The number is proven not to be negative, which would count from the end. Behind the end, where a
+    Slice is empty, a Gather fails: only Loops that build a sequence, of elements whose shape has to
+    be known, are rewritten.
     """
     report = Report("one_element_slices")
     builder = Builder(model.graph, "ortboost/element")
     for loop in find_nodes(model.graph.all_nodes(), "Loop"):
-        counters = _counters(loop)
-        for node in find_nodes(list(loop.attributes["body"].as_graph()), "Slice"):
+        counters, body = _counters(loop), list(loop.attributes["body"].as_graph())
+        if not any(is_standard(node, "SequenceInsert") for node in body):
+            continue
+        for node in find_nodes(body, "Slice"):
             steps, axes = constant(input_at(node, 4)), constant(input_at(node, 3))
             start, end = _place(node.inputs[1]), _place(node.inputs[2])
             if (
@@ -61,6 +66,8 @@ def _place(value: ir.Value | None) -> tuple[ir.Value | None, int]:
     total = 0
     while value is not None and (node := value.producer()) is not None:
         if is_standard(node, *_PASSES):
+            if node.outputs[0].dtype not in _WHOLE:  # others may change the number
+                break
             value = node.inputs[0]
         elif is_standard(node, "Add") and (term := _number(node.inputs[1])) is not None:
             value, total = node.inputs[0], total + term

@@ -127,7 +127,14 @@ def _stacked(node: ir.Node, index: int, shape: tuple[int | str, ...], b: Builder
     body.outputs.pop(1 + index)
     body.remove(append, safe=True)
     body.inputs.pop(2 + index)
-    body.outputs.append(element)
+    source = element.producer()
+    if source is None or source.graph is not body:  # values of other graphs cannot be outputs
+        copy = ir.node("Identity", [element])
+        copy.outputs[0].name, copy.outputs[0].type = b.unique(f"{element.name}/step"), element.type
+        body.append(copy)
+        body.outputs.append(copy.outputs[0])
+    else:
+        body.outputs.append(element)
     own_outputs(body)
     inputs = [value for place, value in enumerate(node.inputs) if place != 2 + index]
     made = [ir.Value(name=b.unique(f"{node.name}/result"), type=v.type) for v in node.outputs]

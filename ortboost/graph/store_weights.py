@@ -135,14 +135,15 @@ def _computes_weights(node: ir.Node, keep: Collection[str]) -> bool:
     Only running statistics may need integers, too, such as shapes.
     """
     floats = any(out.dtype in FLOAT_TYPES for out in node.outputs)
-    return floats and all(_is_constant(value, keep) for value in node.inputs)
+    constant = all(_is_constant(value, keep) for value in node.inputs)
+    return floats and constant and not _may_be_learned(node)
 
 
 def _stored_size(node: ir.Node) -> int | None:
     """The number of elements that a node computes; ``None`` if they cannot be stored."""
     shapes = [static_shape(out) for out in node.outputs]
     known = [shape for shape in shapes if shape is not None]
-    if not is_standard(node, *_OPERATORS) or _may_be_learned(node):
+    if not is_standard(node, *_OPERATORS):
         return None
     if len(known) < len(shapes):
         return None  # an unknown size may be enormous

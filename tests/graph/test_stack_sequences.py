@@ -70,3 +70,38 @@ def test_a_slice_that_may_be_of_other_length_stays(base):
         "(ids, j, k)", "(ids, less, k)"
     )
     assert "Slice" in normalized(model(row, "y = ConcatFromSequence<axis = 0>(s)"))
+
+
+@pytest.mark.parametrize("value", ["w", "x"])
+def test_a_value_from_outside_the_loop_is_appended(value):
+    found = model("", "y = ConcatFromSequence<axis = 0>(s)", f"t, {value}")
+    expected = run(found, FEEDS)["y"]
+    assert "SequenceInsert" not in normalized(found)
+    np.testing.assert_array_equal(run(found, FEEDS)["y"], expected)
+
+
+def test_a_step_cast_to_another_type_is_not_its_number():
+    """As a condition it is 0, 1, 1, ..."""
+    row = """one = Constant<value_ints = [1]>() f = Cast<to = 9>(j) l = Cast<to = 7>(f)
+      k = Add(j, one) e = Slice(ids, l, k) a = ReduceSum(e, at) b = Cast<to = 1>(a) h = Mul(p, b)"""
+    row = GATHER.replace("h = MatMul", "p = MatMul") + row
+    found = model(row, "y = ConcatFromSequence<axis = 0>(s)")
+    expected = run(found, FEEDS)["y"]
+    normalized(found)
+    np.testing.assert_array_equal(run(found, FEEDS)["y"], expected)
+
+
+def test_a_slice_behind_the_end_of_a_tensor_is_empty():
+    """A Gather would fail there."""
+    found = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N] x, int64 n) => (y) {
+          y = Loop(n, "") <body = b (int64 i, bool c) => (bool g, float s) {
+            g = Identity(c) at = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>()
+            j = Unsqueeze(i, at) k = Add(j, one) e = Slice(x, j, k)
+            s = ReduceSum<keepdims = 0>(e) }> }"""
+    )
+    feeds = {"x": weights(2), "n": np.array(3)}
+    expected = run(found, feeds)["y"]
+    normalized(found)
+    np.testing.assert_array_equal(run(found, feeds)["y"], expected)

@@ -133,13 +133,16 @@ def test_what_is_too_large_is_told(monkeypatch):
     assert any("'w' is computed at each step" in note for note in report.notes)
 
 
-def test_running_statistics_are_stored_whatever_they_are_made_of():
+@pytest.mark.parametrize(
+    ("compute", "function"), [("Mul(deviation, deviation)", np.square), ("Exp(deviation)", np.exp)]
+)
+def test_running_statistics_are_stored_whatever_they_are_made_of(compute, function):
     model = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]>
+        f"""<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,2] x, float[2] s, float[2] b, float[1,2] mean, float[2] deviation,
-          int64[1] two) => (y) {
-          m = Reshape(mean, two)  v = Mul(deviation, deviation)
-          [bn] y = BatchNormalization(x, s, b, m, v) }""",
+          int64[1] two) => (y) {{
+          m = Reshape(mean, two)  v = {compute}
+          [bn] y = BatchNormalization(x, s, b, m, v) }}""",
         s=weights(2),
         b=weights(2),
         mean=weights(1, 2),
@@ -147,7 +150,7 @@ def test_running_statistics_are_stored_whatever_they_are_made_of():
         two=np.array([2]),
     )
     infer_shapes(model)
-    expected = np.square(model.graph.initializers["deviation"].const_value.numpy())
+    expected = function(model.graph.initializers["deviation"].const_value.numpy())
     assert set(store_weights(model).changed) == {"m", "v"}
     np.testing.assert_allclose(model.graph.initializers["v"].const_value.numpy(), expected)
     assert set(to_training(model).next_of) == {"m", "v"}

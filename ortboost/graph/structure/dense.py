@@ -21,6 +21,10 @@ __all__ = ["SPARSE", "dense_report", "store_densely"]
 
 SPARSE = "ortboost.sparse_tensors"
 """Key of the names of the tensors that the file stores as sparse ones, in a model's ``meta``."""
+_INVALID = (
+    *(onnx.checker.ValidationError, IndexError, TypeError, ValueError),
+    NotImplementedError,  # of strings: numpy's zeros are none
+)
 
 
 def store_densely(proto: onnx.ModelProto, where: str) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -81,6 +85,7 @@ def _dense(sparse: onnx.SparseTensorProto, where: str, limits: Limits) -> onnx.T
         if indices.ndim == 2:
             indices = np.ravel_multi_index(tuple(indices.T), dims)
         array[indices] = values
-    except (onnx.checker.ValidationError, IndexError, TypeError, ValueError) as error:
-        raise damaged(f"A sparse tensor is not valid: {first_line(error)}.", at) from error
-    return numpy_helper.from_array(array.reshape(dims), sparse.values.name)
+        return numpy_helper.from_array(array.reshape(dims), sparse.values.name)
+    except _INVALID as error:
+        reason = first_line(error).rstrip(".")
+        raise damaged(f"A sparse tensor is not valid: {reason}.", at) from error

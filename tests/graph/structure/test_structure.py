@@ -379,8 +379,8 @@ def test_a_function_is_of_its_own_opset():
     refused(model(call, LAST, stored=(W, ints("i", 1)), functions=(old,)), "A Squeeze has 2 inputs")
 
 
-def sparse(places, values=(2.0,), dims=(4, 4)):
-    stored = helper.make_tensor("w", TensorProto.FLOAT, [len(values)], values)
+def sparse(places, values=(2.0,), dims=(4, 4), kind=TensorProto.FLOAT):
+    stored = helper.make_tensor("w", kind, [len(values)], values)
     return helper.make_sparse_tensor(stored, places, list(dims))
 
 
@@ -408,6 +408,8 @@ def test_sparse_tensors_are_stored_densely(places):
     [
         (sparse(ints("at", 16)), "not valid"),
         (sparse(ints("at", 0, 1)), "not valid"),
+        (sparse(ints("at", 5, 4), (1.0, 2.0)), r"not valid: .*not in sorted order\.\n"),
+        (sparse(ints("at", 0), (b"a",), kind=TensorProto.STRING), "not valid"),
         (sparse(ints("at", 0), dims=(1 << 20, 1 << 20)), "tensor_bytes"),
     ],
 )
