@@ -21,6 +21,7 @@ from ortboost.core.field_types import Range
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
 from ortboost.graph.missing_kernels import runnable
+from ortboost.graph.token_ids import token_inputs
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -197,7 +198,9 @@ def _of_file(
     output = score_output(model, output)
     if metrics is None:  # a model may compute its own loss
         metrics = ("loss",) if output == "loss" else ("accuracy",)
-    opened = ModelEvaluator(runnable(target, model), device=device, threads=threads)
+    opened = ModelEvaluator(
+        runnable(target, model), device=device, threads=threads, token_rows=token_inputs(model)
+    )
     evaluator = WithConstants(opened, config)
     inputs: Sequence[TensorSpec] = batched(model, evaluator.inputs, config, output)
     if set(metrics) != {"loss"}:

@@ -87,7 +87,7 @@ STAGES: Final = {
     "folding": (4, f"capture_unchanged_states {_FOLDING}"),
     "fusing": (
         1,
-        "merge_low_rank fold_bn fold_bn_forward fold_affine fuse_layer_norm lift_opset fuse_gelu "
+        "merge_low_rank fold_bn fold_bn_forward fold_affine lift_opset fuse_layer_norm fuse_gelu "
         "fuse_hardswish",
     ),
     "cleaning": (

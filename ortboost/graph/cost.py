@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -137,13 +138,14 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     from onnxscript import optimizer  # importing it takes a tenth of the start-up time of a run
 
     try:
-        optimizer.fold_constants(
-            copy,
-            input_size_limit=_SHAPES,
-            output_size_limit=_SHAPES,
-            # Never what is counted; None leaves the decision to the optimizer.
-            should_fold=lambda node: False if node.op_type in _RULES else None,
-        )
+        with np.errstate(all="ignore"):
+            optimizer.fold_constants(
+                copy,
+                input_size_limit=_SHAPES,
+                output_size_limit=_SHAPES,
+                # Never what is counted; None leaves the decision to the optimizer.
+                should_fold=lambda node: False if node.op_type in _RULES else None,
+            )
     except Exception as error:  # unknown shapes are reported as not counted
         _log.info("constant folding gave up: %s", error)
     infer_shapes(copy)

@@ -38,8 +38,10 @@ COMPUTED = "ortboost.computed"
 MOVED = "ortboost.moved"
 POSITIONS = "ortboost.positions"
 """Key in ``Value.meta`` of a tensor that the file computes from integers or conditions."""
-FUNCTIONS = ("Exp", "Log", "Sigmoid", "Softplus", "Tanh")
-"""Operators that keep a learned number positive or bounded; a compiler computes those of others."""
+FUNCTIONS = ("Exp", "Sigmoid", "Softplus", "Tanh")
+"""Operators that keep a learned number positive or bounded; a compiler computes those of others.
+
+Not Log: it does neither, and positions are computed from the logarithm of a constant."""
 _SUFFIX = "/computed"
 _OURS = "ortboost/"  # of the nodes that rewrites add
 _LARGEST = 1 << 28  # elements of one tensor

@@ -19,6 +19,7 @@ __all__ = [
     "check_batch",
     "check_lengths",
     "check_rates",
+    "check_token_ids",
     "fed_array",
     "refused_batch",
     "require_fed",
@@ -78,14 +79,21 @@ def fed_array(
             fix="Fix the labels, give the model a head with more classes (--new-head), or name "
             "the label to ignore (--ignore-index).",
         )
-    # The runtime refuses an ID that is too large; a negative one is counted from the last row.
-    if spec.rows is not None and (lowest := int(array.min())) < 0:
+    check_token_ids(array, spec)
+    return array
+
+
+def check_token_ids(array: NDArray[Any], spec: TensorSpec) -> None:
+    """Raise a UsageError if the values of an input of token IDs are negative.
+
+    The runtime refuses an ID that is too large; a negative one is counted from the last row.
+    """
+    if spec.rows is not None and array.size and (lowest := int(array.min())) < 0:
         raise UsageError(
             f"The token ID {lowest} is negative: its embedding has the rows 0 to {spec.rows - 1}.",
-            where=f"input '{name}'",
+            where=f"input '{spec.name}'",
             fix="Replace it by the padding token; labels to ignore are for the labels alone.",
         )
-    return array
 
 
 def check_batch(

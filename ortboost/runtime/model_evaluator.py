@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
-from ortboost.runtime.feeds import refused_batch, require_fed
+from ortboost.runtime.feeds import check_token_ids, refused_batch, require_fed
 from ortboost.runtime.session import open_session
 
 __all__ = ["ModelEvaluator"]
@@ -26,6 +27,13 @@ _TYPES = {f"tensor({word})": ir.DataType[word.upper()].numpy() for word in _WORD
 
 class ModelEvaluator:
     """Runs an ONNX model with stored weights, a file or in memory, batch by batch.
+
+    Args:
+        model: The model.
+        device: The device.
+        threads: Number of threads; as many as there are cores if not given.
+        token_rows: Input to the rows that its values select, see :mod:`ortboost.graph.token_ids`;
+            negative values are refused.
 
     Raises:
         ModelError: The runtime rejects the file.
@@ -38,9 +46,14 @@ class ModelEvaluator:
         *,
         device: str = "auto",
         threads: int | None = None,
+        token_rows: Mapping[str, int] | None = None,
     ) -> None:
         self.session = open_session(model, device=device, threads=threads)
-        self.inputs = tuple(_spec(value) for value in self.session.get_inputs())
+        rows = token_rows or {}
+        self.inputs = tuple(
+            dataclasses.replace(_spec(value), rows=rows.get(value.name))
+            for value in self.session.get_inputs()
+        )
         self.outputs = tuple(value.name for value in self.session.get_outputs())
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -56,6 +69,7 @@ class ModelEvaluator:
             if spec.dtype != np.object_:  # texts
                 array = as_dtype(array, spec.dtype, f"input '{spec.name}'")
             taken[spec.name] = np.asarray(array, spec.dtype, order="C")
+            check_token_ids(taken[spec.name], spec)
             shape = taken[spec.name].shape
             if not matches(shape, spec.shape):
                 raise UsageError(

@@ -347,6 +347,19 @@ def test_a_model_in_training_mode(tmp_path):
     assert found.first.op_type == "BatchNormalization"
 
 
+def test_a_note_on_an_input_that_becomes_part_of_the_model(tmp_path):
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,2] x, float t, float[2,2] w) => (float[N,2] y) {
+          h = MatMul(x, w) y = Mul(h, t) }""",
+        t=np.float32(2),
+        w=weights(2, 2),
+    )
+    model.graph.inputs.append(model.graph.initializers["t"])
+    done = api.export(model, tmp_path / "net.onnx", device="cpu")
+    assert any("1 input with a default value, first 't'" in note for note in done.notes)
+
+
 def test_a_note_on_integers_only_where_there_are_some(convnet, tmp_path):
     result = api.export(convnet, tmp_path / "o.onnx", target="tensorrt=10", device="cpu")
     assert not any("INT64" in note for note in result.notes)

@@ -51,6 +51,8 @@ KNOWN = {
     "a = Gather(d, one) y = Unsqueeze(a, first)": [S],
     "a = Slice(d, first, second) y = Squeeze(a, first)": [N],
     "a = Cast<to = 6>(d) y = Cast<to = 7>(a)": [N, S, 12],
+    "a = CastLike(d, first) y = Add(a, first)": [N, S, 12],
+    "a = CastLike(d, half) y = Cast<to = 7>(a)": None,
     "y = Mul(d, second)": [N, S, 12],
     "y = Mul(d, d)": [("Mul", N, N), ("Mul", S, S), 144],
     "y = Add(first, d)": [N, S, 12],

@@ -282,3 +282,15 @@ def test_a_number_behind_an_exponential_stays_and_is_doubtful():
     assert not store_weights(model).modified
     found = find_parameters(model)["t"]
     assert (found.role, bool(found.doubt)) == ("constant", True)
+
+
+def test_positions_are_stored_whose_frequencies_come_from_a_logarithm():
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N,3] x, float base, float zero, float three, float one)
+      => (float[N,3] y) {
+      log = Log(base)  n = Range(zero, three, one)  angle = Mul(n, log)  wave = Exp(angle)
+      y = Add(x, wave) }"""
+    base, zero, three, one = np.float32([1e4, 0, 3, 1])
+    model = text_model(text, base=base, zero=zero, three=three, one=one)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert "wave" in store_weights(model).changed

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ortboost
+from ortboost import api
 from ortboost.core.errors import UsageError
 from ortboost.graph.token_ids import token_inputs
 from ortboost.program.build import build_program
@@ -55,6 +57,8 @@ def test_negative_ids_are_refused():
     for run in (
         lambda: step.step(feeds, {"learning_rate": 0.1}),
         lambda: step.evaluator().evaluate(feeds),
+        lambda: api.evaluate(net(), feeds, device="cpu"),
+        lambda: ortboost.load(net(), device="cpu")(feeds["ids"]),
     ):
         with pytest.raises(UsageError, match="The token ID -1 is negative") as caught:
             run()

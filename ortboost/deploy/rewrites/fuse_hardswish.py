@@ -11,7 +11,7 @@ from ortboost.graph.patterns import Op, Pattern, match
 from ortboost.graph.query import producer_of
 from ortboost.graph.rewriting import Site, rewrites
 
-__all__ = ["fuse_hardswish"]
+__all__ = ["count_hardswishes", "fuse_hardswish"]
 
 _OPSET: Final = 14  # the first with HardSwish
 _FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # ONNX Runtime has no kernel for others
@@ -33,18 +33,28 @@ _FUSED: Final[dict[str, Pattern]] = {
 @rewrites("Mul", "Div")
 def fuse_hardswish(site: Site) -> list[ir.Value | None] | None:
     """Fuse, in place, in the main graph. Below opset 14, which lacks HardSwish, nothing is done."""
-    for op, pattern in _FUSED.items() if site.opset >= _OPSET else ():
-        found = match(site.node.outputs[0], pattern)
-        # A scalar with constants of shape [1] would get a dimension.
-        if found is None or found["x"].dtype not in _FLOATS or not found["x"].shape:
-            continue
-        x, sigmoid = found["x"], producer_of(found.get("sigmoid"))
-        if sigmoid is not None and not _is_hard(sigmoid):
-            continue
-        site.note = f"one {op}"
-        settings = {} if op == "HardSwish" else {"alpha": 1 / 6, "beta": 0.5}
-        return [site.op(op, x, shape=x.shape, **settings)]
+    for op in _FUSED if site.opset >= _OPSET else ():
+        x = _argument(site.node.outputs[0], op)
+        if x is not None:
+            site.note = f"one {op}"
+            settings = {} if op == "HardSwish" else {"alpha": 1 / 6, "beta": 0.5}
+            return [site.op(op, x, shape=x.shape, **settings)]
     return None
+
+
+def count_hardswishes(model: ir.Model) -> int:
+    """Count the HardSwishes written as several nodes."""
+    return sum(_argument(node.outputs[0], "HardSwish") is not None for node in model.graph)
+
+
+def _argument(value: ir.Value, op: str) -> ir.Value | None:
+    """The argument of an operator that is written as several nodes."""
+    found = match(value, _FUSED[op])
+    # A scalar with constants of shape [1] would get a dimension.
+    if found is None or found["x"].dtype not in _FLOATS or not found["x"].shape:
+        return None
+    sigmoid = producer_of(found.get("sigmoid"))
+    return found["x"] if sigmoid is None or _is_hard(sigmoid) else None
 
 
 def _is_hard(sigmoid: ir.Node) -> bool:

@@ -15,7 +15,7 @@ from ortboost.graph.patterns import Found, Op, Pattern, matches
 from ortboost.graph.query import constant, scalar, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
-__all__ = ["fuse_layer_norm"]
+__all__ = ["count_layer_norms", "fuse_layer_norm"]
 
 _OPSET = 17
 _DEVIATION = Op("Sub", "x", Op("ReduceMean", "x", name="mean"), name="d")
@@ -55,6 +55,11 @@ def fuse_layer_norm(site: Site) -> list[ir.Value | None] | None:
     if _found(out, _normalized()) is not None and _found(following, _scaled()) is None:
         raise Refusal("it is not followed by a scale of the right length")
     return None
+
+
+def count_layer_norms(model: ir.Model) -> int:
+    """Count the layer normalizations written as several nodes."""
+    return sum(_found(node.outputs[0], _scaled()) is not None for node in model.graph)
 
 
 def _found(value: ir.Value | None, pattern: Pattern) -> Found | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -22,6 +23,7 @@ from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
+from ortboost.graph.token_ids import token_inputs
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
@@ -29,6 +31,7 @@ from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
 from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.feeds import check_token_ids
 from ortboost.runtime.session import open_session, runtime
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import PrecisionConfig
@@ -101,7 +104,11 @@ class Network(Shown, Cell):
             for n, p in kept.items()
         }
         inputs = self._forward_model.graph.inputs
-        self.inputs: Sequence[TensorSpec] = [TensorSpec.of(value) for value in inputs]
+        rows = token_inputs(self._forward_model)
+        self.inputs: Sequence[TensorSpec] = [
+            dataclasses.replace(TensorSpec.of(value), rows=rows.get(value.name or ""))
+            for value in inputs
+        ]
         self.output_shape = known_shape(self._forward_model.graph.outputs[0])
         """Shape of the (first) output with names for symbolic axes; ``None`` if unknown."""
         self.outputs = [value.name or "" for value in self._forward_model.graph.outputs]
@@ -243,6 +250,7 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
             where=f"input '{spec.name}'",
             fix=f"Give an array of the shape [{', '.join(str(d) for d in spec.shape)}].",
         )
+    check_token_ids(array, spec)
     return np.asarray(as_dtype(array, spec.dtype, f"input '{spec.name}'"), order="C")
 
 

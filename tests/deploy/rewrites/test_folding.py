@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.deploy.pipeline import optimize
 from ortboost.deploy.rewrites.fold_affine import fold_affine
 from ortboost.deploy.rewrites.fold_bn_forward import fold_bn_forward
 from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
@@ -16,6 +17,7 @@ from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
 from ortboost.deploy.rewrites.fuse_layer_norm import fuse_layer_norm
 from ortboost.deploy.rewrites.lift_opset import lift_opset
 from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
+from ortboost.deploy.targets import get_target
 from tests.deploy.rewrites.support import assert_kept, check, model_of, ops
 from tests.support import weights
 
@@ -371,12 +373,14 @@ HARD = {
 HARD_NUMBERS = {"three": 3.0, "zero": 0.0, "six": 6.0, "sixth": 1 / 6}
 
 
-def hard(body: str, dtype=np.float32, x: str = "[n,8]", y: str = "[n,8]", **numbers) -> ir.Model:
+def hard(
+    body: str, dtype=np.float32, x: str = "[n,8]", y: str = "[n,8]", opset: int = 18, **numbers
+) -> ir.Model:
     kind = {"float32": "float", "float64": "double"}.get(np.dtype(dtype).name, "float16")
     given = {name: np.array(v, dtype) for name, v in {**HARD_NUMBERS, **numbers}.items()}
     shapes = {name: f"{list(a.shape)}" if a.ndim else "" for name, a in given.items()}
     types = ", ".join(f"{kind}{shapes[name]} {name}" for name in given)
-    return model_of(body, f"{kind}{x} x, {types}", f"{kind}{y} y", **given)
+    return model_of(body, f"{kind}{x} x, {types}", f"{kind}{y} y", opset=opset, **given)
 
 
 @pytest.mark.parametrize(("op", "body"), [(op, body) for op in HARD for body in HARD[op]])
@@ -415,6 +419,31 @@ def test_what_is_no_hard_activation(op, options, shape):
     else:
         fuse_hardswish(model)
     assert ops(model) == before
+
+
+def old_norm():
+    """As written for opset 13, whose ReduceMean has its axes as an attribute."""
+    body = LN_BODY.replace("ReduceMean(x, ax)", "ReduceMean<axes = [-1]>(x)")
+    body = body.replace("ReduceMean(q, ax)", "ReduceMean<axes = [-1]>(q)")
+    types = LN_TYPES.replace(", int64[1] ax, float two", "")
+    stored = {name: LN[name] for name in ("eps", "g", "b")}
+    return model_of(body, types, "float[n,5,6] y", opset=13, **stored)
+
+
+@pytest.mark.parametrize(
+    ("make", "feeds", "op", "since"),
+    [
+        (old_norm, ROWS, "LayerNormalization", 17),
+        (lambda: hard(HARD["HardSwish"][2], opset=13), POINTS, "HardSwish", 14),
+    ],
+)
+def test_the_opset_is_lifted_for_an_operator_that_saves_nodes(make, feeds, op, since):
+    assert not lift_opset(make(), limit=since - 1).changed
+    model = make()
+    report = check(lambda m: lift_opset(m, limit=20), model, feeds)
+    assert report.changed == {"model": f"opset 13 -> {since}, for 1 {op}"}
+    optimize(model, get_target("onnxruntime"))
+    assert ops(model) == {op: 1}
 
 
 def test_a_residual_sum_is_kept_from_the_fusion():
