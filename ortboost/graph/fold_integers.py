@@ -40,6 +40,7 @@ _OPERATORS = frozenset(
 def fold_integers(model: ir.Model) -> Report:
     """Replace nodes whose result is a few known integers, in place, also in bodies.
 
+    In bodies only computations with constants: a state may have another shape than is declared.
     Constants of the model are initializers. The report has the number of folded nodes of each
     operator. The rewrite is idempotent.
     """
@@ -50,7 +51,8 @@ def fold_integers(model: ir.Model) -> Report:
         if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
             continue
         kinds = "biuf" if _is_setting(output) else "biu"
-        found = _result(node, model.opset_imports.get("", 18), kinds)
+        shapes = node.graph is model.graph
+        found = _result(node, model.opset_imports.get("", 18), kinds, shapes=shapes)
         if found is None or found.dtype.kind not in kinds or found.size > _LARGEST:
             continue
         name = output.name or ""
@@ -70,9 +72,14 @@ def _is_setting(value: ir.Value) -> bool:
     return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
 
 
-def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
-    """The result of a node with constant inputs of these numpy kinds; ``None`` if unknown."""
+def _result(node: ir.Node, opset: int, kinds: str, *, shapes: bool) -> NDArray[np.generic] | None:
+    """The result of a node with constant inputs of these numpy kinds; ``None`` if unknown.
+
+    Without ``shapes``, what is known of shapes is not used.
+    """
     if node.op_type in ("Shape", "Size"):
+        if not shapes:
+            return None
         lengths = _shape(node)
         if lengths is None or _OPEN in lengths:
             return None
@@ -83,7 +90,7 @@ def _result(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
             continue
         array = constant(value, limit=_LARGEST)
         # `x.shape[1]` is known even if `x.shape[0]` is not.
-        if array is None and not index and node.op_type in ("Gather", "Slice"):
+        if array is None and shapes and not index and node.op_type in ("Gather", "Slice"):
             made_by = producer_of(value, "Shape")
             array = None if made_by is None else _shape(made_by)
         if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):

@@ -109,3 +109,16 @@ def test_a_known_part_of_an_open_shape_is_computed():
     assert left.count("Gather") == 1  # the batch length is unknown
     found = run(model, {"x": weights(2, 3, 5)})
     assert (found["y"], found["z"]) == (5, 2)
+
+
+def test_the_declared_shape_of_a_state_is_not_used():
+    """It may be that of the first step, or of the batch of the trace."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[1,2] x, int64 n) => (float[m,2] y) {
+          y = Loop(n, "", x) <body = b (int64 i, bool c, float[1,2] s) => (bool g, float[a,2] t) {
+            g = Identity(c) k = Shape(s) f = Cast<to = 1>(k) r = ReduceMax<keepdims = 0>(f)
+            u = Add(s, r) t = Concat<axis = 0>(u, s) }> }"""
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert "Shape" in {node.op_type for node in model.graph.all_nodes()}

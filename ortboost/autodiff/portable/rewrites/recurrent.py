@@ -22,15 +22,14 @@ __all__ = ["recurrent_to_scan", "unsupported"]
 
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 # Activation to its default alpha and beta, where it has them; without a default they are required.
-_NUMBERS: Mapping[str, tuple[float | None, ...]] = {
+_OPERATORS: Mapping[str, tuple[float | None, ...]] = {
     **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
     "Elu": (1.0,),
     "LeakyRelu": (0.01,),
     "HardSigmoid": (0.2, 0.5),
     "ThresholdedRelu": (None,),  # the standard says 1, onnxruntime takes 0
-    "Affine": (None, None),
-    "ScaledTanh": (None, None),
 }
+_NUMBERS = {**_OPERATORS, "Affine": (None, None), "ScaledTanh": (None, None)}  # no operators
 _Activation: TypeAlias = tuple[str, tuple[float, ...]]
 """Name, and the numbers that it has: alpha, beta."""
 
@@ -58,10 +57,19 @@ def unsupported(node: ir.Node) -> str | None:
         )
     if node.attributes.get_int("layout", 0):
         return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"
-    if _activations(node) is None:
+    activations = _activations(node)
+    if activations is None:
         return (
             f"its activations are other than {', '.join(_NUMBERS)}, or one of the last three "
             "lacks its alpha or beta"
+        )
+    given = [len(node.attributes.get_floats(f"activation_{key}", ())) for key in ("alpha", "beta")]
+    lengths = {len(numbers) for _, numbers in activations}
+    some = any(0 < count < len(activations) for count in given)
+    if node.op_type == "RNN" and (len(lengths) > 1 or some):
+        return (
+            "an alpha or beta of one of its directions is missing: onnxruntime reads them by "
+            "direction, not in the order of the activations that have one"
         )
     return None
 
