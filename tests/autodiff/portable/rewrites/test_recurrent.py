@@ -100,12 +100,13 @@ FORMS = [
     (
         "RNN",
         {
-            "activations": ["Softsign", "ScaledTanh"],
-            "activation_alpha": [0.7],
-            "activation_beta": [0.9],
+            "activations": ["Affine", "ScaledTanh"],
+            "activation_alpha": [0.6, 0.7],
+            "activation_beta": [0.1, 0.9],
         },
     ),
-    ("RNN", {"activations": ["Relu", "ThresholdedRelu"], "activation_alpha": [0.05]}),
+    ("RNN", {"activations": ["Elu", "ThresholdedRelu"], "activation_alpha": [0.9, 0.05]}),
+    ("RNN", {"activations": ["Relu", "Softsign"]}),
 ]
 
 
@@ -123,6 +124,26 @@ def test_forms(op, form):
     np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
     for name, expected in differences(model, wrt, feeds).items():
         np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("names", "alpha"),
+    [
+        (["Elu", "Elu"], []),  # 0 in onnxruntime 1.19
+        (["Elu", "Elu"], [0.5]),
+        (["Relu", "Elu"], [0.5, 0.5]),  # of the second: the first number, or the second
+        (["Relu", "Tanh"], [0.5]),
+    ],
+)
+def test_numbers_that_an_rnn_may_read_otherwise_are_refused(names, alpha):
+    """onnxruntime 1.19 ends the process if there are fewer than directions."""
+    model = recurrent("RNN", "bidirectional")
+    (node,) = [node for node in model.graph if node.op_type == "RNN"]
+    node.attributes["activations"] = ir.AttrStrings("activations", names)
+    if alpha:
+        node.attributes["activation_alpha"] = ir.AttrFloat32s("activation_alpha", alpha)
+    with pytest.raises(ModelError, match="by direction"):
+        differentiate(model, "loss", ["w"], "portable")
 
 
 def add_input(model: ir.Model, op: str, index: int, value: ir.Value) -> None:
