@@ -258,7 +258,10 @@ def _data_files(target: Path) -> list[Path]:
         found += [path for path in external_files(target) if path == plain]
     for other in target.parent.glob("*.onnx"):
         if found and other != target and other.is_file():  # a copy of the old model needs its data
-            message = other.read_bytes()
+            try:
+                message = other.read_bytes()
+            except OSError:  # unreadable: it may be such a copy
+                return []
             found = [path for path in found if path.name.encode() not in message]
     return found
 

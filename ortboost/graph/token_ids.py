@@ -40,7 +40,7 @@ def _rows(ids: ir.Value) -> int:
             table = node.inputs[0]
             if is_standard(node, "Gather") and index == 1 and table is not None:
                 shape = known_shape(table)
-                named = (table.name or "").endswith("weight")  # not `table[ids]` in the code
+                named = f".{table.name}".endswith(".weight")  # not `class_weight[ids]` in the code
                 weight = table.is_initializer() and table.dtype in FLOAT_TYPES and named
                 first = node.attributes.get_int("axis", 0) == 0
                 if not weight or not first or shape is None or not isinstance(shape[0], int):

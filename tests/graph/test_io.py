@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -228,6 +229,21 @@ def test_saving_over_a_model_keeps_the_data_that_its_copy_reads(tmp_path):
     copy.write_bytes(path.read_bytes())
     save_model(load_model(copy), path)
     np.testing.assert_array_equal(run(load_model(copy), X)["logits"], run(path, X)["logits"])
+
+
+def test_an_unreadable_model_in_the_folder_does_not_stop_saving(tmp_path, monkeypatch):
+    path, other, read = external(tmp_path), tmp_path / "other.onnx", Path.read_bytes
+    other.touch()
+
+    def refuse(file):
+        if file == other:
+            raise PermissionError(13, "Permission denied")
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    before = run(path, X)["logits"]
+    save_model(load_model(path), path)
+    np.testing.assert_array_equal(run(path, X)["logits"], before)
 
 
 # ---- saving ---------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from ortboost.program.config import ProgramConfig
 from tests.support import assert_three_lines, stepper, text_model, weights
 
 
-def net(before="t = Cast<to = 6>(ids)"):
+def net(before="t = Cast<to = 6>(ids)", table="emb.weight"):
     return text_model(
         f"""<ir_version: 10, opset_import: ["" : 18], producer_name: "pytorch">
-        net (int64[B,T] ids, float[7,3] "emb.weight", int64[1] one, int64 pad) => (float[B,3] y) {{
-          {before} e = Gather("emb.weight", t) y = ReduceMean<keepdims = 0>(e, one) }}""",
-        **{"emb.weight": weights(7, 3), "one": np.array([1]), "pad": np.array(0)},
+        net (int64[B,T] ids, float[7,3] "{table}", int64[1] one, int64 pad) => (float[B,3] y) {{
+          {before} e = Gather("{table}", t) y = ReduceMean<keepdims = 0>(e, one) }}""",
+        **{table: weights(7, 3), "one": np.array([1]), "pad": np.array(0)},
     )
 
 
@@ -39,6 +39,12 @@ def net(before="t = Cast<to = 6>(ids)"):
 def test_token_inputs(before, rows):
     found = token_inputs(net(before))
     assert found == ({} if rows is None else {"ids": rows})
+
+
+@pytest.mark.parametrize(("table", "found"), [("weight", True), ("class_weight", False)])
+def test_the_table_is_that_of_a_module(table, found):
+    """A tensor of another name is indexed in the code, where torch counts from the end, too."""
+    assert bool(token_inputs(net(table=table))) == found
 
 
 def test_other_tables_are_indexed_from_the_end():

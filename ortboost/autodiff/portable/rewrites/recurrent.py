@@ -63,27 +63,42 @@ def unsupported(node: ir.Node) -> str | None:
             f"its activations are other than {', '.join(_NUMBERS)}, or one of the last three "
             "lacks its alpha or beta"
         )
-    given = [len(node.attributes.get_floats(f"activation_{key}", ())) for key in ("alpha", "beta")]
-    lengths = {len(numbers) for _, numbers in activations}
-    some = any(0 < count < len(activations) for count in given)
-    if node.op_type == "RNN" and (len(lengths) > 1 or some):
+    if node.op_type == "RNN" and not _is_read_alike(_names(node), _given(node)):
         return (
-            "an alpha or beta of one of its directions is missing: onnxruntime reads them by "
-            "direction, not in the order of the activations that have one"
+            "onnxruntime 1.19 takes alpha and beta of an RNN by direction, without defaults, and "
+            "crashes if there are fewer: give each direction an activation with as many numbers, "
+            "and all of these"
         )
     return None
 
 
-def _activations(node: ir.Node) -> list[_Activation] | None:
-    """The activations of all directions; ``None`` if one is unknown or lacks a number."""
+def _names(node: ir.Node) -> list[str]:
     directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
     names = node.attributes.get_strings("activations", None)
-    given = [
-        [float(number) for number in node.attributes.get_floats(f"activation_{key}", ())]
-        for key in ("alpha", "beta")
-    ]
+    return list(names or [*_DEFAULTS[node.op_type]] * directions)
+
+
+def _given(node: ir.Node) -> tuple[list[float], list[float]]:
+    """The numbers that the node gives, alpha and beta."""
+    lists = (node.attributes.get_floats(f"activation_{key}", ()) for key in ("alpha", "beta"))
+    alpha, beta = (list(map(float, numbers)) for numbers in lists)
+    return alpha, beta
+
+
+def _is_read_alike(names: Sequence[str], given: Sequence[Sequence[float]]) -> bool:
+    """Whether numbers by direction are those by activation."""
+    for place, numbers in enumerate(given):
+        taken = {len(_NUMBERS[name]) > place for name in names}
+        if len(taken) > 1 or ((numbers or True in taken) and len(numbers) < len(names)):
+            return False
+    return True
+
+
+def _activations(node: ir.Node) -> list[_Activation] | None:
+    """The activations of all directions; ``None`` if one is unknown or lacks a number."""
+    given = _given(node)
     found: list[_Activation] = []
-    for name in names or [*_DEFAULTS[node.op_type]] * directions:
+    for name in _names(node):
         if name not in _NUMBERS:
             return None
         # Each takes the next numbers of the lists, if any are left and it has such numbers.
