@@ -252,7 +252,8 @@ def _give_conditions(model: ir.Model) -> None:
     """
     builder = Builder(model.graph, "loop")
     for node in find_nodes(model.graph.all_nodes(), "Loop"):
-        if node.inputs[1] is None:
+        if input_at(node, 1) is None:
+            node.resize_inputs(max(2, len(node.inputs)))  # the converter of opsets drops it, too
             node.replace_input_with(1, builder.const(True, ir.DataType.BOOL))
 
 

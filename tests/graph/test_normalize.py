@@ -259,12 +259,13 @@ def test_a_convolution_gives_the_number_of_channels():
     assert known_shape(z) == ("N", "C")
 
 
-def test_a_loop_without_condition_and_states():
+@pytest.mark.parametrize("opset", [17, 18])
+def test_a_loop_without_condition_and_states(opset):
     model = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[2] x, int64 n) => (float[a,2] y) {
-          y = Loop(n, "") <body = b (int64 i, bool c) => (bool g, float[2] h) {
-            g = Identity(c) h = Neg(x) }> }"""
+        f"""<ir_version: 10, opset_import: ["" : {opset}]>
+        net (float[2] x, int64 n) => (float[a,2] y) {{
+          y = Loop(n, "") <body = b (int64 i, bool c) => (bool g, float[2] h) {{
+            g = Identity(c) h = Neg(x) }}> }}"""
     )
     normalize(model, opsets=range(18, 22), ir_version=10)
     onnx.checker.check_model(ir.to_proto(model))
