@@ -610,3 +610,13 @@ def test_dead_code():
     assert ops(model) == {"Relu": 1, "Abs": 1}
     assert report.changed == {"Exp": "1 -> 0", "unused": "not used"}
     assert [value.name for value in model.graph.inputs] == ["x"]
+
+
+def test_what_only_the_body_of_an_unused_loop_reads_is_removed():
+    body = """a = Relu(x)  n = Constant<value_int: int = 2>()
+    z = Loop(n, , x) <body = inside (int64 i, bool c, float[4] s) => (bool d, float[4] t) {
+      d = Identity(c)  t = Add(s, a) }>
+    y = Neg(x)"""
+    model = model_of(body, "float[4] x", "float[4] y")
+    dead_code(model)
+    assert ops(model) == {"Neg": 1}
