@@ -7,10 +7,10 @@ from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes import common
 
 from ortboost.core.errors import FileError
 from ortboost.core.report import Report
+from ortboost.graph.unused import remove_unused_nodes
 from ortboost.program.names import LOSS
 from ortboost.program.program import Program
 
@@ -36,7 +36,7 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
     if own != LOSS:  # else the user's model has an output of this name
         graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
         report.changed[LOSS] = "removed with the label input" if program.labels else "removed"
-    common.RemoveUnusedNodesPass()(model)
+    remove_unused_nodes(model)
     # Inputs are labels, which go; states, which become stored weights; and the user's own.
     states = {entry.name for entry in program.catalogue.state}
     parameters = {state: name for name, state in program.evaluated.items()}

@@ -36,6 +36,10 @@ Batches: TypeAlias = Sequence[Batch]
 Watch: TypeAlias = Callable[[int, Batch], None]
 
 _BASE = "the graph before any rewrite"
+_ROUNDING = (
+    "no rewrite alone: without onnxruntime's optimizations the model itself differs too much, by "
+    "rounding that it amplifies or a wrong optimization"
+)
 _AVOID = (
     "Report the model to onnxruntime; sessions whose graph_optimization_level is ORT_DISABLE_ALL "
     "run it as it is written."
@@ -195,22 +199,23 @@ class _Trial:
         """The cause of the difference, as text, and the fix; ``None`` if unknown."""
         if exported.base is None or not exported.steps:
             return None, None
-        if exported.precision == "fp32" and (found := self._of_runtime(exported)):
-            return found, _AVOID
+        if exported.precision == "fp32":
+            if found := self._of_runtime(exported.model):
+                return found, _AVOID
+            if self._passes(exported.base) and not self._passes(exported.base, optimize=False):
+                return _ROUNDING, None
         name = faulty_step(exported.base, exported.steps, self._passes)
         return f"the rewrite '{name}'" if name else _BASE, None
 
-    def _of_runtime(self, exported: Exported) -> str | None:
-        """The optimizations of the runtime, if the difference is theirs, not that of a rewrite."""
-        model, base, version = exported.model, exported.base, f"onnxruntime {runtime().__version__}"
-        if self._passes(model, optimize=False):
-            for name in wrong_optimizers(model, runtime().__version__):
-                if self._passes(model, disabled=[name]):
-                    return f"the fusion '{name}' of {version}"
-            return f"an optimization of {version}"
-        if base is None or self._passes(base, optimize=False) or not self._passes(base):
+    def _of_runtime(self, model: ir.Model) -> str | None:
+        """The optimization of the runtime without which the graph passes, if there is one."""
+        if not self._passes(model, optimize=False):
             return None
-        return f"an optimization of {version}, which changes the outputs of the model itself"
+        version = runtime().__version__
+        for name in wrong_optimizers(model, version):
+            if self._passes(model, disabled=[name]):
+                return f"the fusion '{name}' of onnxruntime {version}"
+        return f"an optimization of onnxruntime {version}"
 
     def _passes(self, model: ir.Model, **changes: Any) -> bool:
         try:

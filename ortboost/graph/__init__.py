@@ -1,6 +1,6 @@
 """ONNX graphs: load, save, normalize, query, build. Independent of training.
 
-- Queries and changes: ``query``, ``reach``, ``patterns``; ``build``, ``rewriting``.
+- Queries and changes: ``query``, ``reach``, ``patterns``; ``build``, ``rewriting``, ``unused``.
 - Files: ``io``, ``file_kind``, ``source``; ``structure`` checks them before any library sees them.
 - The forms that exporters write: ``normalize`` calls most of these rewrites.
 - Shapes: ``shape_inference``, ``inference_model``, ``symbolic_shapes``, ``static_shapes``,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
 from ortboost.graph.source import source_name
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["cut_maps", "infer_elementwise", "require_network", "standard_norms"]
 
@@ -49,7 +49,7 @@ def cut_maps(model: ir.Model) -> Report:
         outputs = list(dict.fromkeys(numbers))
     if report.changed:
         model.graph.outputs[:] = outputs
-        common.RemoveUnusedNodesPass()(model)
+        remove_unused_nodes(model)
     return report
 
 

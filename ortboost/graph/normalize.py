@@ -44,6 +44,7 @@ from ortboost.graph.static_shapes import static_shapes
 from ortboost.graph.structure.dense import dense_report
 from ortboost.graph.symbolic_shapes import name_lengths
 from ortboost.graph.unpack_sequences import unpack_sequences
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["free_weights", "name_nodes", "normalize"]
 
@@ -90,7 +91,7 @@ def normalize(
     # One name for each node and value, also across subgraphs: reports and states refer to them.
     name_nodes(model)
     common.NameFixPass()(model)
-    common.RemoveUnusedNodesPass()(model)
+    remove_unused_nodes(model)
     if model.ir_version > ir_version:
         change = f"{model.ir_version} -> {ir_version}"
         reports.append(Report("ir_version", changed={"model": change}))
@@ -173,7 +174,7 @@ def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
         reports += found
         settled = not any(report.modified for report in found)
         if not settled:
-            common.RemoveUnusedNodesPass()(model)
+            remove_unused_nodes(model)
             _infer(model)
             check_lengths(model)
     return reports

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes import common
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
@@ -30,6 +29,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, find_nodes, is_standard, source_before, static_shape
+from ortboost.graph.unused import remove_unused_nodes
 from ortboost.graph.weight_uses import weight_uses
 
 __all__ = ["COMPUTED", "FUNCTIONS", "MOVED", "POSITIONS", "store_weights"]
@@ -103,7 +103,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
                 if out.name and not out.name.startswith(_OURS)
             }
     if report.modified:
-        common.RemoveUnusedNodesPass()(model)
+        remove_unused_nodes(model)
     # Those left over: others were only steps on the way to them.
     left = model.graph.initializers
     report.changed = {name: what for name, what in report.changed.items() if name in left}

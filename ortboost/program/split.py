@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.adasum import AdaSum
@@ -49,6 +48,7 @@ from ortboost.graph.build import detach
 from ortboost.graph.io import save_model
 from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import ancestors
+from ortboost.graph.unused import remove_unused_nodes
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue, stamp
 from ortboost.program.gradients import INCOMING, STATISTICS, ZEROS
@@ -356,7 +356,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
         for inner in (node, *(n for part in subgraphs(node) for n in part.all_nodes())):
             detach(inner)
     graph.remove(unread)
-    common.RemoveUnusedNodesPass()(model)  # and the constants
+    remove_unused_nodes(model)  # and the constants
     # A state that is only written stays an input: the catalogue lists those.
     written = {name.removeprefix(names.next_name("")) for name in outputs}
     used = {id(value) for node in graph.all_nodes() for value in node.inputs}

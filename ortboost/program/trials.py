@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.boosts.roles import LineSearch
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
+from ortboost.graph.unused import remove_unused_nodes
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
 
@@ -62,7 +62,7 @@ def _trial(
     shown = [next(v for v in graph.outputs if v.name == loss), promised]
     graph.outputs[:] = shown
     graph.inputs.extend([rate, *(inputs[name] for name in search.trial_states())])
-    common.RemoveUnusedNodesPass()(model)
+    remove_unused_nodes(model)
     # Batch and states that are left, in the order of all catalogues.
     read = {v.name or "": v for v in graph.inputs if v.uses()}
     batch = tuple(spec for spec in step.batch if spec.name in read)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.graph.query import SHORT_FLOATS
+from ortboost.graph.unused import remove_unused_nodes
 from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.chunks import chunked_chains
@@ -71,7 +71,7 @@ def for_device(
     done.append(chunked_chains(changed, states, threads))
     if not any(done):
         return found
-    common.RemoveUnusedNodesPass()(changed)
+    remove_unused_nodes(changed)
     return changed
 
 

@@ -14,6 +14,7 @@ from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape, producer_of
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = [
     "drop_copies",
@@ -148,4 +149,4 @@ def sum_empty_batches(model: ir.Model) -> None:
             continue
         result = sum_broadcast_axes(builder, gradient, want, node.outputs[0].shape)
         replace_node(node, [result], builder)
-    common.RemoveUnusedNodesPass()(model)
+    remove_unused_nodes(model)

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx.parser
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import check_opset, check_request, gradient_name, refuse_nodes
 from ortboost.autodiff.portable import prepare as preparation
@@ -32,6 +31,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.reach import Reach, find_value, reach, values_by_name
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["PortableEngine"]
 
@@ -112,7 +112,7 @@ class PortableEngine:
         scatter_in_float32(work)
         inline_functions(work)  # only now: a rule sees a function as one operator
         _name_results(work, wrt, gradients)
-        common.RemoveUnusedNodesPass()(work)
+        remove_unused_nodes(work)
         return work
 
 

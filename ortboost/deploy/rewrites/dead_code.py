@@ -7,6 +7,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.report import Report
 from ortboost.graph.query import count_operators, is_read
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["dead_code"]
 
@@ -15,7 +16,7 @@ def dead_code(model: ir.Model) -> Report:
     """Remove unused nodes and tensors, in place. The inputs of the model are always kept."""
     report = Report("dead_code")
     before, stored = count_operators(model), list(model.graph.initializers)
-    common.RemoveUnusedNodesPass()(model)
+    remove_unused_nodes(model)
     common.RemoveUnusedOpsetsPass()(model)
     for graph in model.graph.subgraphs():  # the pass handles the main graph only
         for name, value in list(graph.initializers.items()):

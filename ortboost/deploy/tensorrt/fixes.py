@@ -28,6 +28,7 @@ from ortboost.graph.normalize import free_weights
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.to_float32 import to_float32
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = [
     "apply_fixes",
@@ -114,7 +115,7 @@ def strip_training_mode(model: ir.Model) -> Report:
     if report.changed:
         # Labels go with the loss; inputs that were unused before stay.
         used = [value for value in graph.inputs if value.uses()]
-        common.RemoveUnusedNodesPass()(model)
+        remove_unused_nodes(model)
         for value in used:
             if not is_read(value):
                 graph.inputs.remove(value)

@@ -24,12 +24,12 @@ from typing import Final, TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.graph.bodies import unwrap
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_random, is_standard, static_shape
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["capturable", "draws"]
 
@@ -54,7 +54,7 @@ def capturable(model: ir.Model) -> ir.Model:
             _concat_in_groups(node, builder)
         elif is_standard(node, "Split") and len(node.outputs) > _MOST:
             _split_in_groups(node, builder)
-    common.RemoveUnusedNodesPass()(changed)
+    remove_unused_nodes(changed)
     return changed
 
 

@@ -32,7 +32,6 @@ from typing import Final
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.query import (
@@ -46,6 +45,7 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.unused import remove_unused_nodes
 from ortboost.runtime.cuda.batch_norm import factors_by_channel, statistics_by_image
 from ortboost.runtime.cuda.gelu import gelu_in_fewer_passes
 from ortboost.runtime.cuda.kernels import Kernels, operands
@@ -99,7 +99,7 @@ def for_cuda(model: ir.Model, kernels: Kernels, *, fast: bool = True) -> ir.Mode
     done |= _float32_around(changed, kernels)
     if not done:
         return model
-    common.RemoveUnusedNodesPass()(changed)
+    remove_unused_nodes(changed)
     return changed
 
 

@@ -624,3 +624,13 @@ def test_the_logarithm_of_zero_is_folded_without_a_warning():
         warnings.simplefilter("error")
         fold_constants(model)
     assert [node.op_type for node in model.graph] == ["Add"]
+
+
+def test_what_only_the_body_of_an_unused_loop_reads_is_removed():
+    body = """a = Relu(x)  n = Constant<value_int: int = 2>()
+    z = Loop(n, , x) <body = inside (int64 i, bool c, float[4] s) => (bool d, float[4] t) {
+      d = Identity(c)  t = Add(s, a) }>
+    y = Neg(x)"""
+    model = model_of(body, "float[4] x", "float[4] y")
+    dead_code(model)
+    assert ops(model) == {"Neg": 1}
