@@ -129,7 +129,8 @@ def net(op):
 
 
 def test_every_rule_has_a_case():
-    assert set(NODES) == set(DECOMPOSITIONS)
+    straight_through = {"DequantizeLinear"}  # which is no gradient: test_fake_quantization.py
+    assert set(NODES) | straight_through == set(DECOMPOSITIONS)
 
 
 @pytest.mark.parametrize("op", sorted(NODES))
