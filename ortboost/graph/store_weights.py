@@ -64,7 +64,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[N,2] x) => (float[N,3] y) <int64[2] shape = {2, 3}> {
         ...   w = ConstantOfShape(shape)  y = MatMul(x, w) }''')
-        >>> common.ShapeInferencePass()(model).modified
+        >>> ir.passes.common.ShapeInferencePass()(model).modified
         True
         >>> store_weights(model).changed
         {'w': 'computed by ConstantOfShape from constants'}
