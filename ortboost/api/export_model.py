@@ -211,16 +211,14 @@ def export(
         batches: Sequence[Feeds] = ()
         if calibration is not None:
             batches = collect(subject, calibration, "train", batch_size, mapping).feeds
-        ranges = subject.ranges(batches) if batches and precision != "int8" else {}
-        low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
+        low_precision = None
+        if precision != "fp32":
+            ranges = subject.ranges(batches) if batches and precision != "int8" else {}
+            low_precision = LowPrecision(precision, keep_io_types, ranges, batches, int8)
         # The reference session is no longer needed; for a large model it takes gigabytes.
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
-            optimize=optimize,
-            opset=opset,
-            target=wanted,
-            low_precision=None if precision == "fp32" else low_precision,
-            slim=slim,
+            optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
         )
         tolerance = tolerance_for(
             precision if precision != "fp32" else precision_of(exported.model),
@@ -265,13 +263,6 @@ def export(
         tuple(notes),
         subject.rule,
     )
-
-
-vars(export)["elsewhere"] = dict.fromkeys(  # the arguments of MindSpore's `export`
-    ("file_name", "file_format"),
-    "Write a network of ortboost.load with net.save('net.onnx'), or optimized with "
-    "ortboost.export(net.to_model(), 'net.onnx').",
-)
 
 
 def _check_settings(

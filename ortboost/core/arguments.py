@@ -32,8 +32,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`. The
     function raises an :class:`ArgumentTypeError` for a wrong type, and an
     :class:`ArgumentValueError` for a number outside its :class:`Range` or a string that is not one
-    of the choices. As in a :class:`Configuration`, its attribute ``elsewhere`` may have the fix
-    for an unknown argument.
+    of the choices.
 
     Example:
         >>> @checked
@@ -54,8 +53,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            elsewhere = vars(wrapper).get("elsewhere", {})
-            raise _misfit(owner, str(error), signature, kwargs, elsewhere) from None
+            raise _misfit(owner, str(error), signature, kwargs) from None
         hints = _hints(function)  # not at decoration: annotations may name what is defined later
         for name, value in given.items():
             kind = signature.parameters[name].kind
@@ -128,11 +126,7 @@ def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
 
 
 def _misfit(
-    owner: str,
-    reason: str,
-    signature: inspect.Signature,
-    given: Mapping[str, object],
-    elsewhere: Mapping[str, str],
+    owner: str, reason: str, signature: inspect.Signature, given: Mapping[str, object]
 ) -> ArgumentTypeError:
     """The error for a call that does not match the signature, with the nearest known name."""
     known = [name for name in signature.parameters if name != "self"]
@@ -144,8 +138,9 @@ def _misfit(
             where=owner,
             fix=f"Arguments: {', '.join(known)}.",
         )
-    fix = elsewhere.get(unknown) or nearest(unknown, known)
-    return ArgumentTypeError(f"Unknown argument '{unknown}'.", where=owner, fix=fix)
+    return ArgumentTypeError(
+        f"Unknown argument '{unknown}'.", where=owner, fix=nearest(unknown, known)
+    )
 
 
 def _owner(function: Callable[..., Any], args: Sequence[Any]) -> str:

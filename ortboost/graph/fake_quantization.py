@@ -6,8 +6,11 @@ read. Its gradient is that of the identity, within the range of the integers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortboost.graph.query import constant, input_at, is_standard
 
@@ -40,22 +43,20 @@ def integer_range(node: ir.Node) -> tuple[int, int] | None:
 
 
 def _is_inverse(node: ir.Node, quantizer: ir.Node) -> bool:
-    numbers = [(constant(input_at(n, 1)), constant(input_at(n, 2))) for n in (node, quantizer)]
-    settings = [
-        (n.attributes.get_int("axis", 1), n.attributes.get_int("block_size", 0))
-        for n in (node, quantizer)
-    ]
-    (scale, zero), (other, origin) = numbers
-    if scale is None or other is None or settings[0] != settings[1]:
+    """Whether two nodes have the same constant scale and zero point, along the same axis."""
+    for key, default in (("axis", 1), ("block_size", 0)):
+        if node.attributes.get_int(key, default) != quantizer.attributes.get_int(key, default):
+            return False
+    one, other = _settings(node), _settings(quantizer)
+    if one is None or other is None:
         return False
-    known = all(
-        number is not None or input_at(n, 2) is None
-        for n, (_, number) in zip((node, quantizer), numbers, strict=True)
-    )
-    least = np.zeros((), np.int64)
-    pair = (least if number is None else number for number in (zero, origin))
-    return known and np.array_equal(scale, other) and not np.any(np.subtract(*map(_wide, pair)))
+    (scale, zero), (wanted, origin) = one, other
+    return np.array_equal(scale, wanted) and bool(np.all(zero == origin))
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array).astype(np.int64)
+def _settings(node: ir.Node) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Scale and zero point; ``None`` if they are not constants."""
+    scale, zero = constant(input_at(node, 1)), constant(input_at(node, 2))
+    if scale is None or (zero is None and input_at(node, 2) is not None):
+        return None
+    return scale, np.zeros((), np.int64) if zero is None else zero.astype(np.int64)

@@ -42,7 +42,8 @@ def stack_sequences(model: ir.Model) -> Report:
     """
     report = Report("stack_sequences")
     builder = Builder(model.graph, "ortboost/stack")
-    given = {dim for value in model.graph.inputs for dim in known_shape(value) or ()}
+    dims = (dim for value in model.graph.inputs for dim in known_shape(value) or ())
+    given = {dim for dim in dims if dim is not None}
     for node in find_nodes(list(model.graph), "Loop"):
         for index in reversed(range(states_of(node)[2])):
             if _is_appended(node, index) and (shape := _shape(model, node, index, given)):
@@ -72,7 +73,7 @@ def _is_appended(node: ir.Node, index: int) -> bool:
 
 
 def _shape(
-    model: ir.Model, node: ir.Node, index: int, given: Collection[int | str | None]
+    model: ir.Model, node: ir.Node, index: int, given: Collection[int | str]
 ) -> tuple[int | str, ...]:
     """The shape that the appended tensor has in every step; nothing if it may differ."""
     body = node.attributes["body"].as_graph().clone(allow_outer_scope_values=True)

@@ -9,7 +9,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-import ortboost as ob
 from ortboost import nn
 from ortboost.core.errors import FileError
 from ortboost.mindspore.core import network
@@ -221,10 +220,6 @@ def test_a_parameter_cannot_be_renamed():
 
 def test_what_mindspores_scripts_call_is_answered_with_its_place():
     net = load(model_path("mlp"))
-    with pytest.raises(
-        TypeError, match=r"Unknown argument 'file_name'(?s:.*)net\.save\('net\.onnx'\)"
-    ):
-        ob.export(net, np.zeros([1, 64]), file_name="mlp", file_format="MINDIR")
     for name, words in (("to_float", "auto_mixed_precision"), ("cells_and_names", "ONNX file")):
         assert not hasattr(net, name)
         with pytest.raises(NotImplementedError, match=words):
