@@ -131,7 +131,14 @@ class Thor(UpdateSplitter):
 
     @property
     def _refresh(self) -> Refresh:
-        return Refresh(self, self._sides)
+        return Refresh(
+            self._sides,
+            damping=self.damping,
+            damping_decay=self.damping_decay,
+            pi=self.pi,
+            factor_decay=self.factor_decay,
+            distribute_inverses=self.distribute_inverses,
+        )
 
     # ---- graphs -------------------------------------------------------------------------------
 

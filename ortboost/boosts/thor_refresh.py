@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
@@ -26,9 +26,6 @@ from ortboost.graph.bodies import choose
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
 
-if TYPE_CHECKING:
-    from ortboost.boosts.thor import Thor
-
 __all__ = ["KEPT", "LAYERS", "Refresh"]
 
 LAYERS = Key[list[Layer | NormLayer]]("layers")
@@ -41,10 +38,14 @@ _DOUBLE = ir.DataType.DOUBLE
 
 @dataclass(frozen=True)
 class Refresh:
-    """Computes the inverses, with the settings of THOR."""
+    """Computes the inverses, with the settings of :class:`~ortboost.boosts.thor.Thor`."""
 
-    thor: Thor
     sides: Sides
+    damping: float | tuple[float, ...]
+    damping_decay: float
+    pi: bool
+    factor_decay: float
+    distribute_inverses: bool
 
     def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
         """The factors of this batch by weight and side, and the ``gain`` of a weight if any."""
@@ -72,7 +73,7 @@ class Refresh:
             found[key] = self._reciprocal(b, value, self.root(update), old[key])
         kept = update.states[KEPT]
         for size, members in chains.items():
-            if self.thor.distribute_inverses:
+            if self.distribute_inverses:
                 new = [update.sums[_sum_name(*factor.key)] for factor in members]
                 accurate = b.cast(update.sums[_flags_name(size)], _BOOL)
             else:
@@ -126,7 +127,7 @@ class Refresh:
             factors = {key: update.states[state_name("window", key[1], key[0])] for key in keys}
         else:
             factors = self.factors(update)
-        if self.thor.factor_decay:
+        if self.factor_decay:
             factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
         # Blocks of equal padded size are inverted together, in one chain of batched products.
         chains: dict[int, list[Factor]] = {}
@@ -149,7 +150,7 @@ class Refresh:
         b, state = update.b, state_name("factor", key[1], key[0])
         if state in update.next_of:  # computed before the branches
             return update.next_of[state]
-        old, factor, decay = Term(b, update.states[state]), Term(b, new), self.thor.factor_decay
+        old, factor, decay = Term(b, update.states[state]), Term(b, new), self.factor_decay
         mean = old * decay + factor * (1 - decay)
         first = Term(b, update.step).call("Equal", 1.0)
         finite = (factor * 0.0).call("ReduceSum", keepdims=0).call("Equal", 0.0)
@@ -162,15 +163,15 @@ class Refresh:
 
         def make() -> ir.Value:
             one = b.const(1.0, _DOUBLE)
-            if isinstance(self.thor.damping, tuple):
+            if isinstance(self.damping, tuple):
                 index = b.cast(b.op("Sub", update.step, one), _INT64)
-                index = b.op("Min", index, b.const(len(self.thor.damping) - 1, _INT64))
-                value = b.op("Gather", b.const(self.thor.damping, _DOUBLE), index, shape=())
+                index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
+                value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
             else:
-                value = b.const(self.thor.damping, _DOUBLE)
-            if self.thor.damping_decay != 1:
+                value = b.const(self.damping, _DOUBLE)
+            if self.damping_decay != 1:
                 done = b.op("Sub", update.step, one)
-                decay = b.op("Pow", b.const(self.thor.damping_decay, _DOUBLE), done)
+                decay = b.op("Pow", b.const(self.damping_decay, _DOUBLE), done)
                 value = b.op("Mul", value, decay)
             return b.op("Sqrt", value)
 
@@ -184,7 +185,7 @@ class Refresh:
         root: ir.Value,
     ) -> dict[str, ir.Value]:
         """The damping of each factor: the root, divided between the two factors with ``pi``."""
-        if not self.thor.pi or not isinstance(layer, Layer):
+        if not self.pi or not isinstance(layer, Layer):
             return dict.fromkeys(self.sides.of(layer), root)
         a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
         # A bound, so that one factor is never left almost without damping.
