@@ -17,6 +17,9 @@ PARALLEL := -n auto --dist worksteal
 
 check unit unit-training unit-stock newest coverage mutants random: export OMP_NUM_THREADS := 1
 
+# Compiled once, not again in each of the hundred processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: distributed help quickstart check format test lint types unit unit-training unit-stock newest coverage \
     mutants random constraints docs notebooks release doctor zoo clean
 

@@ -26,6 +26,7 @@ from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
 from ortboost.deploy.rewrites.fold_bn_forward import fold_bn_forward
+from ortboost.deploy.rewrites.fold_broadcast import fold_broadcast
 from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
 from ortboost.deploy.rewrites.fuse_gemm import fuse_gemm
@@ -56,7 +57,8 @@ __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
 
 _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
-    *(fold_full_norm, fold_constants, static_shapes, merge_casts, drop_noops, drop_zero_states),
+    *(fold_full_norm, fold_constants, static_shapes, fold_broadcast, merge_casts, drop_noops),
+    drop_zero_states,
     capture_unchanged_states,
     *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
     merge_low_rank,
@@ -81,7 +83,7 @@ REWRITES: dict[str, Rewrite] = {
 }
 """Name to rewrite."""
 
-_FOLDING: Final = "fold_constants static_shapes merge_casts drop_noops"
+_FOLDING: Final = "fold_constants static_shapes fold_broadcast merge_casts drop_noops"
 STAGES: Final = {
     "heads": (1, "fold_full_norm"),
     "folding": (4, f"capture_unchanged_states {_FOLDING}"),

@@ -108,6 +108,21 @@ def _neutral(element: float, *, commutative: bool) -> Finder:
     return rule
 
 
+def _chosen(site: Site) -> ir.Value | None:
+    """The branch that a stored condition always takes, if the other two do not broadcast it."""
+    condition = constant(site.input(0), limit=_LARGEST)
+    if condition is None or not (condition.all() or not condition.any()):
+        return None
+    branch = site.input(1 if condition.all() else 2)
+    return branch if same_shape(branch, site.node.outputs[0]) else None
+
+
+def _first_of(*finders: Finder) -> Finder:
+    return lambda site: next((v for find in finders if (v := find(site)) is not None), None)
+
+
+_same_inputs: Finder = _when(lambda site: len(set(site.node.inputs)) == 1)
+
 _PASSED_ON: dict[str, Finder] = {
     "Identity": _when(lambda _: True),
     "Dropout": _when(_dropout),
@@ -120,9 +135,10 @@ _PASSED_ON: dict[str, Finder] = {
     "Pad": _full_of(1, 0),
     "Tile": _full_of(1, 1),
     **dict.fromkeys(("Concat", "Sum"), _when(lambda site: len(site.node.inputs) == 1)),
-    **dict.fromkeys(
-        ("And", "Max", "Mean", "Min", "Or"), _when(lambda site: len(set(site.node.inputs)) == 1)
-    ),
+    **dict.fromkeys(("Max", "Mean", "Min"), _same_inputs),
+    "And": _first_of(_same_inputs, _neutral(True, commutative=True)),
+    "Or": _first_of(_same_inputs, _neutral(False, commutative=True)),
+    "Where": _chosen,
     "Add": _neutral(0, commutative=True),
     "Sub": _neutral(0, commutative=False),
     "Mul": _neutral(1, commutative=True),
