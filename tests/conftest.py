@@ -13,6 +13,7 @@ of both engines runs with the native one there, and with the portable one on the
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -123,6 +124,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--budget", type=float, metavar="SECONDS", help="after so long, skip what is left"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Graphs have many objects; to look for cycles among them takes an eighth of the time."""
+    gc.set_threshold(100_000, 20, 50)
+    gc.freeze()  # thousands of tests, and the modules
 
 
 def without_runtime(path: Path) -> bool:
