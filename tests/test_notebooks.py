@@ -29,6 +29,8 @@ def answers(cell: Any) -> list[object]:
         else:
             assert output.output_type != "error"
             table = re.findall("<(?:th|caption)>(.*?)<", output.data.get("text/html", ""))
+            if "notes" in table:  # whether int8 is faster depends on what else the machine does
+                table.remove("notes")
             found.append((sorted(output.data), table))
     return found + [re.sub(r"\d\S*", "#", line).split() for line in printed.splitlines()]
 
