@@ -2,7 +2,7 @@
 
 Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not
 resolve all of them, and gradients need known axes and ranks. Weights are never touched: float
-computations are kept, except for the scales of a Resize.
+computations are kept, except for the scales of a Resize and what is only cast to integers.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from ortboost.graph.query import (
 
 __all__ = ["fold_integers"]
 
-_LARGEST = 1024  # elements
+_LARGEST = 1024  # elements of what a model needs to know
 _OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(
-    "Abs Add Cast Concat ConstantOfShape Div Equal Expand Gather Greater Less Max Min Mod Mul "
-    "Neg Not Range Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
+    "Abs Add And Cast Concat ConstantOfShape CumSum Div Equal Expand Flatten Gather GatherElements "
+    "GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg NonZero Not Or "
+    "Range Reshape Shape Size Slice Squeeze Sub Tile Transpose Unsqueeze Where Xor".split()
 )
 
 
-def fold_integers(model: ir.Model) -> Report:
-    """Replace nodes whose result is a few known integers, in place, also in bodies.
+def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
+    """Replace nodes whose result is known integers, at most ``largest``, in place, also in bodies.
 
     In bodies only computations with constants: a state may have another shape than is declared.
     Constants of the model are initializers. The report has the number of folded nodes of each
@@ -48,12 +49,13 @@ def fold_integers(model: ir.Model) -> Report:
     outputs = {id(value) for graph in all_graphs(model.graph) for value in graph.outputs}
     for node in find_nodes(list(all_nodes(model.graph)), *_OPERATORS):
         (output,) = node.outputs  # as all of these operators have
-        if id(output) in outputs or math.prod(static_shape(output) or ()) > _LARGEST:
+        if id(output) in outputs or math.prod(static_shape(output) or ()) > largest:
             continue
         kinds = "biuf" if _is_setting(output) else "biu"
         shapes = node.graph is model.graph
-        found = _result(node, model.opset_imports.get("", 18), kinds, shapes=shapes)
-        if found is None or found.dtype.kind not in kinds or found.size > _LARGEST:
+        opset = model.opset_imports.get("", 18)
+        found = _result(node, opset, kinds, shapes=shapes, largest=largest)
+        if found is None or found.dtype.kind not in kinds or found.size > largest:
             continue
         name = output.name or ""
         output.name = f"{name}/folded"  # the initializer takes over the name
@@ -67,12 +69,23 @@ def fold_integers(model: ir.Model) -> Report:
 
 
 def _is_setting(value: ir.Value) -> bool:
-    """Whether a value is only read as the region, scales or sizes of a Resize."""
-    uses = [(usage.node.op_type, usage.idx) for usage in value.uses()]
-    return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
+    """Whether a value is only read as region, scales or sizes of a Resize, or cast to integers."""
+    uses = list(value.uses())
+    return bool(uses) and all(
+        bool(use.idx)
+        if use.node.op_type in ("Resize", "Upsample")
+        else use.node.op_type == "Cast" and _is_whole(use.node.outputs[0].dtype)
+        for use in uses
+    )
 
 
-def _result(node: ir.Node, opset: int, kinds: str, *, shapes: bool) -> NDArray[np.generic] | None:
+def _is_whole(dtype: ir.DataType | None) -> bool:
+    return dtype is not None and (dtype.is_integer() or dtype == ir.DataType.BOOL)
+
+
+def _result(
+    node: ir.Node, opset: int, kinds: str, *, shapes: bool, largest: int
+) -> NDArray[np.generic] | None:
     """The result of a node with constant inputs of these numpy kinds; ``None`` if unknown.
 
     Without ``shapes``, what is known of shapes is not used.
@@ -88,7 +101,7 @@ def _result(node: ir.Node, opset: int, kinds: str, *, shapes: bool) -> NDArray[n
     for index, value in enumerate(node.inputs):
         if value is None:
             continue
-        array = constant(value, limit=_LARGEST)
+        array = constant(value, limit=largest)
         # `x.shape[1]` is known even if `x.shape[0]` is not.
         if array is None and shapes and not index and node.op_type in ("Gather", "Slice"):
             made_by = producer_of(value, "Shape")

@@ -40,7 +40,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import first_line
-from ortboost.graph.query import has_subgraph, label, static_shape
+from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.query import has_subgraph, is_standard, label, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import Program
@@ -58,9 +59,7 @@ __all__ = ["ReplayedGraph", "can_replay", "form_to_capture", "passing_on", "why_
 _STATE: Final = 2**30  # bytes of a state that is not held twice
 _LARGE: Final = 2**24  # bytes of a state from which on memory matters more than opening a session
 _SHAPES: Final = 2  # that are captured; each has a session with its own memory
-# GatherND copies from memory of the host that is gone when the copy is replayed (read in the source
-# of onnxruntime 1.31, not tried).
-_NOT_CAPTURED: Final = ("Loop", "Scan", "GatherND")
+_POSITIONS: Final = 2**20  # elements of positions and masks that the lengths of a batch determine
 _log = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -82,7 +81,7 @@ def why_not_replayed(program: Program) -> str | None:
         if drawn := draws(model):
             return f"random numbers, which each replay would repeat ({label(drawn)})"
         for node in model.graph.all_nodes():
-            if node.op_type in _NOT_CAPTURED:
+            if node.op_type in ("Loop", "Scan"):
                 return f"a {node.op_type} ({label(node)})"
     return None
 
@@ -126,6 +125,8 @@ def form_to_capture(
         if value.name is not None and value.name in shapes:
             value.shape = ir.Shape(shapes[value.name])
     infer_shapes(fixed)
+    fold_integers(fixed, largest=_POSITIONS)
+    infer_shapes(fixed)
     form = capturable(fixed)
     form = for_cuda(form, kernels) if device == "cuda" else for_device(form, device)
     infer_shapes(form)
@@ -135,6 +136,11 @@ def form_to_capture(
     branch = next(filter(has_subgraph, form.graph), None)
     if branch is not None:
         return f"{label(branch)} has branches"
+    # GatherND copies from memory of the host that is gone when the copy is replayed (read in the
+    # source of onnxruntime 1.31, not tried).
+    gather = next((node for node in form.graph if is_standard(node, "GatherND")), None)
+    if gather is not None:
+        return f"a GatherND ({label(gather)})"
     if device == "cuda":
         placed, copies = place(form, kernels)
         host = [row.node.op_type for row in placed if row.side != "cuda"]

@@ -5,7 +5,6 @@ import weakref
 from functools import partial
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 
 from ortboost.boosts import GradFreeze, LossScale, Thor
@@ -13,10 +12,12 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.cuda import replay
-from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, passing_on
+from ortboost.runtime.cuda.kernels import kernels_of
+from ortboost.runtime.cuda.replay import ReplayedGraph, can_replay, form_to_capture, passing_on
 from ortboost.runtime.state import DeviceState
 from ortboost.runtime.stepper import Stepper
-from tests.support import batch_for, model_path
+from ortboost.transforms.loss_config import LossConfig
+from tests.support import batch_for, model_path, text_model, weights
 
 RATE = {"learning_rate": np.asarray(0.01, np.float32)}
 
@@ -172,11 +173,66 @@ def test_a_large_state_is_not_held_twice(monkeypatch):
     assert not can_replay(portable("lenet5"), "cuda")
 
 
-def test_gathernd_is_not_captured():
-    program = portable("mlp")
-    assert can_replay(program, "cuda")
-    program.step.graph.insert_before(program.step.graph[0], ir.Node("", "GatherND", [None, None]))
-    assert not can_replay(program, "cuda")
+STORED = {
+    "zero": np.array(0),
+    "one": np.array(1),
+    "first": np.array([0]),
+    "last": np.array([-1]),
+}
+
+
+def gathering(body):
+    """A step with a GatherND, whose indices are positions, as transformers' decoders have it."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,length,2] x, float[2,3] w, int64 zero, int64 one, int64[1] first,
+             int64[1] last) => (float[batch,length,3] y) {{
+          sizes = Shape<end = 2>(x)  n = Gather<axis = 0>(sizes, one)
+          positions = Range(zero, n, one)  row = Unsqueeze(positions, first)
+          copies = Expand(row, sizes)
+          column = Unsqueeze(positions, last)  none = Mul(column, zero)
+          pairs = Concat<axis = -1>(none, column)
+          {body}
+          y = MatMul(scaled, w)
+        }}""",
+        w=weights(2, 3),
+        **STORED,
+    )
+    return build_program(model, ProgramConfig(engine="portable", loss=LossConfig("mse")))
+
+
+def feeds_of(rows, length):
+    random = np.random.default_rng(rows)
+    return RATE | {
+        "x": random.standard_normal((rows, length, 2)).astype(np.float32),
+        "labels": random.standard_normal((rows, length, 3)).astype(np.float32),
+    }
+
+
+def form(program, feeds):
+    shapes = {name: array.shape for name, array in feeds.items()}
+    return form_to_capture(program.step, shapes, "cpu", kernels_of("1.31.0"))
+
+
+def test_positions_are_part_of_what_is_captured():
+    program = gathering(
+        "places = GatherND(copies, pairs)  f = Cast<to = 1>(places)  g = Unsqueeze(f, last)"
+        "scaled = Mul(x, g)"
+    )
+    assert "GatherND" in {node.op_type for node in program.step.graph}
+    plain, _ = runner(program, replayed=False)
+    replayed, _ = runner(program, replayed=True)
+    for rows, length in ((4, 3), (4, 3), (2, 5)):
+        feeds = feeds_of(rows, length)
+        assert "GatherND" not in {node.op_type for node in form(program, feeds).graph}
+        found, expected = replayed.run(feeds)["loss"], plain.run(feeds)["loss"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert replayed.captured == 2
+
+
+def test_a_gathernd_of_data_is_not_captured():
+    program = gathering("rows = GatherND(x, pairs)  scaled = Add(x, rows)")
+    assert form(program, feeds_of(4, 3)).startswith("a GatherND (")
 
 
 def test_a_failed_capture_frees_its_memory_before_the_normal_step(monkeypatch):
