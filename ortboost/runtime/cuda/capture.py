@@ -12,6 +12,8 @@ branch starts after all readers of the old value (:mod:`ortboost.program.aliasin
 has no branches.
 
 A Concat or Split of more than 32 tensors, which the provider refuses to capture, becomes several.
+A GatherND becomes a Gather of rows: the provider's kernel copies from memory of the host that is
+gone when the copy is replayed (read in the source of onnxruntime 1.31, not tried).
 
 Lengths must be fixed: convert with ``--dim batch=64``. Steps that draw random numbers are not
 eligible: each replay would repeat the same numbers.
@@ -19,6 +21,7 @@ eligible: each replay would repeat the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
@@ -54,6 +57,8 @@ def capturable(model: ir.Model) -> ir.Model:
             _concat_in_groups(node, builder)
         elif is_standard(node, "Split") and len(node.outputs) > _MOST:
             _split_in_groups(node, builder)
+        elif is_standard(node, "GatherND"):
+            _gather_rows(node, builder)
     remove_unused_nodes(changed)
     return changed
 
@@ -114,6 +119,29 @@ def _select(gate: ir.Node, b: Builder) -> None:
 
 def _groups(values: Sequence[_T]) -> list[Sequence[_T]]:
     return [values[start : start + _MOST] for start in range(0, len(values), _MOST)]
+
+
+def _gather_rows(node: ir.Node, b: Builder) -> None:
+    """Number the rows that the indices select, where the lengths are known."""
+    data, indices = node.inputs
+    shape, wanted = static_shape(data), static_shape(indices)
+    if shape is None or wanted is None or node.attributes.get_int("batch_dims", 0) != 0:
+        return
+    lengths, row = shape[: wanted[-1]], shape[wanted[-1] :]
+    steps = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+    stored = constant(indices)
+    if stored is not None:
+        positive = np.where(stored < 0, stored + lengths, stored)
+        numbers = b.const((positive * steps).sum(axis=-1), ir.DataType.INT64)
+    else:
+        below = b.op("Less", indices, b.const(0, ir.DataType.INT64), dtype=ir.DataType.BOOL)
+        from_end = b.op("Add", indices, b.ints(*lengths))
+        terms = b.op("Mul", b.op("Where", below, from_end, indices), b.ints(*steps))
+        numbers = b.op("ReduceSum", terms, b.ints(-1), keepdims=0)
+    rows = b.op("Reshape", data, b.ints(math.prod(lengths), *row))
+    result = b.op("Gather", rows, numbers, axis=0)
+    result.shape = node.outputs[0].shape
+    replace_node(node, [result], b)
 
 
 def _concat_in_groups(node: ir.Node, b: Builder) -> None:

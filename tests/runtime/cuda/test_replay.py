@@ -185,8 +185,8 @@ def gathering(body):
     """A step with a GatherND, whose indices are positions, as transformers' decoders have it."""
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
-        net (float[batch,length,2] x, float[2,3] w, int64 zero, int64 one, int64[1] first,
-             int64[1] last) => (float[batch,length,3] y) {{
+        net (float[batch,length,2] x, int64[batch,length,2] at, float[2,3] w, int64 zero,
+             int64 one, int64[1] first, int64[1] last) => (float[batch,length,3] y) {{
           sizes = Shape<end = 2>(x)  n = Gather<axis = 0>(sizes, one)
           positions = Range(zero, n, one)  row = Unsqueeze(positions, first)
           copies = Expand(row, sizes)
@@ -205,6 +205,7 @@ def feeds_of(rows, length):
     random = np.random.default_rng(rows)
     return RATE | {
         "x": random.standard_normal((rows, length, 2)).astype(np.float32),
+        "at": random.integers(-2, 2, (rows, length, 2)),
         "labels": random.standard_normal((rows, length, 3)).astype(np.float32),
     }
 
@@ -214,24 +215,35 @@ def form(program, feeds):
     return form_to_capture(program.step, shapes, "cpu", kernels_of("1.31.0"))
 
 
-def test_positions_are_part_of_what_is_captured():
-    program = gathering(
-        "places = GatherND(copies, pairs)  f = Cast<to = 1>(places)  g = Unsqueeze(f, last)"
-        "scaled = Mul(x, g)"
-    )
-    assert "GatherND" in {node.op_type for node in program.step.graph}
+@pytest.mark.parametrize(
+    ("body", "gathers"),
+    [
+        # Positions of positions: known before.
+        (
+            "p = GatherND(copies, pairs)  f = Cast<to = 1>(p)  g = Unsqueeze(f, last)"
+            "scaled = Mul(x, g)",
+            0,
+        ),
+        ("rows = GatherND(x, pairs)  scaled = Add(x, rows)", 1),
+        ("rows = GatherND(x, at)  scaled = Add(x, rows)", 1),
+    ],
+)
+def test_gathernd_is_captured_in_another_form(body, gathers):
+    program = gathering(body)
     plain, _ = runner(program, replayed=False)
     replayed, _ = runner(program, replayed=True)
     for rows, length in ((4, 3), (4, 3), (2, 5)):
-        feeds = feeds_of(rows, length)
-        assert "GatherND" not in {node.op_type for node in form(program, feeds).graph}
+        feeds = {k: v for k, v in feeds_of(rows, length).items() if k != "at" or "at)" in body}
+        kinds = [node.op_type for node in form(program, feeds).graph]
+        assert (kinds.count("GatherND"), kinds.count("Gather")) == (0, gathers)
         found, expected = replayed.run(feeds)["loss"], plain.run(feeds)["loss"]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert replayed.captured == 2
 
 
-def test_a_gathernd_of_data_is_not_captured():
-    program = gathering("rows = GatherND(x, pairs)  scaled = Add(x, rows)")
+def test_a_gathernd_of_batches_is_not_captured():
+    body = "some = GatherND<batch_dims = 1>(x, at)  r = Unsqueeze(some, last)  scaled = Add(x, r)"
+    program = gathering(body)
     assert form(program, feeds_of(4, 3)).startswith("a GatherND (")
 
 
