@@ -11,7 +11,8 @@ from tests.support import text_model, weights
 
 ATTENTION = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1,512,4,4] x, int64[3] flat, int64[5] heads, int64[1] first, int64[3] joined,
-     int64[4] image, float[512,1536] w, float[512,512] o, float[512] k, float s) => (float[1,512,4,4] y) {
+     int64[4] image, float[512,1536] w, float[512,512] o, float[512] k, float s)
+=> (float[1,512,4,4] y) {
   x1 = Reshape(x, flat)
   x2 = Transpose<perm = [0, 2, 1]>(x1)
   qkv = MatMul(x2, w)
