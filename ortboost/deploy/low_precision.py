@@ -20,6 +20,7 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.deploy.pipeline import Step
 from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
+from ortboost.deploy.rewrites.guard_scales import guard_scales
 from ortboost.deploy.rewrites.separate_transposes import separate_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
 from ortboost.graph.convert_opset import convert_opset
@@ -80,6 +81,7 @@ def precision_steps(how: LowPrecision, target: Target) -> list[Step]:
         place,
         Step("clamp_infinite", clamp_infinite),  # made by casting constants to float16
         Step("separate_transposes", separate_transposes),
+        Step("guard_scales", guard_scales),
     ]
 
 

@@ -25,9 +25,9 @@ from ortboost.deploy.rewrites.dead_code import dead_code
 from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
-from ortboost.deploy.rewrites.fold_bn_forward import fold_bn_forward
 from ortboost.deploy.rewrites.fold_broadcast import fold_broadcast
 from ortboost.deploy.rewrites.fold_constants import fold_constants
+from ortboost.deploy.rewrites.fold_forward import fold_forward
 from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
 from ortboost.deploy.rewrites.fuse_gemm import fuse_gemm
 from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
@@ -62,7 +62,7 @@ _FOR_ANY_TARGET: Final[tuple[Callable[[ir.Model], Report], ...]] = (
     capture_unchanged_states,
     *(merge_neighbours, merge_views, merge_transposes, common_subexpressions, dead_code),
     merge_low_rank,
-    *(fold_bn, fold_bn_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
+    *(fold_bn, fold_forward, fold_affine, fuse_layer_norm, fuse_hardswish, fuse_pad, fuse_gemm),
 )
 
 
@@ -89,8 +89,8 @@ STAGES: Final = {
     "folding": (4, f"capture_unchanged_states {_FOLDING}"),
     "fusing": (
         1,
-        "merge_low_rank fold_bn fold_bn_forward fold_affine lift_opset fuse_layer_norm fuse_gelu "
-        "fuse_hardswish",
+        "merge_low_rank fold_bn fold_affine lift_opset fuse_layer_norm fuse_gelu fuse_hardswish "
+        "fold_forward",
     ),
     "cleaning": (
         6,

@@ -63,11 +63,12 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         fix = f"Keep opset {version}."
     # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
     known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
-    report.changed.update(_expand_newer(model, version, target).changed)
+    lacking = _unknown_operators(model, min(version, target))
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     try:
-        with quiet("onnxscript", "onnx_ir"), _maps_out_of_sight(model):
+        report.changed.update(_expand_newer(model, version, target).changed)
+        with quiet("onnxscript", "onnx_ir"), _logged_reason() as reasons, _maps_out_of_sight(model):
             version_converter.convert_version(model, target, fallback=True)
     except Exception as error:
         raise ModelError(
@@ -77,11 +78,10 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         ) from error
     reached = model.opset_imports.get("")
     if reached != target:  # the converter gives up half-way without an error
-        newer = _unknown_operators(model, min(version, target))
-        foreign = [op for op in newer if find_schema(op, onnx.defs.onnx_opset_version()) is None]
-        about = f": added later: {', '.join(newer)}" if newer else ""
+        foreign = [op for op in lacking if find_schema(op, onnx.defs.onnx_opset_version()) is None]
+        obstacle = _obstacle(model, version, target, lacking, reasons)
         if foreign:
-            about = f": not operators of ONNX: {', '.join(foreign)}"
+            obstacle = f"not operators of ONNX: {', '.join(foreign)}"
             fix = (
                 "Convert the file as it was exported, before onnxruntime's optimizer or another "
                 "tool put in its own operators."
@@ -89,7 +89,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}: the result has opset "
             f"{reached}.",
-            where=source_name(model) + about,
+            where=f"{source_name(model)}: {obstacle}",
             fix=fix,
         )
     for node in model.graph.all_nodes():
@@ -162,8 +162,56 @@ def _former_meaning(node: ir.Node, version: int) -> tuple[int, str] | None:
 
 def _unknown_operators(model: ir.Model, version: int) -> list[str]:
     """Standard operators of the model that an opset lacks."""
-    used = {node.op_type for node in model.graph.all_nodes() if is_standard(node)}
-    return sorted(op for op in used if find_schema(op, version) is None)
+    return [op for op in _operators(model) if find_schema(op, version) is None]
+
+
+def _operators(model: ir.Model) -> list[str]:
+    return sorted({node.op_type for node in model.graph.all_nodes() if is_standard(node)})
+
+
+def _obstacle(
+    model: ir.Model, version: int, target: int, lacking: list[str], reasons: list[str]
+) -> str:
+    """What a conversion that gave up failed at.
+
+    Args:
+        model: The model, with what could be expanded expanded.
+        version: The opset that it had.
+        target: The opset to reach.
+        lacking: The operators of the original model that the older of both lacks.
+        reasons: What the converter logged, which often names no operator.
+    """
+    old, new = sorted((version, target))
+    left = _unknown_operators(model, old)
+    if left:  # those of a definition stand for the operator that it defines
+        return f"added later: {', '.join([op for op in left if op in lacking] or lacking)}"
+    used = _operators(model)
+    named = [reason for reason in reasons if any(op in reason.split() for op in used)]
+    schemas = {op: find_schema(op, new) for op in used}
+    changed = [op for op, schema in schemas.items() if schema and schema.since_version > old]
+    obstacle = named[0] if named else f"changed since opset {old}: {', '.join(changed)}"
+    return obstacle + (f" (in place of {', '.join(lacking)})" if lacking else "")
+
+
+@contextlib.contextmanager
+def _logged_reason() -> Iterator[list[str]]:
+    """Collect what onnxscript only logs: why the converter of onnx gave up."""
+    logger, found = logging.getLogger("onnxscript.version_converter"), list[str]()
+
+    def take(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:  # behind the place in the library's source
+            found.append(first_line(error).rpartition(" failed: ")[2])
+        return False
+
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(take)
+    try:
+        yield found
+    finally:
+        logger.removeFilter(take)
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

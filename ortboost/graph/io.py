@@ -24,6 +24,7 @@ from ortboost.core.errors import FileError, ModelError, OrtBoostError, first_lin
 from ortboost.core.files import check_name, put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind, program_around
 from ortboost.graph.input_config import dimension_name
+from ortboost.graph.mentions import mentions
 from ortboost.graph.query import all_graphs, all_tensors, find_schema, is_standard, known_shape
 from ortboost.graph.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
@@ -259,10 +260,9 @@ def _data_files(target: Path) -> list[Path]:
     for other in target.parent.glob("*.onnx"):
         if found and other != target and other.is_file():  # a copy of the old model needs its data
             try:
-                message = other.read_bytes()
+                found = [path for path in found if not mentions(other, path.name)]
             except OSError:  # unreadable: it may be such a copy
                 return []
-            found = [path for path in found if path.name.encode() not in message]
     return found
 
 

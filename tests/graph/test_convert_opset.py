@@ -44,6 +44,24 @@ def test_an_operator_that_the_own_opset_lacks_is_named():
     assert "added later: HardSwish" in info.value.where
 
 
+@pytest.mark.parametrize(
+    ("node", "where"),
+    [
+        ("Equal(x, x)", "for Equal"),  # what the converter of onnx says
+        ("Unsqueeze(x, a)", "changed since opset 11: Unsqueeze"),  # it says: no initializer found
+        ("HardSwish(x)", "for Mul (in place of HardSwish)"),  # part of the definition
+    ],
+)
+def test_what_an_older_opset_cannot_have_is_named(node, where):
+    model = text_model(
+        '<ir_version: 8, opset_import: ["" : 19]> net (float[4] x, int64[1] a) => (y)'
+        f" {{ y = {node} }}"
+    )
+    with pytest.raises(ModelError, match="from opset 19 to 11") as info:
+        convert_opset(model, range(11, 12))
+    assert where in info.value.where
+
+
 def test_an_operator_of_a_runtime_in_the_standard_domain_is_refused_as_such():
     """As onnxruntime's optimizer writes it; a newer opset would not help."""
     model = text_model(

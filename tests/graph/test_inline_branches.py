@@ -5,6 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import ortboost as ob
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.input_config import InputConfig
@@ -99,3 +100,34 @@ def test_a_branch_in_the_body_of_a_loop():
     assert operators.count("If") == 1
     assert "Exp" not in operators
     np.testing.assert_array_equal(run(model, feeds)["y"], expected)
+
+
+NESTED = """<ir_version: 8, opset_import: ["" : 20]>
+net (float[4] x) => (float[4] y) {
+  no = Constant<value = bool {0}>()
+  y = If (no) <
+    then_branch = a () => (float[4] a1) { a1 = Neg(x) },
+    else_branch = b () => (float[4] b1) {
+      b0 = Constant<value = bool {0}>()
+      b1 = If (b0) <
+        then_branch = c () => (float[4] c1) { c1 = Neg(x) },
+        else_branch = d () => (float[4] d1) {
+          local = Exp(x)
+          sum = ReduceSum<keepdims = 0>(x)
+          open = Cast<to = 9>(sum)
+          d1 = If (open) <
+            then_branch = e () => (float[4] e1) { e1 = Abs(local) },
+            else_branch = f () => (float[4] f1) { f1 = Cos(local) }
+          >
+        }
+      >
+    }
+  >
+}"""
+
+
+def test_the_reference_of_an_export_is_one_that_the_runtime_inlines_correctly(tmp_path):
+    """With both branches of `d` it loses `local`: in files of torch's EmbeddingBag it crashes."""
+    source = tmp_path / "net.onnx"
+    source.write_bytes(ir.to_proto(text_model(NESTED)).SerializeToString())
+    assert ob.export(source, tmp_path / "out.onnx").parity.ok

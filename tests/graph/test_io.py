@@ -13,6 +13,7 @@ from ortboost.core.errors import FileError
 from ortboost.graph import io
 from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.io import load_model, save_model
+from ortboost.graph.mentions import mentions
 from ortboost.graph.query import all_tensors
 from ortboost.graph.source import source_name
 from tests.support import assert_three_lines, model_path, run, small_mlp, weights
@@ -231,16 +232,30 @@ def test_saving_over_a_model_keeps_the_data_that_its_copy_reads(tmp_path):
     np.testing.assert_array_equal(run(load_model(copy), X)["logits"], run(path, X)["logits"])
 
 
-def test_an_unreadable_model_in_the_folder_does_not_stop_saving(tmp_path, monkeypatch):
-    path, other, read = external(tmp_path), tmp_path / "other.onnx", Path.read_bytes
-    other.touch()
+def test_a_file_is_searched_without_the_values_of_its_weights(tmp_path):
+    model, path = small_mlp(), tmp_path / "other.onnx"
+    values = np.frombuffer(b"a.data.." * 3, np.float32)
+    model.graph.initializers["b1"].const_value = ir.tensor(values)
+    path.write_bytes(ir.to_proto(model).SerializeToString())
+    assert b"a.data" in path.read_bytes()
+    assert not mentions(path, "a.data")
+    assert mentions(path, "b1")
+    assert mentions(path, "fc2")
+    for damaged in (b"", b"\xff" * 9 + b"a.data", path.read_bytes()[:-30] + b"a.data"):
+        path.write_bytes(damaged)
+        assert mentions(path, "a.data") == (b"a.data" in damaged)
 
-    def refuse(file):
+
+def test_an_unreadable_model_in_the_folder_does_not_stop_saving(tmp_path, monkeypatch):
+    path, other, opened = external(tmp_path), tmp_path / "other.onnx", Path.open
+    other.write_bytes(b"\0")
+
+    def refuse(file, *mode):
         if file == other:
             raise PermissionError(13, "Permission denied")
-        return read(file)
+        return opened(file, *mode)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     before = run(path, X)["logits"]
     save_model(load_model(path), path)
     np.testing.assert_array_equal(run(path, X)["logits"], before)

@@ -17,7 +17,7 @@ from ortboost.deploy.rewrites.layer_weights import LAYERS, Array, fold_into, rea
 from ortboost.graph.query import label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
 
-__all__ = ["fold_affine"]
+__all__ = ["fold_affine", "read_affine"]
 
 
 @rewrites("Add", "Sub", "Mul", "Div", bypass=True)
@@ -29,19 +29,23 @@ def fold_affine(site: Site) -> list[ir.Value] | None:
             continue
         if sole_consumer(layer.outputs[0]) is not site.node or factors.dtype.kind != "f":
             continue
-        if index == 1 and site.node.op_type == "Div":  # c / y is not affine in y
-            raise Refusal("it divides by the result of the layer")
         weight, bias = read_weights(layer)
-        operand = _by_channel(factors, bias.size, weight.ndim)
-        if operand is None:
-            raise Refusal("its constant does not have one value per channel")
+        found = read_affine(site, index, bias.size, weight.ndim)
         site.note = f"folded into {label(layer)}"
-        return fold_into(site, layer, *_scale_and_shift(site.node.op_type, operand, index))
+        return fold_into(site, layer, *found)
     return None
 
 
-def _scale_and_shift(op: str, operand: Array, index: int) -> tuple[Array, Array]:
-    """The ``s`` and ``t`` of ``x s + t``, for the layer's result ``x`` as operand ``index``."""
+def read_affine(site: Site, index: int, channels: int, rank: int) -> tuple[Array, Array]:
+    """The ``s`` and ``t`` of ``x s + t``, which a node makes of its operand ``index``, by channel.
+
+    Raises:
+        Refusal: It is not affine in that operand, or not the same within a channel.
+    """
+    op, factors = site.node.op_type, site.array(1 - index)
+    operand = None if factors is None else _by_channel(factors, channels, rank)
+    if operand is None:
+        raise Refusal("its constant does not have one value per channel")
     one, zero = np.ones_like(operand), np.zeros_like(operand)
     if op == "Add":
         return one, operand
@@ -49,6 +53,8 @@ def _scale_and_shift(op: str, operand: Array, index: int) -> tuple[Array, Array]
         return (one, -operand) if index == 0 else (-one, operand)
     if op == "Mul":
         return operand, zero
+    if index == 1:  # c / y is not affine in y
+        raise Refusal("its divisor is not a constant")
     if not operand.all():
         raise Refusal("it divides by zero")
     return 1 / operand, zero

@@ -18,7 +18,7 @@ from ortboost.core.report import Report
 from ortboost.graph.patterns import Op, Pattern, match
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
-__all__ = ["count_gelus", "fuse_gelu"]
+__all__ = ["count_gelus", "fuse_gelu", "is_gelu"]
 
 _OPSET: Final = 20  # the first with Gelu
 _ROOT: Final = math.sqrt(2)
@@ -77,4 +77,9 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
 
 def count_gelus(model: ir.Model) -> int:
     """Count the Gelus written as several nodes."""
-    return sum(match(node.outputs[0], _GELU) is not None for node in model.graph)
+    return sum(is_gelu(node.outputs[0]) for node in model.graph)
+
+
+def is_gelu(value: ir.Value) -> bool:
+    """Whether a value is a Gelu written as several nodes."""
+    return match(value, _GELU) is not None

@@ -47,10 +47,13 @@ def _concat(site: Site) -> list[ir.Value | None] | None:
 
 
 def _merged(site: Site, value: ir.Value | None, axis: int | None) -> ir.Node | None:
+    """The Concat of a value, if none but Concats along its axis read it: they all take it in."""
     inner = producer_of(value, "Concat")
-    if value is None or inner is None or inner.graph is not site.node.graph:
+    if value is None or inner is None or _axis(inner) != axis or value.is_graph_output():
         return None
-    return inner if _axis(inner) == axis and sole_consumer(value) is site.node else None
+    readers = [use.node for use in value.uses()]
+    same = all(is_standard(node, "Concat") and _axis(node) == axis for node in readers)
+    return inner if same and all(node.graph is inner.graph for node in readers) else None
 
 
 def _axis(node: ir.Node) -> int | None:

@@ -1,7 +1,7 @@
 """Losses with MindSpore's API.
 
 In a training step they become part of the graph (see :mod:`ortboost.transforms.attach_loss` for the
-formulas); called directly, they compute the same in numpy.
+formulas); called directly, they run in a graph of their own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_argument_error,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced
-from ortboost.transforms.attach_loss import LossConfig
+from ortboost.runtime.session import open_session
+from ortboost.transforms.attach_loss import LossConfig, attach_loss
 
 __all__ = [
     "BCEWithLogitsLoss",
@@ -80,18 +86,22 @@ class LossBase(Cell):
         Returns:
             float32 Tensor: a scalar, or all values for the reduction ``none``.
         """
-        predicted = _float(logits, "logits", type(self).__name__).astype(np.float64)
+        predicted = _float(logits, "logits", type(self).__name__)
         target = self.labels(labels)
         self._check_shapes(predicted, target)
-        losses = self._losses(predicted, target)
-        if self.reduction == "mean":
-            losses = np.asarray(losses.mean())
-        elif self.reduction == "sum":
-            losses = np.asarray(losses.sum())
-        return Tensor(losses.astype(np.float32))
-
-    def _losses(self, logits: _Array, labels: _Array) -> _Array:
-        raise NotImplementedError
+        if not predicted.size:  # the mean of nothing is not 0
+            raise self.misfit(predicted.shape, target.shape)
+        given = ir.val("logits", ir.DataType.FLOAT, predicted.shape)
+        same = ir.val("prediction", ir.DataType.FLOAT, predicted.shape)
+        copy = ir.node("Identity", [given], outputs=[same])
+        graph = ir.Graph([given], [same], nodes=[copy], opset_imports={"": 18}, name="loss")
+        model = ir.Model(graph, ir_version=8)
+        other = target.dtype == np.float32 and target.shape != predicted.shape
+        with as_argument_error(type(self).__name__):
+            attached = attach_loss(model, self.config(target.shape if other else None))
+        session = open_session(model, device="cpu", threads=1)
+        feeds = {"logits": predicted, str(attached.labels): target}
+        return Tensor(session.run([attached.loss], feeds)[0])
 
     def _check_shapes(self, logits: _Array, labels: _Array) -> None:
         try:
@@ -160,15 +170,6 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
                 fix="Count classes from 0.",
             )
 
-    def _losses(self, logits: _Array, labels: _Array) -> _Array:
-        # The largest exponent is 0: no overflow.
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        if self.sparse:
-            picked = np.take_along_axis(log_prob, np.expand_dims(labels, 1), axis=1)
-            return np.asarray(-picked.squeeze(1))
-        return np.asarray(-(log_prob * labels).sum(axis=1))
-
 
 class MSELoss(LossBase):
     """Mean squared error; predictions and labels broadcast against each other.
@@ -180,17 +181,11 @@ class MSELoss(LossBase):
 
     kind = "mse"
 
-    def _losses(self, logits: _Array, labels: _Array) -> _Array:
-        return np.asarray((logits - labels) ** 2)
-
 
 class L1Loss(LossBase):
     """Mean absolute error; the derivative at 0 is 0."""
 
     kind = "l1"
-
-    def _losses(self, logits: _Array, labels: _Array) -> _Array:
-        return np.asarray(np.abs(logits - labels))
 
 
 class BCEWithLogitsLoss(LossBase):
@@ -217,14 +212,6 @@ class BCEWithLogitsLoss(LossBase):
         """The configuration of the loss in a program."""
         plain = super().config(label_shape)
         return dataclasses.replace(plain, weight=self.weight, pos_weight=self.pos_weight)
-
-    def _losses(self, logits: _Array, labels: _Array) -> _Array:
-        # -log sigmoid(x) = log(1 + exp(-x)), without overflow.
-        positive = labels * np.logaddexp(0, -logits)
-        if self.pos_weight is not None:
-            positive = positive * self.pos_weight
-        losses = positive + (1 - labels) * np.logaddexp(0, logits)
-        return np.asarray(losses if self.weight is None else losses * self.weight)
 
 
 def _float(value: Any, name: str, owner: str) -> _Array:

@@ -3,10 +3,10 @@
 A callback's methods receive a :class:`RunContext`; ``run_context.original_args()`` has the
 attributes ``epoch_num``, ``batch_num`` (steps per epoch, 0 if unknown), ``cur_epoch_num`` and
 ``cur_step_num`` (from 1), ``cur_step_in_epoch``, ``network``, ``train_network``, ``loss_fn``,
-``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``; in
-validation also ``eval_network``, ``valid_dataset``, ``eval_dataset_element`` and, after it, the
-results as ``metrics`` and, with ``eval_loss``, ``eval_results``. ``Model.eval`` has none of those
-of training.
+``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``,
+``parallel_mode``, ``device_number``; in validation also ``eval_network``, ``valid_dataset``,
+``eval_dataset_element`` and, after it, the results as ``metrics`` and, with ``eval_loss``,
+``eval_results``. ``Model.eval`` has none of those of training.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from ortboost.core.field_types import Range
 from ortboost.mindspore.amp import BoostLevel, LossScaleManager, build_train_network
 from ortboost.mindspore.boost.auto_boost import AutoBoost
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
+from ortboost.mindspore.communication import ParallelMode, shared_group
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -274,9 +275,11 @@ class Model:
                 where=owner,
                 fix="Give Model a loss_fn and an optimizer, or a training cell as network.",
             )
-        batches = self._batches(dataset, owner)
+        batches, group = self._batches(dataset, owner), shared_group()
         args = CallbackParam(
             mode="train",
+            parallel_mode=ParallelMode.DATA_PARALLEL if group else ParallelMode.STAND_ALONE,
+            device_number=group.size if group else 1,
             epoch_num=epoch,
             batch_num=batches.size,
             cur_epoch_num=initial_epoch,

@@ -10,7 +10,7 @@ import pytest
 
 from ortboost.deploy.pipeline import optimize
 from ortboost.deploy.rewrites.fold_affine import fold_affine
-from ortboost.deploy.rewrites.fold_bn_forward import fold_bn_forward
+from ortboost.deploy.rewrites.fold_forward import fold_forward
 from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
 from ortboost.deploy.rewrites.fuse_gemm import fuse_gemm
 from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
@@ -53,7 +53,7 @@ def test_bn_before_conv(attributes, weight, bias):
         types += f", float[{weight[0]}] k"
         stored["k"] = weights(weight[0], seed=9)
     model = model_of(body, types, "float[n,c,h,w2] y", **stored)
-    report = check(fold_bn_forward, model, IMAGE, **CLOSE)
+    report = check(fold_forward, model, IMAGE, **CLOSE)
     assert ops(model) == {"Conv": 1}
     assert list(report.changed) == ["bn"]
 
@@ -69,7 +69,7 @@ def test_bn_before_gemm(transposed, bias):
         types += ", float[3] k"
         stored["k"] = weights(3, seed=9)
     model = model_of(body, types, "float[n,3] y", **stored)
-    check(fold_bn_forward, model, {"x": weights(5, 4)}, **CLOSE)
+    check(fold_forward, model, {"x": weights(5, 4)}, **CLOSE)
     assert ops(model) == {"Gemm": 1}
 
 
@@ -77,10 +77,10 @@ def test_a_padding_conv_is_folded_only_without_shift():
     body = """[bn] n = BatchNormalization(x, s, b, m, v) y = Conv<pads = [1,1,1,1]>(n, w)"""
     types = f"float[n,4,6,6] x, {NORM_TYPES}, float[4,4,3,3] w"
     model = model_of(body, types, "float[n,4,6,6] y", w=weights(4, 4, 3, 3), **NORM)
-    assert "pads" in check(fold_bn_forward, model, IMAGE).kept["bn"]
+    assert "pads" in check(fold_forward, model, IMAGE).kept["bn"]
     pure = {**NORM, "b": np.zeros(4, np.float32), "m": np.zeros(4, np.float32)}
     model = model_of(body, types, "float[n,4,6,6] y", w=weights(4, 4, 3, 3), **pure)
-    check(fold_bn_forward, model, IMAGE, **CLOSE)
+    check(fold_forward, model, IMAGE, **CLOSE)
     assert ops(model) == {"Conv": 1}
 
 
@@ -100,9 +100,52 @@ def test_a_padding_conv_is_folded_only_without_shift():
 def test_bn_that_stays(body, outputs, reason):
     types = f"float[n,4,6,6] x, {NORM_TYPES}, float[4,4,3,3] w"
     model = model_of(body, types, f"float[n,4,4,4] y{outputs}", w=weights(4, 4, 3, 3), **NORM)
-    report = check(fold_bn_forward, model, IMAGE)
+    report = check(fold_forward, model, IMAGE)
     assert report.changed == {}
     assert_kept(report, "bn", reason)
+
+
+@pytest.mark.parametrize(
+    ("node", "constant", "pads", "changed"),
+    [
+        ("Mul(x, c)", np.float32(0.9), 1, True),
+        ("Mul(c, x)", weights(1, 4, 1, 1), 1, True),
+        ("Div(x, c)", weights(4, 1, 1) + 3, 1, True),
+        ("Sub(c, x)", weights(1, 4, 1, 1), 0, True),
+        ("Add(x, c)", np.float32(0.9), 0, True),
+        ("Add(x, c)", np.float32(0.9), 1, "pads"),
+        ("Div(c, x)", np.float32(0.9), 1, "not a constant"),
+        ("Mul(x, c)", weights(1, 1, 6, 6), 1, "one value per channel"),
+        ("Mul(x, c)", weights(1, 1, 4, 1, 1), 1, None),  # adds an axis
+    ],
+)
+def test_affine_before_conv(node, constant, pads, changed):
+    shape = ",".join(map(str, np.shape(constant)))
+    types = f"float[n,4,6,6] x, float[{shape}] c, float[4,2,3,3] w"
+    body = f"[a] h = {node} y = Conv<group = 2, pads = {[pads] * 4}>(h, w)"
+    model = model_of(body, types, "float[n,4,k,l] y", w=weights(4, 2, 3, 3), c=constant)
+    if changed is None:
+        assert not fold_forward(model).changed
+        return
+    report = check(fold_forward, model, IMAGE, **CLOSE)
+    assert report.changed if changed is True else changed in report.kept["a"]
+
+
+def test_half_of_a_gelu_stays_where_runtimes_recognize_it():
+    body = """r = Div(x, root) e = Erf(r) p = Add(e, one) q = Mul(x, p) [a] h = Mul(q, half)
+    y = Conv(h, w)"""
+    types = "float[n,4,6,6] x, float root, float one, float half, float[4,4,3,3] w"
+    stored = {"root": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)}
+    model = model_of(body, types, "float[n,4,4,4] y", w=weights(4, 4, 3, 3), **stored)
+    assert_kept(check(fold_forward, model, IMAGE), "a", "Gelu")
+
+
+def test_a_multiplication_that_broadcasts_its_input_is_not_folded():
+    types = "float[n,1,6,6] x, float[1,4,1,1] c, float[4,4,3,3] w"
+    stored = {"w": weights(4, 4, 3, 3), "c": weights(1, 4, 1, 1)}
+    model = model_of("[a] h = Mul(x, c) y = Conv(h, w)", types, "float[n,4,4,4] y", **stored)
+    report = check(fold_forward, model, {"x": weights(2, 1, 6, 6)})
+    assert_kept(report, "a", "broadcast")
 
 
 # ---- affine --------------------------------------------------------------------------------------
@@ -159,7 +202,7 @@ def test_affine_after_gemm(op, transposed):
     ("body", "operand", "reason"),
     [
         ("h = Conv(x, w) [a] y = Mul(h, c)", weights(1, 1, 4, 1), "one value per channel"),
-        ("h = Conv(x, w) [a] y = Div(c, h)", weights(1, 4, 1, 1) + 3, "divides by the result"),
+        ("h = Conv(x, w) [a] y = Div(c, h)", weights(1, 4, 1, 1) + 3, "not a constant"),
         ("h = Conv(x, w) [a] y = Div(h, c)", np.zeros((1, 4, 1, 1), np.float32), "by zero"),
         ("h = Conv(x, w) r = Relu(h) [a] z = Mul(h, c) y = Add(r, z)", SCALE, None),
         ("h = Conv(x, w) g = Conv(x, w) z = Add(g, h) [a] y = Mul(z, c)", SCALE, None),

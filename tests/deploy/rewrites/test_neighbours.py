@@ -70,7 +70,18 @@ def test_concatenations_along_one_axis_are_one():
         "1>(b, b)"
     )
     check(merge_neighbours, model, X, OTHER)
-    assert ops(model) == {"Relu": 1, "Concat": 2}  # what is read twice stays
+    assert ops(model) == {"Relu": 1, "Concat": 1}
+
+
+def test_a_concatenation_that_others_take_in_is_not_made():
+    model = net(
+        "r = Relu(x) a = Concat<axis = 1>(x, r) b = Concat<axis = 1>(r, a) c = Concat<axis = 1>(a,"
+        " x) y = Mul(b, c)"
+    )
+    check(merge_neighbours, model, X, OTHER)
+    assert ops(model) == {"Relu": 1, "Concat": 2, "Mul": 1}
+    model = net("a = Concat<axis = 1>(x, x) b = Concat<axis = 1>(a, a) s = Abs(a) y = Add(b, s)")
+    assert not merge_neighbours(model).changed  # Abs needs it
 
 
 def test_concatenations_along_other_axes_stay():

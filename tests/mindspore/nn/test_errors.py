@@ -119,3 +119,16 @@ def test_the_list_of_differences_is_up_to_date():
     known = {entry["call"]: entry["type"] for entry in ENTRIES}
     assert set(DIFFERENT) <= set(known)
     assert all(known[call] != kind for call, kind in DIFFERENT.items())
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "words"),
+    [
+        (nn.BCEWithLogitsLoss(weight=np.ones(5)), (4, 3), "does not broadcast"),
+        (nn.MSELoss(), (0, 3), "do not fit"),  # the mean of nothing
+    ],
+)
+def test_a_loss_that_is_called_refuses_by_name(loss, shape, words):
+    with pytest.raises(ValueError, match=words) as info:
+        loss(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+    assert isinstance(info.value, OrtBoostError)

@@ -174,6 +174,8 @@ def test_short_names_are_called_by_the_long_ones():
 def test_a_callback_can_stop_the_run():
     class Stop(Callback):
         def on_train_step_end(self, run_context):
+            args = run_context.original_args()
+            assert (args.parallel_mode, args.device_number) == ("stand_alone", 1)
             if run_context.original_args().cur_step_num == 3:
                 run_context.request_stop()
 
