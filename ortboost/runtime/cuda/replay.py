@@ -129,8 +129,8 @@ def form_to_capture(
             value.shape = ir.Shape(shapes[value.name])
     fix_names(fixed.graph, lengths)
     infer_shapes(fixed)
-    fold_integers(fixed, largest=_POSITIONS)
-    infer_shapes(fixed)
+    while fold_integers(fixed, largest=_POSITIONS).changed:
+        infer_shapes(fixed)  # known sizes give shapes, and these other sizes
     form = capturable(fixed)
     form = for_cuda(form, kernels) if device == "cuda" else for_device(form, device)
     infer_shapes(form)

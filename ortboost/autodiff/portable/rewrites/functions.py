@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
@@ -27,6 +28,7 @@ def expand_functions(model: ir.Model) -> Report:
         only=lambda node: find_rule(node) is None,
     )
     if report.modified:
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         infer_shapes(model)
         if fold_integers(model).modified:  # sizes and axes, on which other shapes depend
             infer_shapes(model)
