@@ -5,7 +5,7 @@ r"""Fold a BatchNormalization into the convolution or Gemm *after* it, where tha
 
 A convolution with padding reads zeros around ``BN(x)``, but would need ``-t/s`` around ``x``: it is
 folded only without padding, or if t is zero. The normalization must be in inference mode, and the
-tensors stored and not shared.
+tensors stored and read by no other kind of node.
 """
 
 from __future__ import annotations
