@@ -309,7 +309,14 @@ def test_what_the_dynamo_exporter_says_decides():
 
 
 def test_names_of_torchscript_leave_doubt_or_none():
-    stored = {"fc.weight": W44, "inv_freq": V4, "cls_token": weights(1, 4), "gain": V4, "g": S, "eps": S}
+    stored = {
+        "fc.weight": W44,
+        "inv_freq": V4,
+        "cls_token": weights(1, 4),
+        "gain": V4,
+        "g": S,
+        "eps": S,
+    }
     body = """a = MatMul(x, fcweight) b = Mul(a, inv_freq) c = Add(b, cls_token) d = Mul(c, gain)
     e = Mul(d, g) y = Add(e, eps)"""
     model = text_model(
