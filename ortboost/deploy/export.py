@@ -206,8 +206,9 @@ def _fit_ir_version(model: ir.Model, target: Target) -> None:
 
 def reference_path(source: ModelSource, exported: Exported, folder: Path) -> str:
     """The reference file of an export: the model itself, or its inference form in ``folder``."""
-    # Of an opset that the runtime does not run, or with branches that it inlines wrongly.
-    rewrites = ("to_inference", "convert_opset", "inline_branches")
+    # Of an opset that the runtime does not run, with branches that it inlines wrongly, or with
+    # biases that it refuses.
+    rewrites = ("to_inference", "convert_opset", "inline_branches", "drop_flat_biases")
     changed = any(r.rewrite in rewrites and r.changed for r in exported.reports)
     if isinstance(source, (str, os.PathLike)) and not changed:
         return os.fspath(source)

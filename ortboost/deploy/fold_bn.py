@@ -4,7 +4,7 @@ r"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it.
       = W' x + b'    with W' = W gamma / sqrt(var + eps)  (per output channel)
                      and  b' = (b - mean) gamma / sqrt(var + eps) + beta
 
-A convolution that shares its weight with another node is left alone: folding would change both.
+Layers that share a weight each get one of their own; one that another kind of node reads stays.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _PARAMETER_NAME = re.compile(
 )
 _BUFFER_NAME = re.compile(
     r"(.*_)?(inv_freq|freqs?(_cis)?|mask|anchors?|anchor_grid|anchor_points|strides?|window"
-    r"|filter_?bank|index|fb|mel_(basis|filters)|(cos|sin)(_cached)?)"
+    r"|filter_?bank|index|fb|eps|mel_(basis|filters)|(cos|sin)(_cached)?)"
     r"|(pixel_|image_|running_)?(mean|std|var)",
     re.IGNORECASE,
 )

@@ -88,11 +88,13 @@ def _waves(rows: NDArray[np.float64]) -> bool:
         return False
     if np.ptp(rows, axis=0).max() < _NEAR:  # the same in all rows: constants pass the tests below
         return False
-    if width % 2 == 0:  # sines and cosines interleaved or in halves: sin^2 + cos^2 = 1
-        half = width // 2
-        for a, b in ((rows[:, ::2], rows[:, 1::2]), (rows[:, :half], rows[:, half:])):
-            if np.abs(a * a + b * b - 1).max() < _NEAR:
-                return True
+    # Sines beside their cosines, sin^2 + cos^2 = 1: interleaved, in halves, or so for each axis of
+    # an image. The row of a class token or of padding is zero.
+    placed = rows[rows.any(axis=1)]
+    for step in (n for n in range(1, width // 2 + 1) if width % (2 * n) == 0 and len(placed) > 3):
+        pairs = placed.reshape(len(placed), -1, 2, step)
+        if np.abs((pairs * pairs).sum(axis=2) - 1).max() < _NEAR:
+            return True
     # One of the two alone, f = first frequency row: cos(2 f) = 2 cos(f)^2 - 1 at position 2,
     # sin(3 f) = 3 sin(f) - 4 sin(f)^3 at position 3; at position 0, cos is 1 and sin is 0.
     first, second, third = rows[1], rows[2], rows[3]

@@ -7,6 +7,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.io import ModelSource
@@ -14,6 +15,7 @@ from ortboost.graph.query import (
     input_at,
     is_standard,
     known_shape,
+    label,
     producer_of,
     scalar,
     source_before,
@@ -48,27 +50,49 @@ def newest_opset(model: ir.Model) -> int | None:
 def runnable(source: ModelSource, loaded: ir.Model) -> str | os.PathLike[str] | ir.Model:
     """What a runtime opens: a file as it is, or a model in memory.
 
-    A file of an opset that onnxruntime does not run, see :func:`newest_opset`, is converted.
+    A file of an opset that onnxruntime does not run, see :func:`newest_opset`, is converted; one
+    with biases that it refuses, see :func:`drop_flat_biases`, loses these.
     """
     newest, opset = newest_opset(loaded), loaded.opset_imports.get("", 1)
-    if newest is not None and opset > newest:
+    old = newest is not None and opset > newest
+    if old or any(map(_is_flat, _zero_biased(loaded))):
         loaded = loaded.clone()
-        convert_opset(loaded, range(newest, newest + 1))
+        drop_flat_biases(loaded)
+        if newest is not None and old:
+            convert_opset(loaded, range(newest, newest + 1))
     elif isinstance(source, str | os.PathLike):
         return source
     return loaded
 
 
-def drop_flat_biases(model: ir.Model) -> None:
+def drop_flat_biases(model: ir.Model) -> Report:
     """Drop the zeros that the dynamo exporter adds to a Conv without bias (optimize=False).
 
-    For three spatial axes they have the shape [channels, 2], which onnxruntime 1.32 refuses.
+    For three spatial axes they have the shape [channels, 2], which onnxruntime 1.32 refuses: these
+    are reported.
     """
-    for node in model.graph.all_nodes():
-        bias = input_at(node, 2) if is_standard(node, "Conv") else None
-        filled = model.producer_name == "pytorch" and producer_of(bias, "Expand") is not None
-        if filled and scalar(source_before(bias, "Expand", "CastLike", "Cast")) == 0:
-            node.resize_inputs(2)
+    report = Report("drop_flat_biases")
+    for node in _zero_biased(model):
+        if _is_flat(node):
+            report.changed[label(node)] = "without the zeros of the wrong shape"
+        node.resize_inputs(2)
+    return report
+
+
+def _zero_biased(model: ir.Model) -> list[ir.Node]:
+    if model.producer_name != "pytorch":
+        return []
+    biased = (node for node in model.graph.all_nodes() if is_standard(node, "Conv"))
+    return [
+        node
+        for node in biased
+        if producer_of(bias := input_at(node, 2), "Expand") is not None
+        and scalar(source_before(bias, "Expand", "CastLike", "Cast")) == 0
+    ]
+
+
+def _is_flat(conv: ir.Node) -> bool:
+    return len(known_shape(conv.inputs[1]) or ()) == 5
 
 
 def replace_missing_kernels(model: ir.Model) -> None:

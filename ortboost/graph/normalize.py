@@ -86,7 +86,7 @@ def normalize(
     # Those of outputs that nodes read do not come back: what cannot be inferred is not relied on.
     read = {value.name for value in model.graph.outputs if value.uses()}
     declared = {name: dims for name, dims in declared_shapes(model).items() if name not in read}
-    reports.append(_unify_operators(model, opsets, keep_fused))
+    reports += [drop_flat_biases(model), _unify_operators(model, opsets, keep_fused)]
 
     # One name for each node and value, also across subgraphs: reports and states refer to them.
     name_nodes(model)
@@ -117,7 +117,6 @@ def _unify_operators(model: ir.Model, opsets: range, keep_fused: bool) -> Report
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
     _drop_idle_attributes(model)
-    drop_flat_biases(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
     report = convert_opset(model, _possible_opsets(model, opsets, keep_fused))

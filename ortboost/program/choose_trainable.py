@@ -368,13 +368,16 @@ def _tied(model: ir.Model, trained: Sequence[Parameter], *, advised: bool) -> li
     Only constant-valued tensors, the ones and zeros of a fresh layer, can be equal by chance; those
     of a copy of a whole layer are equal, too, but only TorchScript's folded ones lose their name. A
     tensor shared by two kinds of nodes, such as an embedding that is also the output layer, is tied
-    on purpose. ``advised`` says that another note advises how to export it.
+    on purpose, and so is one of torch's dynamo exporter if the file has all that the module has.
+    ``advised`` says that another note advises how to export it.
     """
     tied, copies = [], []
     for parameter in trained:
         value = model.graph.initializers[parameter.name]
         if origin_of(value).kind == "folded" and len(_scopes(value)) > 1:
             copies.append(parameter.name)
+            continue
+        if origin_of(value).kind == "parameter" and not advised:
             continue
         uses = weight_uses(value)  # also through the Identities of the TorchScript exporter
         operators = {use.op for use in uses}

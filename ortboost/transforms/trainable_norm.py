@@ -346,6 +346,9 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
             # Its own, or that of another application of the same module.
             if direct is value and owner.setdefault(key, module) == module:
                 continue
+            # In train(), torch's dynamo exporter gives it to the latter through an Identity.
+            if direct is not value and origin_of(value).kind == "buffer":
+                continue
             # A copy needs the numbers, which a graph input does not hold.
             if not value.is_initializer() or value.const_value is None:
                 raise ModelError(

@@ -7,6 +7,7 @@ import pytest
 
 from ortboost.core.errors import ModelError
 from ortboost.deploy.fold_bn import fold_bn
+from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
 from tests.support import assert_three_lines, run, text_model, weights
 
 NORM = {
@@ -125,7 +126,7 @@ KEPT = {
     ),
     "shared_weight": (
         f"[c] h = Conv<pads = [1,1,1,1]>(x, w) [bn] g = {BN}(h, s, b, m, v)"
-        " [d] y = Conv<pads = [1,1,1,1]>(g, w)",
+        " d = ReduceMax(w) y = Add(g, d)",
         {},
         "shared",
     ),
@@ -162,6 +163,20 @@ def test_one_that_cannot_be_folded_does_not_ride_along(case):
     report = check(model, IMAGE)
     assert report.changed == {"bn2": "folded into e"}
     assert reason in report.kept["bn"]
+
+
+def test_a_module_that_is_applied_twice():
+    """Each application gets weights of its own; equal ones are merged afterwards."""
+    model = net(
+        f"[c] h = Conv(x, w) [bn] g = {BN}(h, s, b, m, v)"
+        f" [c2] h2 = Conv(g, w) [bn2] y = {BN}(h2, s, b, m, v)",
+        "float[4,4,1,1] w",
+        w=weights(4, 4, 1, 1),
+    )
+    assert check(model, IMAGE).changed == {"bn": "folded into c", "bn2": "folded into c2"}
+    common_subexpressions(model)
+    one, two = model.graph
+    assert one.inputs[1:] == two.inputs[1:]
 
 
 def test_a_weight_that_is_an_output_of_the_model():
@@ -233,7 +248,7 @@ def test_one_weight_for_two_norms():
         "float[4,4,3,3] w",
         w=weights(4, 4, 3, 3),
     )
-    assert set(check(model, IMAGE).kept) == {"bn", "bn2"}
+    assert set(check(model, IMAGE).changed) == {"bn", "bn2"}
 
 
 def test_a_training_norm_is_left_alone():

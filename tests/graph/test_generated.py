@@ -17,10 +17,14 @@ def angles(positions: int = 16, width: int = 8) -> np.ndarray:
 
 
 A = angles()
+P, Q = np.arange(16) // 4, np.arange(16) % 4
 WAVES = {
     "interleaved": np.stack([np.sin(A), np.cos(A)], -1).reshape(1, 16, 16),
     "in halves": np.concatenate([np.sin(A), np.cos(A)], -1),
     "sines": np.sin(A)[None, None],
+    "of two axes, behind a class token": np.concatenate(
+        [np.zeros((1, 32)), np.concatenate([f(A[i]) for i in (P, Q) for f in (np.sin, np.cos)], -1)]
+    ),
     "cosines, twice": np.concatenate([np.cos(A), np.cos(A)], -1),
 }
 

@@ -309,14 +309,20 @@ def test_what_the_dynamo_exporter_says_decides():
 
 
 def test_names_of_torchscript_leave_doubt_or_none():
-    stored = {"fc.weight": W44, "inv_freq": V4, "cls_token": weights(1, 4), "gain": V4, "g": S}
+    stored = {
+        "fc.weight": W44,
+        "inv_freq": V4,
+        "cls_token": weights(1, 4),
+        "gain": V4,
+        "g": S,
+        "eps": S,
+    }
     body = """a = MatMul(x, fcweight) b = Mul(a, inv_freq) c = Add(b, cls_token) d = Mul(c, gain)
-    y = Mul(d, g)"""
+    e = Mul(d, g) y = Add(e, eps)"""
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[batch,4] x, float[4,4] fcweight, float[4] inv_freq, float[1,4] cls_token,
-          float[4] gain,
-             float g) => (y) {{ {body} }}""",
+          float[4] gain, float g, float eps) => (y) {{ {body} }}""",
         **{name.replace(".", ""): value for name, value in stored.items()},
     )
     weight = model.graph.initializers.pop("fcweight")
@@ -329,6 +335,7 @@ def test_names_of_torchscript_leave_doubt_or_none():
         "cls_token": (True, False),
         "gain": (True, True),
         "g": (True, True),
+        "eps": (False, True),
     }
 
 

@@ -241,6 +241,15 @@ def test_only_tensors_of_one_number_may_be_tied_by_chance(operator, numbers, not
     assert all("1 tensor with the same value everywhere, 'b'" in note for note in notes)
 
 
+def test_a_layer_that_the_module_applies_twice_is_not_tied_by_chance():
+    """The dynamo exporter names its parameters; without ``optimize``, it merges none."""
+    model = text_model(TIED, w=weights(3, 3), b=np.zeros(3, np.float32))
+    kind = "pkg.torch.export.graph_signature.InputSpec.kind"
+    for value in model.graph.initializers.values():
+        value.metadata_props[kind] = "PARAMETER"
+    assert not [note for note in chosen(model)[1] if "trained as one" in note]
+
+
 def test_a_file_whose_weights_are_all_quantized_is_called_so():
     """A QDQ file of onnxruntime.quantization; the error says where to start instead."""
     model = text_model(

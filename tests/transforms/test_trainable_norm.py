@@ -7,6 +7,7 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate
 from ortboost.core.errors import ModelError
+from ortboost.graph.origins import Origin, stamp_origin
 from ortboost.graph.query import known_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.dropout import dropout_to_training
@@ -14,6 +15,7 @@ from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.trainable_norm import (
     batch_norms,
     next_name,
+    running_statistics,
     to_training,
 )
 from tests.support import run
@@ -128,6 +130,22 @@ def test_through_autodiff():
     flat = before["x"].transpose(1, 0, 2).reshape(3, -1)
     wanted = 0.7 * before["v"] + 0.3 * flat.var(1, ddof=1)
     np.testing.assert_allclose(first["ortboost/next/v"], wanted, rtol=1e-5)
+
+
+def test_the_dynamo_exporter_passes_on_the_statistics_of_a_module_in_train_by_an_identity():
+    model = model_of(
+        """net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v)
+        => (float[N,3] y) { m2 = Identity(m)  v2 = Identity(v)
+        [one] h = BatchNormalization(x, s, b, m, v)
+        [two] y = BatchNormalization(h, s, b, m2, v2) }""",
+        m=np.zeros(3),
+        v=np.ones(3),
+    )
+    for value in running_statistics(batch_norms(model)[0]):
+        stamp_origin(value, Origin("buffer"))
+    state = to_training(model)
+    assert state.next_of.keys() == {"m", "v"}
+    assert not state.report.notes
 
 
 def test_twice_is_once_and_back_is_the_original():

@@ -6,7 +6,8 @@ Sub, Mul or Div with a constant, such as the scaled activations of normalizer-fr
     sum_i W_oi (s_i x_i + t_i) + b_o = sum_i (W_oi s_i) x_i + (b_o + sum_i W_oi t_i)
 
 A convolution with padding reads zeros around the result, but would need ``-t/s`` around ``x``: it
-is folded only without padding, or if t is zero. The tensors must be stored and not shared.
+is folded only without padding, or if t is zero. The tensors must be stored, and read by no other
+kind of node.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def read_weights(layer: ir.Node) -> tuple[Array, Array]:
             continue
         if constant(value) is None or not value.is_initializer():
             raise Refusal(f"'{value.name}' is computed, not stored")
-        if len(value.uses()) > 1 or value.is_graph_output():
+        others = any(not is_standard(usage.node, *LAYERS) for usage in value.uses())
+        if others or value.is_graph_output():
             raise Refusal(f"'{value.name}' is shared with another node")
     shift = input_at(layer, 2)
     weight, stored = constant(layer.inputs[1]), constant(shift)
@@ -67,7 +68,7 @@ def store_weights(site: Site, layer: ir.Node, weight: Array, bias: Array) -> Non
     layer.resize_inputs(3)
     for place, array in enumerate(arrays, 1):
         value = layer.inputs[place]
-        if value is None:
+        if value is None or len(value.uses()) > 1:  # a module applied twice: equal ones are merged
             layer.replace_input_with(place, site.const(array, dtype))
         else:
             value.const_value = ir.tensor(array, name=value.name, dtype=dtype)

@@ -24,6 +24,8 @@ __all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
 
 _FLOAT = ir.DataType.FLOAT
 _SUMS = ("Add", "Sub", "Sum")
+_KEEP_ZERO = ("Expand", "Sqrt", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
+_LOST = "its constant"
 _LOOKUPS = ("Gather", "GatherElements", "GatherND")
 
 
@@ -135,11 +137,22 @@ class PrecisionPlan:
             array = constant(value) if value is not None and self.is_constant(value) else None
             lost = None if array is None else _lost(array, self.low)
             if lost is not None:
-                return f"its constant {lost} does not fit {self.config.compute}"
+                return f"{_LOST} {lost} does not fit {self.config.compute}"
+        if is_standard(node, "Div") and self._is_kept_from_zero(node.inputs[1]):
+            return f"its divisor is kept from 0 by less than {self.config.compute} holds"
         for name in [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]:
             if (size := self.ranges.get(name, 0.0)) > largest(self.low):
                 return f"'{name}' was measured up to {size:.4g}"
         return None
+
+    def _is_kept_from_zero(self, value: ir.Value | None) -> bool:
+        """Whether a value is bounded by a constant that low precision loses: `x + 1e-15`."""
+        producer = value.producer() if value is not None else None
+        while producer is not None and is_standard(producer, *_KEEP_ZERO):
+            value = producer.inputs[0]
+            producer = value.producer() if value is not None else None
+        entry = self.of.get(id(producer))
+        return entry is not None and entry.reason.startswith(_LOST)
 
     def decide(self) -> None:
         """Choose low or fp32 for every free node, with the fewest casts."""

@@ -88,7 +88,7 @@ def test_a_padding_conv_is_folded_only_without_shift():
     ("body", "outputs", "reason"),
     [
         (
-            "[bn] n = BatchNormalization(x,s,b,m,v) h = Conv(n, w) k = Conv(x, w) y = Add(h, k)",
+            "[bn] n = BatchNormalization(x,s,b,m,v) h = Conv(n, w) k = ReduceMax(w) y = Add(h, k)",
             "",
             "shared",
         ),
@@ -206,7 +206,7 @@ def test_affine_after_gemm(op, transposed):
         ("h = Conv(x, w) [a] y = Div(h, c)", np.zeros((1, 4, 1, 1), np.float32), "by zero"),
         ("h = Conv(x, w) r = Relu(h) [a] z = Mul(h, c) y = Add(r, z)", SCALE, None),
         ("h = Conv(x, w) g = Conv(x, w) z = Add(g, h) [a] y = Mul(z, c)", SCALE, None),
-        ("h = Conv(x, w) g = Conv(x, w) [a] z = Mul(h, c) y = Add(g, z)", SCALE, "shared"),
+        ("h = Conv(x, w) g = ReduceMax(w) [a] z = Mul(h, c) y = Add(g, z)", SCALE, "shared"),
         ("u = Relu(w) h = Conv(x, u) [a] y = Mul(h, c)", SCALE, "computed"),
         ("h = Conv(x, w) [a] y = Mul(h, c)", np.full((1, 4, 1, 1), 3e38, np.float32), "finite"),
     ],

@@ -248,6 +248,23 @@ def test_a_constant_that_does_not_fit_keeps_its_node_in_float32(number, fits16, 
         assert ("does not fit" in report.kept.get("scale", "it fits")) == (not fits)
 
 
+def test_a_division_by_what_a_small_constant_keeps_from_zero_stays_in_float32():
+    """In float16, `relu(h) + 1e-15` is 0 where `relu(h)` is (linear attention)."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] w, float[] c, int64[2] to) => (float[N,4] y) {
+          h = MatMul(x, w)  r = Relu(h)  d = Add(r, c)  e = Expand(d, to)
+          [divide] q = Div(h, e)  y = MatMul(q, w)
+        }""",
+        w=weights(4, 4),
+        c=np.float32(1e-15),
+        to=np.array([1, 1]),
+    )
+    report = place_precision(model, FP16)
+    checked(model)
+    assert "kept from 0" in report.kept["divide"]
+
+
 def test_measured_ranges_keep_nodes_in_float32():
     model = network()
     report = place_precision(model, FP16, ranges={"a": 1e5, "h": 10.0, "s": 65504.0})
