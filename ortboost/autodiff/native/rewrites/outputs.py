@@ -40,11 +40,12 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     read = _is_read(site.node, 1) or _is_read(site.node, 2)
     normalized = site.shape()[axis:]
     plain = known_shape(scale) == normalized and (bias is None or known_shape(bias) == normalized)
-    if plain and not read and bias is not None and len(site.node.outputs) == 3:
+    single = set(normalized) == {1}
+    if plain and not (read or single) and bias is not None and len(site.node.outputs) == 3:
         return None
-    # Its gradient kernel takes scale and bias in the normalized shape alone, and nothing for the
-    # statistics.
-    if read or not plain:
+    # Its gradient kernel takes scale and bias in the normalized shape alone, nothing for the
+    # statistics, and more than one element.
+    if read or single or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:
         # Not scale * 0, which would be NaN if the scale is.
