@@ -403,3 +403,13 @@ def test_constant_statistics_are_refused():
     with pytest.raises(ModelError, match="running statistics are constants"):
         differentiate(model, "loss", ["s"], "native")
     differentiate(model, "loss", ["s"], "portable")
+
+
+def test_constants_of_the_optimizer_are_not_those_that_the_runtime_adds():
+    """Both fuse Gather nodes to a Split, here of ``h`` and of ``q``, with constants of one name."""
+    model = graph("""g (float[5,2] x, float[2] w) => (float loss) {
+        zero = Constant<value_float=0.0>() i = Constant<value_int=0>() j = Constant<value_int=1>()
+        h = Mul(x, w) a = Gather<axis=1>(h, i) b = Gather<axis=1>(h, j) p = Mul(a, b)
+        q = Exp(h) c = Gather<axis=1>(q, i) d = Gather<axis=1>(q, j) k = Greater(c, zero)
+        y = Where(k, d, zero) z = Mul(y, p) loss = ReduceMean<keepdims=0>(z) }""")
+    assert_gradients(model, ["w"], random_feeds(model))
