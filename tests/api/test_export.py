@@ -426,9 +426,7 @@ def test_an_output_of_random_numbers_is_written_and_told(tmp_path, precision):
         w=weights(4, 4),
     )
     save_model(model, tmp_path / "n.onnx")
-    result = api.export(
-        tmp_path / "n.onnx", tmp_path / "o.onnx", precision=precision, device="cpu"
-    )
+    result = api.export(tmp_path / "n.onnx", tmp_path / "o.onnx", precision=precision, device="cpu")
     assert [n for n in result.notes if "random" in n] == [
         "'y': computed from random numbers, so only the shape was compared."
     ]

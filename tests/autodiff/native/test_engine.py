@@ -413,3 +413,12 @@ def test_constants_of_the_optimizer_are_not_those_that_the_runtime_adds():
         q = Exp(h) c = Gather<axis=1>(q, i) d = Gather<axis=1>(q, j) k = Greater(c, zero)
         y = Where(k, d, zero) z = Mul(y, p) loss = ReduceMean<keepdims=0>(z) }""")
     assert_gradients(model, ["w"], random_feeds(model))
+
+
+@pytest.mark.parametrize("width", ["4", "K"])
+def test_several_normalizations_without_bias(width):
+    """The builder writes the gradients of their biases, which its optimizer may have merged."""
+    model = graph(f"""g (float[5,{width}] x, float[{width}] s, float[{width}] t, float[{width}] u)
+        => (float loss) {{ a = LayerNormalization(x, s) h = Tanh(a) b = LayerNormalization(h, t)
+        c = Exp(b) d = LayerNormalization(c, u) z = Mul(d, c) loss = ReduceMean<keepdims=0>(z) }}""")
+    assert_gradients(model, ["s", "t", "u"], random_feeds(model))

@@ -69,6 +69,12 @@ FIRES = {
         complete_nodes,
         "float[N,4] x, float[4] s",
         "y = LayerNormalization(x, s)",
+        ["LayerNormalization"],
+    ),
+    "layer_norm_of_a_computed_width": (
+        complete_nodes,
+        "float[N,K] x, float[K] s",
+        "y = LayerNormalization(x, s)",
         ["Shape", "ConstantOfShape", "LayerNormalization"],
     ),
     "dropout_off": (complete_nodes, "float[N,4] x", "y = Dropout(x)", ["Identity"]),
