@@ -83,13 +83,12 @@ def _remedy(value: ir.Value) -> str:
         if node.domain not in _KNOWN_DOMAINS:
             name = f"{node.domain}::{node.op_type}"
             return f"it comes from the custom operator '{name}': export without that"
-        source = input_at(node, 0)
-        if is_standard(node, "Squeeze") and input_at(node, 1) is None and source is not None:
-            if known_shape(source) is not None:
-                return (
-                    f"'{node.name}' removes each axis of length 1, which the batch may have: "
-                    "export squeeze(dim) instead of squeeze()"
-                )
+        any_axes = is_standard(node, "Squeeze") and input_at(node, 1) is None
+        if any_axes and known_shape(node.inputs[0]) is not None:
+            return (
+                f"'{node.name}' removes each axis of length 1, which the batch may have: "
+                "export squeeze(dim) instead of squeeze()"
+            )
         seen.add(id(node))
         pending += [source for source in node.inputs if source is not None]
     return "give the shapes of the model's inputs"

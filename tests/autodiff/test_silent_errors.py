@@ -80,8 +80,8 @@ CASES = {
     ),
     "slices_of_all_parts": (
         """g (float[5,3] x, float[3] w) => (float loss) { q = Mul(x, w)
-            i = Constant<value_ints=[0]>() j = Constant<value_ints=[1]>() l = Constant<value_ints=[2]>()
-            n = Constant<value_ints=[3]>() a = Slice(q, i, j, j)
+            i = Constant<value_ints=[0]>() j = Constant<value_ints=[1]>()
+            l = Constant<value_ints=[2]>() n = Constant<value_ints=[3]>() a = Slice(q, i, j, j)
             b = Slice(q, j, l, j) d = Slice(q, l, n, j)
             zero = Constant<value_float=0.0>() c = Greater(a, zero) y = Where(c, b, zero)
             z = Mul(y, y) k = Greater(d, zero) v = Where(k, z, y)

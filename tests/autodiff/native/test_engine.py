@@ -420,5 +420,6 @@ def test_several_normalizations_without_bias(width):
     """The builder writes the gradients of their biases, which its optimizer may have merged."""
     model = graph(f"""g (float[5,{width}] x, float[{width}] s, float[{width}] t, float[{width}] u)
         => (float loss) {{ a = LayerNormalization(x, s) h = Tanh(a) b = LayerNormalization(h, t)
-        c = Exp(b) d = LayerNormalization(c, u) z = Mul(d, c) loss = ReduceMean<keepdims=0>(z) }}""")
+        c = Exp(b) d = LayerNormalization(c, u) z = Mul(d, c)
+        loss = ReduceMean<keepdims=0>(z) }}""")
     assert_gradients(model, ["s", "t", "u"], random_feeds(model))
