@@ -204,6 +204,12 @@ SILENT = {
     "matrix_product": (ordinary_forms, "float[N,4] x, float[4,2] w", "y = MatMul(x, w)"),
     "leaky_relu": (ordinary_forms, "float[N,4] x", "y = LeakyRelu<alpha=0.1>(x)"),
     "clip": (ordinary_forms, "float[N,4] x, float low", "y = Clip(x, low)"),
+    "integer_clip": (  # the runtime has no Relu of them
+        ordinary_forms,
+        "float[N,4] x",
+        "i = Cast<to=7>(x) low = Constant<value = int64 {0}>() c = Clip(i, low) "
+        "y = Cast<to=1>(c)",
+    ),
 }
 
 
