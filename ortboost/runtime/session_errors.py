@@ -115,7 +115,8 @@ _KNOWN: Final = (
         "The model is not valid: the inputs of a node have shapes that its operator cannot take.",
         "{1} '{0}': {2}",
         "Export it again: with the other exporter (torch.onnx.export(..., dynamo=...)), or in "
-        "another form. If the name begins with 'ortboost/', report it.",
+        "another form. If it is a node of ortboost or of a gradient, use --engine portable, and "
+        "report it.",
     ),
 )
 

@@ -207,8 +207,7 @@ SILENT = {
     "integer_clip": (  # the runtime has no Relu of them
         ordinary_forms,
         "float[N,4] x",
-        "i = Cast<to=7>(x) low = Constant<value_int=0>() c = Clip(i, low) "
-        "y = Cast<to=1>(c)",
+        "i = Cast<to=7>(x) low = Constant<value_int=0>() c = Clip(i, low) y = Cast<to=1>(c)",
     ),
 }
 
