@@ -742,6 +742,7 @@ def norms() -> Iterator[Case]:
             note=f"axis {axis} no bias",
         )
     yield Case("LayerNormalization", [(3, 4, 5), (1,), (1,)], (0, 1, 2), note="broadcast scale")
+    yield Case("LayerNormalization", [(3, 4, 1), (1,), (1,)], (0, 1, 2), note="one element")
     yield Case(
         "LayerNormalization",
         [(3, 4, 5), (4, 5), (5,)],

@@ -33,6 +33,7 @@ from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.missing_kernels import runnable
+from ortboost.graph.token_ids import token_inputs
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -250,7 +251,8 @@ def plain_subject(
     plain = export_network(loaded, optimize=False)
     reference = runnable(source, loaded) if as_it_is else reference_path(source, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
-    evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
+    network = ModelEvaluator(reference, device=device, token_rows=token_inputs(loaded))
+    evaluator = WithConstants(network, config)
 
     def export(**settings: Any) -> Exported:
         note = images_note(pixels)

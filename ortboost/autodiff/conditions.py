@@ -48,11 +48,7 @@ def unknown_rank(node: ir.Node, *indices: int) -> str | None:
     for index in indices or range(len(node.inputs)):
         value = input_at(node, index)
         if value is not None and known_shape(value) is None:
-            custom = _custom_source(value)
-            why = "give the shapes of the model's inputs"
-            if custom is not None:
-                why = f"it comes from the custom operator '{custom}': export without that"
-            return f"the rank of '{value.name}' is unknown; {why}"
+            return f"the rank of '{value.name}' is unknown; {_remedy(value)}"
     return None
 
 
@@ -77,18 +73,25 @@ def unfit_shapes(node: ir.Node) -> str | None:
     return None
 
 
-def _custom_source(value: ir.Value) -> str | None:
-    """The nearest custom operator that a value is computed from; inference stops there."""
+def _remedy(value: ir.Value) -> str:
+    """What to do about a value of unknown rank: about the nearest node where inference stops."""
     pending, seen = [value], set[int]()
     for current in pending:
         node = current.producer()
         if node is None or id(node) in seen:
             continue
         if node.domain not in _KNOWN_DOMAINS:
-            return f"{node.domain}::{node.op_type}"
+            name = f"{node.domain}::{node.op_type}"
+            return f"it comes from the custom operator '{name}': export without that"
+        any_axes = is_standard(node, "Squeeze") and input_at(node, 1) is None
+        if any_axes and known_shape(node.inputs[0]) is not None:
+            return (
+                f"'{node.name}' removes each axis of length 1, which the batch may have: "
+                "export squeeze(dim) instead of squeeze()"
+            )
         seen.add(id(node))
         pending += [source for source in node.inputs if source is not None]
-    return None
+    return "give the shapes of the model's inputs"
 
 
 def unknown_axes(node: ir.Node, index: int = 1) -> str | None:

@@ -20,8 +20,9 @@ __all__ = ["ARGUMENTS", "ONLY_OPTIONS", "in_python"]
 
 _SAME_NAME: Final = (  # but for hyphens
     "around atol augment batch-size before check-sync checkpoint checkpoint-every checkpoints "
-    "components data debug-overflow device early-stop exchange-dtype graph images keep max-drop "
-    "max-nodes min-sqnr opset out precision rtol segments target timeout update-bn val-split verify"
+    "components data debug-overflow device early-stop exchange-dtype graph ignore-index images "
+    "keep max-drop max-nodes min-sqnr opset out precision rtol segments target timeout update-bn "
+    "val-split verify"
 )
 ARGUMENTS: Final[Mapping[str, str]] = {
     **{name: name.replace("-", "_") for name in _SAME_NAME.split()},
@@ -39,7 +40,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "force-low": "MixedPrecision.force_low",
     "freeze": "ProgramConfig.freeze",
     "frozen-bn": "ProgramConfig.frozen_norm",
-    "ignore-index": "LossConfig.ignore_index",
     "input": "InputConfig.values",
     "keep-fp32": "MixedPrecision.keep_fp32",
     "labels": "LossConfig.labels",

@@ -102,7 +102,7 @@ def write_verified(
         if trial.emulated is ir.DataType.FLOAT16:  # first check that the file itself runs
             plain = dataclasses.replace(trial, emulated=None)
             first = dataclasses.replace(plain, expected=expected[:1], feeds=feeds[:1])
-            first.require(exported, target)
+            first.require(exported, target, judge=judge)
         parity = trial.require(exported, target, watch, judge)
     exported.model.metadata_props["ortboost.parity"] = parity.summary
     save_model(exported.model, target)

@@ -37,7 +37,7 @@ BatchAxis: TypeAlias = int | Literal["unknown"] | None
 
 _BATCH_NAME = re.compile(r"(batch.*|.*batch(_size)?|bs|b|n)", re.IGNORECASE)
 _MOVES = frozenset(
-    "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose "
+    "Cast Clip Expand Flatten Gather GatherND Identity Reshape Slice Split Squeeze Transpose "
     "Unsqueeze".split()
 )
 """Operators that pass on row indices from their first input to their output."""
@@ -223,7 +223,8 @@ def _picks(node: ir.Node, index: int, joined: bool) -> bool:
         return False
     op, axis = node.op_type, node.attributes.get_int("axis", 0)
     if op in ("Gather", "ScatterElements"):
-        return axis == 0
+        rows = node.inputs[0]
+        return axis == 0 or (rows is not None and -axis == len(known_shape(rows) or ()))
     # Concatenated indices have several coordinates: this one may not be the row.
     return (
         op in ("GatherND", "ScatterND")

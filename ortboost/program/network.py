@@ -22,6 +22,7 @@ from ortboost.graph.normalize import normalize
 from ortboost.graph.query import match_names
 from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
+from ortboost.graph.squeezed_axes import state_squeezed_axes
 from ortboost.graph.store_weights import store_weights
 from ortboost.graph.tie_copies import tie_copies
 from ortboost.graph.to_float32 import to_float32
@@ -76,6 +77,7 @@ def read_network(
     _check_kept_functions(model, opsets, widened)
     log.add(find_training_traces(model))
     log.add(to_float32(model, widened))
+    log.add(state_squeezed_axes(model))
     log.add(fix_inputs(model, config.inputs))  # early: known lengths fold into constants
     log.add(*normalize(model, opsets=opsets, ir_version=engine.ir_version, kept=_has_own_rule))
     log.add(unused_rules(operators, model))

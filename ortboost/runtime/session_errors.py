@@ -109,6 +109,15 @@ _KNOWN: Final = (
         "Export the model in float32. 'ortboost convert' accepts it as it is: its program computes "
         "in float32.",
     ),
+    _Known(
+        r"Node \((.*?)\) Op \((\w+)\) \[ShapeInferenceError\] (.*)",
+        ModelError,
+        "The model is not valid: the inputs of a node have shapes that its operator cannot take.",
+        "{1} '{0}': {2}",
+        "Export it again: with the other exporter (torch.onnx.export(..., dynamo=...)), or in "
+        "another form. If it is a node of ortboost or of a gradient, use --engine portable, and "
+        "report it.",
+    ),
 )
 
 

@@ -416,16 +416,17 @@ def test_an_output_of_nan_is_told(tmp_path):
     assert ["'y'" in note for note in result.notes if "NaN" in note] == [True]
 
 
-def test_an_output_of_random_numbers_is_written_and_told(tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_output_of_random_numbers_is_written_and_told(tmp_path, precision):
     """A VAE that draws its noise itself: no two runs agree."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]> net
-        (float[n,4] x, float[4] w) => (float[n,4] y, float[n,4] z)
-        { z = Mul(x, w) r = RandomNormalLike(z) y = Add(z, r) }""",
-        w=weights(4),
+        (float[n,4] x, float[4,4] w) => (float[n,4] y, float[n,4] z)
+        { z = MatMul(x, w) r = RandomNormalLike(z) y = Add(z, r) }""",
+        w=weights(4, 4),
     )
     save_model(model, tmp_path / "n.onnx")
-    result = api.export(tmp_path / "n.onnx", tmp_path / "o.onnx", device="cpu")
+    result = api.export(tmp_path / "n.onnx", tmp_path / "o.onnx", precision=precision, device="cpu")
     assert [n for n in result.notes if "random" in n] == [
         "'y': computed from random numbers, so only the shape was compared."
     ]

@@ -94,6 +94,17 @@ def test_indices_that_count_columns_first(order, read, refused):
     assert (column_major(node) is not None) == refused
 
 
+def test_a_rank_that_a_squeeze_hides_is_said_to_be_its():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4,1] x, float[4,3] w) => (float y) {
+            [s] a = Squeeze(x) b = Relu(a) y = MatMul(b, w) }""")
+    reason = unknown_rank(model.graph.node(2))
+    assert reason == (
+        "the rank of 'b' is unknown; 's' removes each axis of length 1, which the batch may have: "
+        "export squeeze(dim) instead of squeeze()"
+    )
+
+
 def test_a_rank_that_a_custom_operator_hides_is_said_to_be_its():
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my.ops" : 1]>
         net (float[N,4] x, float[4,3] w) => (float y) {

@@ -69,6 +69,25 @@ CASES = {
             loss = ReduceMean<keepdims=0>(y) }""",
         ["w"],
     ),
+    "gathers_of_all_parts": (
+        """g (float[5,3] x, float[3] w) => (float loss) { q = Mul(x, w)
+            i = Constant<value_int=0>() j = Constant<value_int=1>() l = Constant<value_int=2>()
+            a = Gather<axis=1>(q, i) b = Gather<axis=1>(q, j) d = Gather<axis=1>(q, l)
+            zero = Constant<value_float=0.0>() c = Greater(a, zero) y = Where(c, b, zero)
+            z = Mul(y, y) k = Greater(d, zero) v = Where(k, z, y)
+            loss = ReduceMean<keepdims=0>(v) }""",
+        ["w"],
+    ),
+    "slices_of_all_parts": (
+        """g (float[5,3] x, float[3] w) => (float loss) { q = Mul(x, w)
+            i = Constant<value_ints=[0]>() j = Constant<value_ints=[1]>()
+            l = Constant<value_ints=[2]>() n = Constant<value_ints=[3]>() a = Slice(q, i, j, j)
+            b = Slice(q, j, l, j) d = Slice(q, l, n, j)
+            zero = Constant<value_float=0.0>() c = Greater(a, zero) y = Where(c, b, zero)
+            z = Mul(y, y) k = Greater(d, zero) v = Where(k, z, y)
+            loss = ReduceMean<keepdims=0>(v) }""",
+        ["w"],
+    ),
     "leaky_relu_negative_slope": (
         """g (float[3,4] x) => (float loss) { y = LeakyRelu<alpha=-0.5>(x)
             z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }""",

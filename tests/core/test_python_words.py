@@ -70,6 +70,8 @@ def test_every_argument_exists():
         ("--batch-axis x=none.", "batch_axes={'x': None}."),
         ("fix it with --dim NAME=LENGTH)", "fix it with InputConfig(dims={NAME: LENGTH}))"),
         ("name it (--new-head), or", "name it (new_head of ProgramConfig), or"),
+        # An argument of evaluate, too, for a file that has no LossConfig.
+        ("name it (--ignore-index).", "name it (ignore_index)."),
         ("Give --val DATA.", "Give validation=DATA."),
         ("use --loss output --output NAME.", "use LossConfig(name='output', output=NAME)."),
         ("Leave --slim out.", "Leave slim=True out."),

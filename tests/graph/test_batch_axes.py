@@ -84,10 +84,13 @@ PICKED = {
     "y = Gather(x, s)",
     "from the end": ROWS
     + "b = Less(s, z) a = Add(s, z) w = Where(b, a, s) h = Relu(x) y = Gather(h, w)",
+    "an axis from the end": ROWS + "y = Gather<axis = -2>(x, s)",  # of PyTorch Geometric
+    "without its own loops": "t = Transpose(e) d = NonZero(t) r = GatherND(t, d) y = Gather(x, r)",
 }
 NOT_PICKED = {
     "a table": (f"{X}, int64[n] e, float[9,4] t", "y = Gather(t, e)"),
     "another axis": (f"{X}, int64[4] e", "y = Gather<axis = 1>(x, e)"),
+    "the last axis": (f"{X}, int64[4] e", "y = Gather<axis = -1>(x, e)"),
     "positions in samples": (f"{X}, int64[n,4] e", "y = GatherElements<axis = 1>(x, e)"),
     "one input": ("float[n,4] x", "y = Relu(x)"),
 }

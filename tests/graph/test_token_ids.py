@@ -64,6 +64,7 @@ def test_negative_ids_are_refused():
         lambda: step.step(feeds, {"learning_rate": 0.1}),
         lambda: step.evaluator().evaluate(feeds),
         lambda: api.evaluate(net(), feeds, device="cpu"),
+        lambda: api.compare(net(), net(), data={"ids": feeds["ids"]}, device="cpu"),
         lambda: ortboost.load(net(), device="cpu")(feeds["ids"]),
     ):
         with pytest.raises(UsageError, match="The token ID -1 is negative") as caught:

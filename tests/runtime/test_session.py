@@ -117,6 +117,17 @@ def test_an_operator_that_no_opset_has_is_named():
     assert_three_lines(info.value)
 
 
+def test_shapes_that_do_not_fit_are_a_fault_of_the_file():
+    """As written by torch's exporters: a pool of rank 2, a Squeeze of an axis of length 4."""
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[N,4] x) => (float[N] y) {
+          one = Constant<value_ints = [1]>() [squeezed] y = Squeeze(x, one) }"""
+    with pytest.raises(ModelError, match="The model is not valid") as info:
+        open_session(text_model(text))
+    assert_three_lines(info.value)
+    assert info.value.where.startswith("Squeeze 'squeezed': Dimension of input 1 must be 1")
+
+
 def test_a_node_without_a_name_is_not_named():
     text = """<ir_version: 8, opset_import: ["" : 18]>
         g (bfloat16[N] x) => (bfloat16[N] y) { y = Add(x, x) }"""

@@ -24,6 +24,8 @@ __all__ = [
     "sum_empty_batches",
 ]
 
+_OF_OPTIMIZER = ("splits", "squeeze_axes")
+
 
 def drop_copies(model: ir.Model) -> None:
     """Remove the copies that ``own_frozen_inputs`` made, in place."""
@@ -47,6 +49,12 @@ def restore(
         if value is not None:
             graph.inputs.remove(value)
             value.const_value = tensor
+            graph.register_initializer(value)
+    # The runtime's optimizer makes constants of the same names again, and fails if it finds them.
+    for value in list(graph.initializers.values()):
+        if value.name in _OF_OPTIMIZER and value.name not in source.graph.initializers:
+            graph.initializers.pop(value.name)
+            value.name = f"ortboost/native/{value.name}"
             graph.register_initializer(value)
     # Inputs as in the source: the builder drops unused ones.
     ordered = []

@@ -30,6 +30,7 @@ from ortboost.autodiff.native.graph import (
     lift_large_constants,
     one_use_per_node,
     own_frozen_inputs,
+    part_from_copies,
     part_shapes,
     put_back,
     set_aside,
@@ -105,7 +106,9 @@ class NativeEngine:
         part_shapes(work)
         one_use_per_node(work, wrt)
         hide_uncertain_shapes(work, reach(work, wrt, loss))
-        shared = own_frozen_inputs(work, reach(work, wrt, loss).active)
+        active = reach(work, wrt, loss).active
+        part_from_copies(work, active)
+        shared = own_frozen_inputs(work, active)
         drop_empty_inputs(work)
         name_nodes(work)  # gradient nodes are named after their forward nodes
 

@@ -25,6 +25,7 @@ __all__ = [
     "lift_large_constants",
     "one_use_per_node",
     "own_frozen_inputs",
+    "part_from_copies",
     "part_shapes",
     "put_back",
     "set_aside",
@@ -141,6 +142,27 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
                 node.replace_input_with(index, own)
             latest[value] = own
     return {value.name or "" for shared in latest for value in (shared, *_numbers_behind(shared))}
+
+
+def part_from_copies(model: ir.Model, active: Collection[str | None]) -> None:
+    """Let each Gather and Slice that does not lead to the loss read a copy, in place.
+
+    The optimizer fuses all that take parts of one tensor to a Split, whose gradient is wrong if not
+    every part leads to the loss (:mod:`~ortboost.autodiff.native.rewrites.partial`). The copies are
+    those of :func:`own_frozen_inputs`.
+    """
+    builder = Builder(model.graph, COPY_PREFIX)
+    copies: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        if not is_standard(node, "Gather", "Slice") or node.outputs[0].name in active:
+            continue
+        value = source_before(node.inputs[0], "Identity")
+        if value is None or value.name not in active:
+            continue
+        if value not in copies:
+            copies[value] = builder.op("Sum", value, shape=value.shape)
+            model.graph.insert_before(node, builder.take())
+        node.replace_input_with(0, copies[value])
 
 
 def _numbers_behind(value: ir.Value) -> list[ir.Value]:

@@ -22,7 +22,10 @@ _MICROSOFT = frozenset(
 # Operators with several type variables whose tensors are multiplied with each other.
 _ONE_TYPE = frozenset({"Attention"})
 _SCATTERS = ("ScatterElements", "ScatterND")
-_TYPE_FROM_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
+_TYPE_FROM_ATTRIBUTE = (
+    *("Bernoulli", "Cast", "CastLike", "ConstantOfShape", "EyeLike"),
+    *("RandomNormalLike", "RandomUniformLike"),
+)
 _NAMED = {
     "tensor(bool)": ir.DataType.BOOL,
     "tensor(float)": ir.DataType.FLOAT,

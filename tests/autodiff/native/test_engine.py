@@ -403,3 +403,23 @@ def test_constant_statistics_are_refused():
     with pytest.raises(ModelError, match="running statistics are constants"):
         differentiate(model, "loss", ["s"], "native")
     differentiate(model, "loss", ["s"], "portable")
+
+
+def test_constants_of_the_optimizer_are_not_those_that_the_runtime_adds():
+    """Both fuse Gather nodes to a Split, here of ``h`` and of ``q``, with constants of one name."""
+    model = graph("""g (float[5,2] x, float[2] w) => (float loss) {
+        zero = Constant<value_float=0.0>() i = Constant<value_int=0>() j = Constant<value_int=1>()
+        h = Mul(x, w) a = Gather<axis=1>(h, i) b = Gather<axis=1>(h, j) p = Mul(a, b)
+        q = Exp(h) c = Gather<axis=1>(q, i) d = Gather<axis=1>(q, j) k = Greater(c, zero)
+        y = Where(k, d, zero) z = Mul(y, p) loss = ReduceMean<keepdims=0>(z) }""")
+    assert_gradients(model, ["w"], random_feeds(model))
+
+
+@pytest.mark.parametrize("width", ["4", "K"])
+def test_several_normalizations_without_bias(width):
+    """The builder writes the gradients of their biases, which its optimizer may have merged."""
+    model = graph(f"""g (float[5,{width}] x, float[{width}] s, float[{width}] t, float[{width}] u)
+        => (float loss) {{ a = LayerNormalization(x, s) h = Tanh(a) b = LayerNormalization(h, t)
+        c = Exp(b) d = LayerNormalization(c, u) z = Mul(d, c)
+        loss = ReduceMean<keepdims=0>(z) }}""")
+    assert_gradients(model, ["s", "t", "u"], random_feeds(model))

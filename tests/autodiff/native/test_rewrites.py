@@ -69,6 +69,12 @@ FIRES = {
         complete_nodes,
         "float[N,4] x, float[4] s",
         "y = LayerNormalization(x, s)",
+        ["LayerNormalization"],
+    ),
+    "layer_norm_of_a_computed_width": (
+        complete_nodes,
+        "float[N,K] x, float[K] s",
+        "y = LayerNormalization(x, s)",
         ["Shape", "ConstantOfShape", "LayerNormalization"],
     ),
     "dropout_off": (complete_nodes, "float[N,4] x", "y = Dropout(x)", ["Identity"]),
@@ -198,6 +204,11 @@ SILENT = {
     "matrix_product": (ordinary_forms, "float[N,4] x, float[4,2] w", "y = MatMul(x, w)"),
     "leaky_relu": (ordinary_forms, "float[N,4] x", "y = LeakyRelu<alpha=0.1>(x)"),
     "clip": (ordinary_forms, "float[N,4] x, float low", "y = Clip(x, low)"),
+    "integer_clip": (  # the runtime has no Relu of them
+        ordinary_forms,
+        "float[N,4] x",
+        "i = Cast<to=7>(x) low = Constant<value_int=0>() c = Clip(i, low) y = Cast<to=1>(c)",
+    ),
 }
 
 

@@ -101,6 +101,9 @@ def form(node: str, low: ir.DataType = HALF, opset: int = 18, untyped: str = "")
         ),
         ("y = other.Unknown(x)", HALF, 18, Form((), (), (0,), "its types are unknown")),
         ("y = Cast<to = 1>(i)", HALF, 18, Form((), (), (), "an attribute sets its type")),
+        # Without a dtype, a type of its own in the schema, but that of the input all the same.
+        ("y = RandomUniformLike(x)", HALF, 18, Form((), (), (0,), "an attribute sets its type")),
+        ("y = Bernoulli(x)", HALF, 18, Form((), (), (0,), "an attribute sets its type")),
         ("y = ScatterND(x, i, k)", HALF, 18, Form((0, 2), (0,), ())),
         (
             'y = ScatterND<reduction = "add">(x, i, k)',

@@ -101,7 +101,7 @@ def _scalar(site: Site) -> list[ir.Value | None] | None:
 def _clip(site: Site) -> list[ir.Value | None] | None:
     """Write a lower bound of 0 as a Relu: the gradient of Clip is 1 where `x` equals a bound."""
     low = site.array(1)
-    if low is None or low.any():
+    if low is None or low.any() or site.dtype not in FLOAT_TYPES:  # integers have no gradient
         return None
     rectified = site.op("Relu", site.input(0), shape=site.shape())
     high = site.optional(2)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import is_read, known_shape, producer_of
+from ortboost.graph.query import is_read, known_shape, producer_of, static_shape
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
 __all__ = ["complete_nodes"]
@@ -40,15 +41,21 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     read = _is_read(site.node, 1) or _is_read(site.node, 2)
     normalized = site.shape()[axis:]
     plain = known_shape(scale) == normalized and (bias is None or known_shape(bias) == normalized)
-    if plain and not read and bias is not None and len(site.node.outputs) == 3:
+    single = set(normalized) == {1}
+    if plain and not (read or single) and bias is not None and len(site.node.outputs) == 3:
         return None
-    # Its gradient kernel takes scale and bias in the normalized shape alone, and nothing for the
-    # statistics.
-    if read or not plain:
+    # Its gradient kernel takes scale and bias in the normalized shape alone, nothing for the
+    # statistics, and more than one element.
+    if read or single or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:
-        # Not scale * 0, which would be NaN if the scale is.
-        bias = site.filled(0, site.shape_of(scale), scale.dtype, scale.shape)
+        # Not scale * 0, which would be NaN if the scale is. Not computed where the shape is known:
+        # the optimizer would fold and merge the biases of all nodes, see own_frozen_inputs.
+        shape = static_shape(scale)
+        if shape is None:
+            bias = site.filled(0, site.shape_of(scale), scale.dtype, scale.shape)
+        else:
+            bias = site.const(np.zeros(shape), scale.dtype or ir.DataType.FLOAT)
     outputs = site.ops("LayerNormalization", data, scale, bias, count=3, **site.node.attributes)
     for output in outputs[1:]:  # the statistics, float32 whatever the input
         output.type = ir.TensorType(ir.DataType.FLOAT)

@@ -49,6 +49,11 @@ def transpose(b: Backward) -> Gradients:
     return [b.op("Transpose", b.gradient(), perm=inverse, shape=shape)]
 
 
+@refuses("Concat", "Split")
+def _counted_from_the_end(node: ir.Node) -> str | None:
+    return unknown_rank(node, 0) if node.attributes.get_int("axis", 0) < 0 else None
+
+
 @register("Concat")
 def concat(b: Backward) -> Gradients:
     """`y = [x1, x2, ...]`: each input gets its part of `g`; Split if all need one, else Slice."""
