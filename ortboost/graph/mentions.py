@@ -39,6 +39,8 @@ def _inside(view: mmap.mmap, text: bytes, start: int, end: int, nested: tuple[in
             continue
         length, start = _varint(view, start) if key & 7 == 2 else (_FIXED_LENGTHS[key & 7], start)
         stop = start + length
+        if stop > end:
+            raise IndexError("a field is longer than its message")
         if nested[:1] == (key,):
             found = _inside(view, text, start, stop, nested[1:])
         else:
@@ -52,11 +54,10 @@ def _inside(view: mmap.mmap, text: bytes, start: int, end: int, nested: tuple[in
 
 def _varint(view: mmap.mmap, start: int) -> tuple[int, int]:
     """A number of protobuf, seven bits a byte, and the position behind it."""
-    number = shift = 0
-    while True:
-        byte = view[start]
-        start += 1
-        number |= (byte & 0x7F) << shift
-        shift += 7
+    number = 0
+    for place in range(10):  # no more: other files may have millions of such bytes
+        byte = view[start + place]
+        number |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return number, start
+            return number, start + place + 1
+    raise IndexError("a number of more than 64 bits")

@@ -86,7 +86,7 @@ class UniformValues:
 
     def _joined(self, parts: Sequence[ir.Value | None], depth: int) -> NDArray[Any] | None:
         first, *rest = (self._number(part, depth - 1) for part in parts)
-        return first if all(first == other for other in rest) else None  # NaN: not the same
+        return first if all(_equal(first, other) for other in rest) else None
 
     def _computed(self, node: ir.Node, depth: int) -> NDArray[Any] | None:
         numbers = [self._number(value, depth - 1) for value in node.inputs]
@@ -139,8 +139,15 @@ def _rounds(feeds: Mapping[str, NDArray[Any]], result: NDArray[Any]) -> bool:
 
 
 def _only(array: NDArray[Any]) -> NDArray[Any] | None:
-    """The number of an array that holds only one; NaN is not equal to itself."""
+    """The number of an array that holds only one."""
     if array.size == 0 or array.dtype.kind not in "biuf":
         return None
-    first = array.reshape(-1)[0]
-    return np.asarray(first) if bool((array == first).all()) else None
+    first = np.asarray(array.reshape(-1)[0])
+    return first if _equal(first, array) else None
+
+
+def _equal(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    """Whether all are the same number: not NaN, which equals nothing, nor 0 and -0."""
+    if one is None or other is None or not bool((one == other).all()):
+        return False
+    return one.dtype.kind != "f" or bool((np.signbit(one) == np.signbit(other)).all())

@@ -241,7 +241,10 @@ def test_a_file_is_searched_without_the_values_of_its_weights(tmp_path):
     assert not mentions(path, "a.data")
     assert mentions(path, "b1")
     assert mentions(path, "fc2")
-    for damaged in (b"", b"\xff" * 9 + b"a.data", path.read_bytes()[:-30] + b"a.data"):
+    long = b"\x3a" + b"\xff" * 9 + b"\x01"  # a graph of 2 ** 64 - 1 bytes
+    cut = path.read_bytes()[:-30]
+    others = (b"", b"\xff" * 9 + b"a.data", cut + b"a.data", b"\n" + long[1:] + b"a.data", long)
+    for damaged in others:
         path.write_bytes(damaged)
         assert mentions(path, "a.data") == (b"a.data" in damaged)
 

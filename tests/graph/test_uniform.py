@@ -18,6 +18,7 @@ STORED = {
     "last": np.array([-1], np.int64),
     "table": np.full((9, 4), 7, np.int64),
     "low": np.array(-np.inf, np.float32),
+    "zeros": np.array([0, -0.0], np.float32),
     "half": np.array(0.5, np.float32),
 }
 TYPES = {"float32": "float", "int64": "int64"}
@@ -92,6 +93,11 @@ OTHERS = {
     "an input": ("float[a,b]", "y = Mul(x, half)"),
     "positions above the least": ("bool[a]", "r = Range(zero, n, one) y = GreaterOrEqual(r, one)"),
     "positions that fall": ("bool[a]", "m = Neg(one) r = Range(n, zero, m) y = Less(r, one)"),
+    "zeros of both signs": (
+        "float[a,b]",
+        "z = ConstantOfShape(shape)  m = Neg(z)  y = Concat<axis = 0>(z, m)",
+    ),
+    "stored zeros of both signs": ("float[2]", "y = Identity(zeros)"),
     "not a number": ("float[a,b]", "z = ConstantOfShape(shape) y = Mul(z, low)"),
     "an infinite integer": (
         "int64[a,b]",
