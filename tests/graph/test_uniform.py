@@ -93,6 +93,10 @@ OTHERS = {
     "an input": ("float[a,b]", "y = Mul(x, half)"),
     "positions above the least": ("bool[a]", "r = Range(zero, n, one) y = GreaterOrEqual(r, one)"),
     "positions that fall": ("bool[a]", "m = Neg(one) r = Range(n, zero, m) y = Less(r, one)"),
+    "positions that fall below the first": (
+        "bool[a]",
+        "m = Neg(one)  e = Neg(n)  r = Range(one, e, m)  y = Less(r, one)",
+    ),
     "zeros of both signs": (
         "float[a,b]",
         "z = ConstantOfShape(shape)  m = Neg(z)  y = Concat<axis = 0>(z, m)",

@@ -91,3 +91,26 @@ def test_an_operand_that_broadcasts_the_other_is_kept():
     )
     feeds = {"x": weights(2, 1), "z": weights(2, 3)}
     assert not check(fold_broadcast, model, feeds).changed
+
+
+def test_columns_of_a_table_are_not_its_rows():
+    model = model_of(
+        """sizes = Shape(x)  zeros = ConstantOfShape<value = int64[1] {0}>(sizes)
+        columns = Gather<axis = 1>(t, zeros)  y = Add(columns, z)""",
+        "int64[n] x, float[3,3] t, float[3,n] z",
+        "float[3,n] y",
+        t=weights(3, 3),
+    )
+    feeds = {"x": np.zeros(3, np.int64), "z": weights(3, 3)}
+    assert not check(fold_broadcast, model, feeds).changed
+
+
+def test_a_branch_that_the_other_broadcasts_is_kept():
+    model = model_of(
+        "s = Where(yes, x, z)  y = Relu(s)",
+        "float[batch,m] x, float[batch,n] z, bool yes",
+        "float[batch,k] y",
+        yes=np.array(True),
+    )
+    feeds = {"x": weights(2, 1), "z": weights(2, 3)}
+    assert not check(drop_noops, model, feeds).changed
