@@ -19,7 +19,7 @@ from ortboost.graph.input_config import Dims, InputConfig, fit_dims, require_inp
 from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK, format_shape, known_shape
 from ortboost.graph.source import source_name
 
-__all__ = ["fit_inputs", "fix_inputs", "fix_names"]
+__all__ = ["fit_inputs", "fix_inputs"]
 
 
 def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
@@ -54,24 +54,19 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
         inputs[name].shape = ir.Shape(shape)
         if shape != shapes[name] and name not in arrays:
             report.changed[name] = f"{format_shape(shapes[name])} -> {format_shape(shape)}"
-    fix_names(graph, names)
-    for name, array in arrays.items():
-        _make_constant(graph, inputs[name], array)
-        shown = array.item() if array.size == 1 else f"an array {list(array.shape)}"
-        report.changed[name] = f"fixed at {shown}"
-    return report
-
-
-def fix_names(graph: ir.Graph, lengths: Mapping[str, int]) -> None:
-    """Replace names of dimensions by lengths in what the nodes compute, in place."""
-    for node in graph.all_nodes() if lengths else ():
+    for node in graph.all_nodes() if names else ():
         for output in node.outputs:
             found = known_shape(output)
             if found is not None:
                 # By type: a dimension may have the name 'None'.
                 output.shape = ir.Shape(
-                    lengths.get(dim, dim) if isinstance(dim, str) else dim for dim in found
+                    names.get(dim, dim) if isinstance(dim, str) else dim for dim in found
                 )
+    for name, array in arrays.items():
+        _make_constant(graph, inputs[name], array)
+        shown = array.item() if array.size == 1 else f"an array {list(array.shape)}"
+        report.changed[name] = f"fixed at {shown}"
+    return report
 
 
 def fit_inputs(

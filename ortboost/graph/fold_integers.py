@@ -32,10 +32,16 @@ __all__ = ["fold_integers"]
 _LARGEST = 1024  # elements of what a model needs to know
 _OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(
-    "Abs Add And Cast Concat ConstantOfShape CumSum Div Equal Expand Flatten Gather GatherElements "
-    "GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg NonZero Not Or "
-    "Range Reshape Shape Size Slice Squeeze Sub Tile Transpose Unsqueeze Where Xor".split()
+    "Abs Add And Cast CastLike Concat ConstantOfShape CumSum Div Equal Expand Flatten Gather "
+    "GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg "
+    "NonZero Not Or Range Reshape Shape Size Slice Squeeze Sub Tile Transpose Unsqueeze Where "
+    "Xor".split()
 )
+
+_MOVING = frozenset(
+    "Concat ConstantOfShape Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose "
+    "Unsqueeze".split()
+)  # fractions that these compute are those that they read
 
 
 def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
@@ -51,7 +57,8 @@ def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
         (output,) = node.outputs  # as all of these operators have
         if id(output) in outputs or math.prod(static_shape(output) or ()) > largest:
             continue
-        kinds = "biuf" if _is_setting(output) else "biu"
+        whole = node.op_type in _MOVING and _is_cast(output)
+        kinds = "biuf" if whole or _is_setting(output) else "biu"
         shapes = node.graph is model.graph
         opset = model.opset_imports.get("", 18)
         found = _result(node, opset, kinds, shapes=shapes, largest=largest)
@@ -69,14 +76,15 @@ def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
 
 
 def _is_setting(value: ir.Value) -> bool:
-    """Whether a value is only read as region, scales or sizes of a Resize, or cast to integers."""
-    uses = list(value.uses())
-    return bool(uses) and all(
-        bool(use.idx)
-        if use.node.op_type in ("Resize", "Upsample")
-        else use.node.op_type == "Cast" and _is_whole(use.node.outputs[0].dtype)
-        for use in uses
-    )
+    """Whether a value is only read as the region, scales or sizes of a Resize."""
+    uses = [(usage.node.op_type, usage.idx) for usage in value.uses()]
+    return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
+
+
+def _is_cast(value: ir.Value) -> bool:
+    """Whether a value is only cast to integers, as the ones of a mask are."""
+    nodes = [usage.node for usage in value.uses()]
+    return bool(nodes) and all(n.op_type == "Cast" and _is_whole(n.outputs[0].dtype) for n in nodes)
 
 
 def _is_whole(dtype: ir.DataType | None) -> bool:
@@ -106,9 +114,13 @@ def _result(
         if array is None and shapes and not index and node.op_type in ("Gather", "Slice"):
             made_by = producer_of(value, "Shape")
             array = None if made_by is None else _shape(made_by)
-        if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):
+        if array is None or (
+            array.dtype.kind not in kinds and node.op_type not in ("Cast", "CastLike")
+        ):
             return None
         feeds[value.name or ""] = array
+    if node.op_type == "NonZero" and known_shape(node.inputs[0]) == ():
+        return None  # runtimes count an axis for a scalar, the standard none
     if node.op_type in ("Div", "Mod") and any(
         np.any(np.less_equal(array, 0)) for array in feeds.values()
     ):

@@ -72,6 +72,8 @@ def test_the_scales_of_a_resize_are_put_together():
         "c = Cast<to = 1>(two) y = Mul(x, c)",  # a float
         "s = Shape(x) y = Reshape(x, s)",  # not known
         "z = Div(two, nought) c = Cast<to = 1>(z) y = Mul(x, c)",
+        "z = NonZero(two) c = Cast<to = 1>(z) r = ReduceSum(c) y = Mul(x, r)",  # runtimes differ
+        "k = Cast<to = 1>(two) h = Mul(k, k) c = Cast<to = 7>(h) d = Cast<to = 1>(c) y = Mul(x, d)",
         "r = RandomUniform<shape = [1], dtype = 1>() c = Cast<to = 7>(r) "
         "d = Cast<to = 1>(c) y = Mul(x, d)",
     ],
@@ -87,6 +89,19 @@ def test_what_is_left_alone(body):
     before = ops(model)
     assert not fold_integers(model).modified
     assert ops(model) == before
+
+
+def test_copies_of_a_float_are_known_if_they_are_only_cast_to_integers():
+    """As a mask of ones that is made for each sentence, and read as booleans."""
+    body = "e = Expand(one, size) c = Cast<to = 9>(e) d = Cast<to = 1>(c) {} y = Mul(x, d)"
+    stored = {"one": np.array(1, np.float32), "size": np.array([3, 4])}
+    inputs = "float[N,3,4] x, float one, int64[2] size"
+    model = net(body.format(""), inputs, **stored)
+    fold_integers(model)
+    assert ops(model) == ["Cast", "Mul"]
+    other = net(body.format("z = Neg(e)"), inputs, "float[a,b,c] y, float[3,4] z", **stored)
+    fold_integers(other)
+    assert "Expand" in ops(other)
 
 
 def test_an_output_of_the_model_stays_one():

@@ -90,7 +90,11 @@ class LossBase(Cell):
         target = self.labels(labels)
         self._check_shapes(predicted, target)
         if not predicted.size:  # the mean of nothing is not 0
-            raise self.misfit(predicted.shape, target.shape)
+            raise ArgumentValueError(
+                f"There are no predictions: their shape is {list(predicted.shape)}.",
+                where=type(self).__name__,
+                fix="Leave empty batches out.",
+            )
         given = ir.val("logits", ir.DataType.FLOAT, predicted.shape)
         same = ir.val("prediction", ir.DataType.FLOAT, predicted.shape)
         copy = ir.node("Identity", [given], outputs=[same])

@@ -125,7 +125,8 @@ def _gather_rows(node: ir.Node, b: Builder) -> None:
     """Number the rows that the indices select, where the lengths are known."""
     data, indices = node.inputs
     shape, wanted = static_shape(data), static_shape(indices)
-    if shape is None or wanted is None or node.attributes.get_int("batch_dims", 0) != 0:
+    batched = node.attributes.get_int("batch_dims", 0) != 0
+    if shape is None or wanted is None or batched or 0 in shape:
         return
     lengths, row = shape[: wanted[-1]], shape[wanted[-1] :]
     steps = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]

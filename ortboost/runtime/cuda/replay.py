@@ -40,9 +40,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import first_line
-from ortboost.graph.fix_inputs import fix_names
 from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.query import has_subgraph, is_standard, known_shape, label, static_shape
+from ortboost.graph.query import has_subgraph, is_standard, label, static_shape
 from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import Program
@@ -121,13 +120,10 @@ def form_to_capture(
 
     The device is ``cuda``, or ``cpu`` for tests; the model is not modified.
     """
-    fixed, lengths = model.clone(), dict[str, int]()
+    fixed = model.clone()
     for value in fixed.graph.inputs:
         if value.name is not None and value.name in shapes:
-            dims = zip(known_shape(value) or (), shapes[value.name], strict=False)
-            lengths |= {name: length for name, length in dims if isinstance(name, str)}
             value.shape = ir.Shape(shapes[value.name])
-    fix_names(fixed.graph, lengths)
     infer_shapes(fixed)
     while fold_integers(fixed, largest=_POSITIONS).changed:
         infer_shapes(fixed)  # known sizes give shapes, and these other sizes

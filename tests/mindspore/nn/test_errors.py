@@ -125,7 +125,7 @@ def test_the_list_of_differences_is_up_to_date():
     ("loss", "shape", "words"),
     [
         (nn.BCEWithLogitsLoss(weight=np.ones(5)), (4, 3), "does not broadcast"),
-        (nn.MSELoss(), (0, 3), "do not fit"),  # the mean of nothing
+        (nn.MSELoss(), (0, 3), "no predictions"),  # the mean of nothing
     ],
 )
 def test_a_loss_that_is_called_refuses_by_name(loss, shape, words):

@@ -188,7 +188,8 @@ def gathering(body):
         net (float[batch,length,2] x, int64[batch,length,2] at, float[2,3] w, int64 zero,
              int64 one, int64[1] first, int64[1] last) => (float[batch,length,3] y) {{
           sizes = Shape<end = 2>(x)  n = Gather<axis = 0>(sizes, one)
-          positions = Range(zero, n, one)  row = Unsqueeze(positions, first)
+          from = CastLike(zero, one)  positions = Range(from, n, one)
+          row = Unsqueeze(positions, first)
           copies = Expand(row, sizes)
           column = Unsqueeze(positions, last)  none = Mul(column, zero)
           pairs = Concat<axis = -1>(none, column)
@@ -226,6 +227,7 @@ def form(program, feeds):
         ),
         ("rows = GatherND(x, pairs)  scaled = Add(x, rows)", 1),
         ("rows = GatherND(x, at)  scaled = Add(x, rows)", 1),
+        ("back = Sub(pairs, one)  rows = GatherND(x, back)  scaled = Add(x, rows)", 1),
     ],
 )
 def test_gathernd_is_captured_in_another_form(body, gathers):
