@@ -140,11 +140,12 @@ def test_half_of_a_gelu_stays_where_runtimes_recognize_it():
     assert_kept(check(fold_forward, model, IMAGE), "a", "Gelu")
 
 
-def test_a_multiplication_that_broadcasts_its_input_is_not_folded():
-    types = "float[n,1,6,6] x, float[1,4,1,1] c, float[4,4,3,3] w"
+@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (4, 4, 6)])  # an axis of length 1; one less
+def test_a_multiplication_that_broadcasts_its_input_is_not_folded(shape):
+    types = f"float[{','.join(map(str, shape))}] x, float[1,4,1,1] c, float[4,4,3,3] w"
     stored = {"w": weights(4, 4, 3, 3), "c": weights(1, 4, 1, 1)}
-    model = model_of("[a] h = Mul(x, c) y = Conv(h, w)", types, "float[n,4,4,4] y", **stored)
-    report = check(fold_forward, model, {"x": weights(2, 1, 6, 6)})
+    model = model_of("[a] h = Mul(x, c) y = Conv(h, w)", types, "float[n,4,k,l] y", **stored)
+    report = check(fold_forward, model, {"x": weights(*shape)})
     assert_kept(report, "a", "broadcast")
 
 

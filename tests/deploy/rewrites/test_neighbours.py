@@ -82,6 +82,9 @@ def test_a_concatenation_that_others_take_in_is_not_made():
     assert ops(model) == {"Relu": 1, "Concat": 2, "Mul": 1}
     model = net("a = Concat<axis = 1>(x, x) b = Concat<axis = 1>(a, a) s = Abs(a) y = Add(b, s)")
     assert not merge_neighbours(model).changed  # Abs needs it
+    body = "a = Concat<axis = 1>(x, x) y = Concat<axis = 1>(a, x)"
+    model = net(body, outputs="float[n,a,b] y, float[n,c,d] a")
+    assert not check(merge_neighbours, model, X).changed  # an output of the model
 
 
 def test_concatenations_along_other_axes_stay():
