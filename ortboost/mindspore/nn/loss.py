@@ -1,7 +1,7 @@
 """Losses with MindSpore's API.
 
 In a training step they become part of the graph (see :mod:`ortboost.transforms.attach_loss` for the
-formulas); called directly, they run in a graph of their own.
+formulas); called directly, they run in a graph of their own, which each call opens (some 3 ms).
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ __all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
 _FLOAT = ir.DataType.FLOAT
 _SUMS = ("Add", "Sub", "Sum")
 _KEEP_ZERO = ("Expand", "Sqrt", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
-_LOST = "its constant"
 _LOOKUPS = ("Gather", "GatherElements", "GatherND")
 
 
@@ -132,17 +131,23 @@ class PrecisionPlan:
 
     def _misfit(self, node: ir.Node, form: Form) -> str | None:
         """Why the constants or measured values of a node do not fit the low-precision format."""
-        for index in form.reads:
-            value = node.inputs[index]
-            array = constant(value) if value is not None and self.is_constant(value) else None
-            lost = None if array is None else _lost(array, self.low)
-            if lost is not None:
-                return f"{_LOST} {lost} does not fit {self.config.compute}"
+        lost = self._lost_constant(node, form)
+        if lost is not None:
+            return f"its constant {lost} does not fit {self.config.compute}"
         if is_standard(node, "Div") and self._is_kept_from_zero(node.inputs[1]):
             return f"its divisor is kept from 0 by less than {self.config.compute} holds"
         for name in [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]:
             if (size := self.ranges.get(name, 0.0)) > largest(self.low):
                 return f"'{name}' was measured up to {size:.4g}"
+        return None
+
+    def _lost_constant(self, node: ir.Node, form: Form) -> str | None:
+        """A number that a node reads and the low-precision format does not hold, as text."""
+        for value in (node.inputs[index] for index in form.reads):
+            array = constant(value) if value is not None and self.is_constant(value) else None
+            lost = None if array is None else _lost(array, self.low)
+            if lost is not None:
+                return lost
         return None
 
     def _is_kept_from_zero(self, value: ir.Value | None) -> bool:
@@ -152,7 +157,7 @@ class PrecisionPlan:
             value = producer.inputs[0]
             producer = value.producer() if value is not None else None
         entry = self.of.get(id(producer))
-        return entry is not None and entry.reason.startswith(_LOST)
+        return entry is not None and self._lost_constant(entry.node, entry.form) is not None
 
     def decide(self) -> None:
         """Choose low or fp32 for every free node, with the fewest casts."""
