@@ -65,6 +65,10 @@ UNIFORM = {
         "r = Range(zero, n, one) g = GreaterOrEqual(r, zero) e = Expand(g, shape) "
         "y = Where(e, half, low)",
     ),
+    "the other branch": (
+        "float[a,b]",
+        "e = Expand(two, shape)  l = Less(e, one)  y = Where(l, low, half)",
+    ),
     "pieces": (
         "float[a,b]",
         "z = ConstantOfShape(shape)  e = Expand(z, shape)  y = Concat<axis = 0>(z, e)",

@@ -248,7 +248,8 @@ def test_a_constant_that_does_not_fit_keeps_its_node_in_float32(number, fits16, 
         assert ("does not fit" in report.kept.get("scale", "it fits")) == (not fits)
 
 
-def test_a_division_by_what_a_small_constant_keeps_from_zero_stays_in_float32():
+@pytest.mark.parametrize(("number", "kept"), [(1e-15, True), (0.5, False)])
+def test_a_division_by_what_a_small_constant_keeps_from_zero_stays_in_float32(number, kept):
     """In float16, `relu(h) + 1e-15` is 0 where `relu(h)` is (linear attention)."""
     model = text_model(
         """<ir_version: 8, opset_import: ["" : 18]>
@@ -257,12 +258,12 @@ def test_a_division_by_what_a_small_constant_keeps_from_zero_stays_in_float32():
           [divide] q = Div(h, e)  y = MatMul(q, w)
         }""",
         w=weights(4, 4),
-        c=np.float32(1e-15),
+        c=np.float32(number),
         to=np.array([1, 1]),
     )
     report = place_precision(model, FP16)
     checked(model)
-    assert "kept from 0" in report.kept["divide"]
+    assert ("kept from 0" in report.kept.get("divide", "")) == kept
 
 
 def test_measured_ranges_keep_nodes_in_float32():
