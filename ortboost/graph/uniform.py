@@ -35,7 +35,7 @@ _AT_LEAST: Final = {"GreaterOrEqual": (0, True), "Less": (0, False), "LessOrEqua
 
 
 class UniformValues:
-    """Finds the number of values that have only one, for a model that is not changed meanwhile.
+    """Finds the number of values that have only one, and remembers it.
 
     Args:
         opset: Version of the model's standard opset.
@@ -43,11 +43,11 @@ class UniformValues:
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[n] x) => (float[n] y) {
-        ...   size = Shape(x)  zeros = ConstantOfShape(size)  ones = Exp(zeros)  y = Add(x, ones)
+        ...   size = Shape(x)  zeros = ConstantOfShape(size)  y = Add(x, zeros)
         ... }''')
         >>> uniform = UniformValues(18)
         >>> [uniform.number(node.outputs[0]) for node in model.graph]
-        [None, array(0., dtype=float32), None, None]
+        [None, array(0., dtype=float32), None]
     """
 
     def __init__(self, opset: int) -> None:
