@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import types
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def test_threads_are_those_asked_for():
     for threads in (-1, 0, 10**9):  # the runtime takes 0 and less for its own choice
         with pytest.raises(UsageError, match=f"'threads' is {threads}"):
             open_session(small_mlp(), device="cpu", threads=threads)
+
+
+def test_a_limited_process_has_no_more_threads_than_processors(monkeypatch):
+    """The runtime looks at the machine alone."""
+
+    def threads():
+        opened = open_session(small_mlp(), device="cpu").get_session_options()
+        return opened.intra_op_num_threads
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(module, "available_cores", lambda: 3)
+    assert threads() == 3
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
+    assert threads() == 0  # the runtime's choice: one for each physical core
 
 
 def test_an_unknown_device_names_the_nearest():

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ortboost.core.cores import available_cores
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import write_config
 from ortboost.training.data.batches import (
@@ -289,7 +289,7 @@ class ArraySource:
     def threads(self) -> int:
         """The recommended number of threads: one, or one per core if samples are decoded."""
         decoded = any(array.decodes for array in self._lazy.values())
-        return min(_MOST_THREADS, os.cpu_count() or 1) if decoded else 1
+        return min(_MOST_THREADS, available_cores()) if decoded else 1
 
     @functools.cached_property
     def _contents(self) -> dict[str, int]:

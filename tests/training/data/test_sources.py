@@ -179,8 +179,8 @@ def test_threads_are_for_samples_that_are_decoded(monkeypatch):
             return np.zeros((len(rows), 2), np.float32)
 
     assert ArraySource(arrays(4), 2).threads == 1
-    for cores, threads in ((3, 3), (99, 8), (None, 1)):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+    for cores, threads in ((3, 3), (99, 8), (1, 1)):
+        monkeypatch.setattr(sources, "available_cores", lambda cores=cores: cores)
         slow = as_array_like(Slow((4, 2), np.dtype(np.float32)))
         assert ArraySource({"x": slow}, 2).threads == threads
 
