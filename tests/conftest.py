@@ -9,11 +9,13 @@ held: such a test fails as soon as it opens a session or asks which runtime ther
 ``EITHER_RUNTIME`` are tests that need a runtime, and are not about what it computes. Of these, only
 what needs the native engine, or is marked ``each_runtime``, runs with onnxruntime-training. A test
 of both engines runs with the native one there, and with the portable one on the current runtime.
+``SAMPLED`` have hundreds of cases of a kind: with onnxruntime-training, a third of them run.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -103,6 +105,15 @@ EITHER_RUNTIME = (
     "test_quickstart.py",
     "tools",
 )
+
+# The graphs are the same with both runtimes, and the kernels are tried by a part of the cases.
+SAMPLED = (
+    "autodiff/decompose",
+    "autodiff/portable",
+    "program/test_combine.py",
+    "tools/test_fuzz.py",
+)
+_FEW = 10  # cases of one test, which all run
 _START = time.monotonic()
 
 
@@ -142,9 +153,8 @@ def _listed(path: Path, names: tuple[str, ...]) -> bool:
     return any(name == one or name.startswith(f"{one}/") for one in names)
 
 
-def _needs_training(item: pytest.Item) -> bool:
-    reasons = [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
-    return NEEDS_NATIVE in reasons or item.get_closest_marker("each_runtime") is not None
+def _needs_native(item: pytest.Item) -> bool:
+    return NEEDS_NATIVE in [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
 
 
 def _of_both_engines(item: pytest.Item) -> bool:
@@ -152,17 +162,28 @@ def _of_both_engines(item: pytest.Item) -> bool:
 
 
 def _runs_once(item: pytest.Item) -> bool:
-    if _needs_training(item):
+    if _needs_native(item) or item.get_closest_marker("each_runtime") is not None:
         return False
     once = (*WITHOUT_RUNTIME, *EITHER_RUNTIME)
     return _listed(item.path, once) or _of_both_engines(item)
 
 
+def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Every third case of the listed tests that have many; all cases of the others."""
+    chosen = []
+    for _, cases in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        found = list(cases)
+        many = len(found) > _FEW and _listed(found[0].path, SAMPLED)
+        chosen += found[::3] if many and not _needs_native(found[0]) else found
+    return chosen
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--runtime-only"):
-        left_out = [item for item in items if _runs_once(item)]
-        items[:] = [item for item in items if not _runs_once(item)]
-        config.hook.pytest_deselected(items=left_out)
+        chosen = _sample([item for item in items if not _runs_once(item)])
+        kept = {*chosen}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

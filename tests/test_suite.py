@@ -21,7 +21,7 @@ def suite(*words: str) -> str:
 
 
 def test_what_runs_once_exists():
-    listed = (*conftest.WITHOUT_RUNTIME, *conftest.EITHER_RUNTIME)
+    listed = (*conftest.WITHOUT_RUNTIME, *conftest.EITHER_RUNTIME, *conftest.SAMPLED)
     assert [name for name in listed if not (conftest.TESTS / name).exists()] == []
 
 
@@ -58,6 +58,15 @@ def test_what_needs_the_native_engine_or_says_so_is_not_left_out():
     assert "test_help" not in found
     assert "-native]" in found or "[native]" in found
     assert "portable" not in found
+
+
+def test_a_third_of_many_cases_of_a_kind_run_with_onnxruntime_training():
+    file = "tests/autodiff/portable/test_probe.py"
+    every, some = suite("--collect-only", file), suite("--collect-only", "--runtime-only", file)
+    cases = every.count("::test_gradient[")
+    assert cases > 1000
+    assert some.count("::test_gradient[") == -(-cases // 3)
+    assert "::test_all_named_operators_are_probed" in some
 
 
 def test_what_is_left_when_the_time_is_over_is_skipped_and_told():

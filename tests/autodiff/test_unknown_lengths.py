@@ -13,11 +13,11 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.decompose import decompose
-from ortboost.autodiff.engine import available_engines, differentiate, get_engine
+from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import graph
-from tests.support import run
+from tests.support import ENGINES, run
 
 WAYS = {
     # how y [1, n, 2] is computed from p; l is a vector of n elements
@@ -118,25 +118,24 @@ def arrays(model, n: int, lengths: tuple[int, int]):
     return feeds
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("swapped", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS)
-def test_gradient(way, family, swapped):
+def test_gradient(way, family, swapped, engine):
     if swapped and family == "one_way":
         pytest.skip("the other operand may not be broadcast")
-    engines = [engine.name for engine in available_engines()]
     for (batch, length), n in SIZES:
         if family == "one_way" and n > length:
             continue
         model = build(family, way, n, swapped)
         feeds = arrays(model, n, (batch, length))
         expected = numeric_gradients(model, "loss", ["x", "p"], feeds)
-        for engine in engines:
-            work = model.clone()
-            decompose(work, wrt=["x", "p"], loss="loss", engine=get_engine(engine))
-            found = run(differentiate(work, "loss", ["x", "p"], engine), feeds)
-            for name, oracle in expected.items():
-                case = f"{engine}: {name} with batch {batch}, length {length}, n {n}"
-                gradient = found[f"{name}_grad"]
-                assert gradient.shape == oracle.shape, case
-                np.testing.assert_allclose(gradient, oracle, rtol=1e-3, atol=1e-3, err_msg=case)
+        work = model.clone()
+        decompose(work, wrt=["x", "p"], loss="loss", engine=get_engine(engine))
+        found = run(differentiate(work, "loss", ["x", "p"], engine), feeds)
+        for name, oracle in expected.items():
+            case = f"{name} with batch {batch}, length {length}, n {n}"
+            gradient = found[f"{name}_grad"]
+            assert gradient.shape == oracle.shape, case
+            np.testing.assert_allclose(gradient, oracle, rtol=1e-3, atol=1e-3, err_msg=case)

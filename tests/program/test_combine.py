@@ -146,12 +146,6 @@ def build(names, engine="portable"):
     return build_program(network(), ProgramConfig(engine=engine, boosts=boosts))
 
 
-@pytest.fixture(autouse=True)
-def folder_of_its_own(tmp_path, monkeypatch):
-    """For the components that `build` writes."""
-    monkeypatch.chdir(tmp_path)
-
-
 def test_every_boost_of_the_table_is_tested():
     assert set(BOOSTS) == set(NAMES)
     for name in NAMES:
