@@ -13,6 +13,7 @@ from ortboost.graph.source import source_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.transforms.attach_loss import IGNORED
 from ortboost.transforms.class_axis import find_class_axis
+from ortboost.transforms.final_activation import decision_threshold
 
 __all__ = ["LABELS", "file_labels", "score_output"]
 
@@ -77,5 +78,11 @@ def file_labels(
     if shifted and ignored is None:
         ignored = IGNORED
     return TensorSpec(
-        LABELS, np.dtype(np.int64), wanted, ignored=ignored, class_axis=axis, shifted=shifted
+        LABELS,
+        np.dtype(np.int64),
+        wanted,
+        ignored=ignored,
+        class_axis=axis,
+        shifted=shifted,
+        threshold=decision_threshold(outputs[name]),
     )

@@ -75,6 +75,7 @@ class TensorSpec:
         shifted: For labels: whether each position is compared with the next label.
         averaged: For labels: whether the loss is the mean over the labels that are not ignored.
         weights: For labels: the weights of the classes in this mean; ``None`` if all are 1.
+        threshold: For labels of two classes: the prediction above which it is class 1.
         batch_axis: For data: the batch axis, see :mod:`ortboost.graph.batch_axes`.
         rows: For token IDs: values must be 0 to ``rows - 1``, the rows of a table.
     """
@@ -90,6 +91,7 @@ class TensorSpec:
     batch_axis: BatchAxis = 0
     weights: tuple[float, ...] | None = None
     rows: int | None = None
+    threshold: float = 0.0
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -123,6 +125,8 @@ class TensorSpec:
             data["weights"] = list(self.weights)
         if self.rows is not None:
             data["rows"] = self.rows
+        if self.threshold:
+            data["threshold"] = self.threshold
         return data
 
     @classmethod

@@ -179,6 +179,8 @@ def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> 
     if (indices := loss.inputs.get(value.name or "")) is not None:
         classes, ignored = indices
         return dataclasses.replace(spec, classes=classes, ignored=ignored, class_axis=1)
+    if value.name == loss.labels:
+        spec = dataclasses.replace(spec, threshold=loss.threshold)
     if value.name != loss.labels or not loss.class_axis:
         return spec
     if not config.loss.sparse:

@@ -38,6 +38,7 @@ class LabelRule:
         shifted: Each position is compared with the next label, as for causal language models.
         averaged: The loss of a batch is the mean over the labels that are not ignored.
         weights: The weights of the classes in this mean; None if all are 1.
+        threshold: Of two classes: the score above which class 1 is predicted.
 
     Example:
         >>> rule = LabelRule(class_axis=-1, ignored=-100, shifted=True)
@@ -51,12 +52,13 @@ class LabelRule:
     shifted: bool = False
     averaged: bool = True
     weights: tuple[float, ...] | None = None
+    threshold: float = 0.0
 
     @classmethod
     def of(cls, inputs: Sequence[object], labels: str) -> LabelRule:
         """The rule that the specification of the labels input defines."""
         spec = next((s for s in inputs if getattr(s, "name", None) == labels), None)
-        names = ("ignored", "shifted", "averaged", "weights")
+        names = ("ignored", "shifted", "averaged", "weights", "threshold")
         known = {name: getattr(spec, name) for name in names if hasattr(spec, name)}
         return cls(getattr(spec, "class_axis", None) or 1, **known)
 
@@ -80,7 +82,10 @@ class LabelRule:
 
         If ``ignored`` is set, both are flat: scores ``[n, C]`` and labels ``[n]`` of the ``n``
         positions that are not ignored, so that a mean over them is over positions, not samples.
+        The scores of two classes are above 0 for class 1.
         """
+        if self.threshold and (scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1)):
+            scores = scores - self.threshold
         if scores.ndim >= 3 and labels.ndim == scores.ndim - 1:
             labels = self._shift(labels)
             scores = np.moveaxis(scores, self.class_axis, 1)

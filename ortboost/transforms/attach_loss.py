@@ -10,6 +10,9 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 - ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
+- A model that ends with the activation that the loss applies itself (a Softmax over the class axis
+  for cross entropy, a Sigmoid for ``bce-with-logits``) computes probabilities; the loss is computed
+  from its logits, the inputs of that activation, unless ``from_logits`` is true.
 - ``output``: the model already computes its loss, which is differentiated directly.
 - ``FILE.onnx``: a user-defined loss, see :mod:`ortboost.transforms.own_loss`.
 
@@ -44,10 +47,15 @@ import onnx_ir as ir
 from ortboost.core.errors import ConfigError, ModelError, UsageError, require_known
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
-from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape, producer_of, source_before
+from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape
 from ortboost.graph.shape_inference import dimension_names, infer_missing
 from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis
+from ortboost.transforms.final_activation import (
+    APPLIED_BY_LOSS,
+    decision_threshold,
+    logits_before,
+)
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
     dense_losses,
@@ -58,9 +66,6 @@ from ortboost.transforms.loss_functions import (
 from ortboost.transforms.own_loss import class_inputs, splice_loss
 
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
-
-_APPLIED_BY_LOSS = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
-"""The activation that a loss applies itself; a model should not end with the same one."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class AttachedLoss:
         classes: Number of classes for sparse labels, if known.
         class_axis: For cross entropy: the class axis of the prediction.
         ignored: For sparse labels: the label to ignore, if any.
+        threshold: For two classes: the prediction above which it is class 1.
         inputs: If the model computes its own loss: input with class indices to their number and
             the label to ignore.
     """
@@ -88,6 +94,7 @@ class AttachedLoss:
     classes: int | None = None
     class_axis: int | None = None
     ignored: int | None = None
+    threshold: float = 0.0
     inputs: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
@@ -125,8 +132,9 @@ def _built_in(
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
     labels = _label_input(model, config, prediction, axis)
+    logits = _logits(model, prediction, config, axis)
     # Exponentials and sums of a loss overflow float16.
-    scores = builder.cast(prediction, ir.DataType.FLOAT)
+    scores = builder.cast(logits, ir.DataType.FLOAT)
     if config.name == "softmax-cross-entropy" and config.sparse:
         target = labels
         if config.shift_labels and config.ignore_index is not None:  # set above
@@ -144,25 +152,37 @@ def _built_in(
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
-    report.notes += _applied_twice(prediction, config)
+    if logits is not prediction:
+        report.notes.append(
+            f"the output '{prediction.name}' is a {APPLIED_BY_LOSS[config.name]}, which "
+            f"{config.name} applies itself: the loss is computed from its input, the logits"
+        )
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
     names = (prediction.name or "", loss.name or "", objective.name or "", labels.name)
     classes = count if isinstance(count, int) else None
-    return AttachedLoss(report, *names, classes, axis, config.ignore_index)
+    threshold = 0.0 if logits is prediction else decision_threshold(prediction)
+    return AttachedLoss(report, *names, classes, axis, config.ignore_index, threshold)
 
 
-def _applied_twice(prediction: ir.Value, config: LossConfig) -> list[str]:
-    """A note if the model ends with the activation that the loss applies itself."""
-    activation = _APPLIED_BY_LOSS.get(config.name, "")
-    if not activation or not producer_of(source_before(prediction, "Identity"), activation):
-        return []
-    return [
-        f"the output '{prediction.name}' is already a {activation}, which {config.name} applies "
-        "itself: training will be slow and inaccurate; export the model without it, or name an "
-        "output with the logits with --output"
-    ]
+def _logits(
+    model: ir.Model, prediction: ir.Value, config: LossConfig, axis: int | None
+) -> ir.Value:
+    """The predictions, or the logits before the activation that the loss applies itself."""
+    activation = APPLIED_BY_LOSS.get(config.name)
+    if activation is None or config.from_logits:
+        return prediction
+    found = logits_before(prediction, activation, axis)
+    if found is None and config.from_logits is False:
+        raise ModelError(
+            f"The logits of the output '{prediction.name}' are unknown: it is not the result of a "
+            f"{activation} over the classes.",
+            where=f"{source_name(model)}: '{prediction.name}'; loss, from_logits",
+            fix="Omit 'from_logits' if the output holds logits; otherwise export the model without "
+            "its last activation, or write the loss as an ONNX file.",
+        )
+    return prediction if found is None else found
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:

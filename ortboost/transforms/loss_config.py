@@ -24,6 +24,7 @@ _APPLIES_TO = {
     "ignore_index": ("softmax-cross-entropy with sparse labels",),
     "shift_labels": ("softmax-cross-entropy with sparse labels",),
     "class_axis": ("softmax-cross-entropy",),
+    "from_logits": ("softmax-cross-entropy", "bce-with-logits"),
     "label_smoothing": ("softmax-cross-entropy",),
     "weight": ("softmax-cross-entropy", "bce-with-logits"),
     "pos_weight": ("bce-with-logits",),
@@ -48,6 +49,9 @@ class LossConfig(Configuration):
         class_axis: For cross entropy: the class axis of the output, -1 for the last; inferred if
             not given, see :mod:`ortboost.transforms.class_axis`.
         shift_labels: For sparse cross entropy: compare each position with the next label.
+        from_logits: For cross entropy and ``bce-with-logits``: whether the output holds logits, or
+            else probabilities, whose logits are the input of the Softmax or Sigmoid that the output
+            comes from. If not given: probabilities if there is one.
         label_smoothing: For cross entropy: the share of a label that is spread over all classes.
         broadcast: Whether labels may broadcast against the output, as in MindSpore.
         weight: For cross entropy: weight of each class; with sparse labels, a mean is divided by
@@ -72,6 +76,7 @@ class LossConfig(Configuration):
     ignore_index: int | None = None
     class_axis: int | None = None
     shift_labels: bool = False
+    from_logits: bool | None = None
     label_smoothing: Annotated[float, Range(0, below=1)] | None = None
     broadcast: bool = False
     weight: Any = field(default=None, compare=False)
@@ -103,7 +108,8 @@ class LossConfig(Configuration):
             this += " with sparse labels" if self.sparse else " with dense labels"
         for key, losses in _APPLIES_TO.items():
             value = getattr(self, key)
-            if value is None or value is False:  # not `if not value`: 0 is a label and an axis
+            # Not `if not value`: 0 is a label and an axis.
+            if value is None or (value is False and key == "shift_labels"):
                 continue
             if not this.startswith(losses):
                 shown = "--class-weights" if key == "weight" else f"'{key}'"

@@ -123,6 +123,31 @@ def test_the_accuracy_leaves_out_the_padding_along_the_batch_axis(tmp_path):
     assert result.metrics["accuracy"] == pytest.approx((wanted, wanted))
 
 
+def test_a_model_of_two_classes_that_ends_with_a_sigmoid(tmp_path):
+    """Its probabilities are above 0 for both classes."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,2] x, float[2,1] w) => (float[batch,1] p) {
+            y = MatMul(x, w)
+            p = Sigmoid(y) }""",
+        w=np.ones((2, 1), np.float32),
+    )
+    config = ProgramConfig(loss=LossConfig("bce-with-logits"))
+    api.convert(model, tmp_path / "run", config)
+    x = weights(40, 2)
+    data = {"x": x, "labels": (x.sum(axis=1, keepdims=True) > 0.2).astype(np.float32)}
+    result = api.export(
+        tmp_path / "run", tmp_path / "o.onnx", checkpoint="initial", verify=data, device="cpu"
+    )
+    found = run(load_model(tmp_path / "o.onnx"), {"x": x})["p"]
+    wanted = ((found > 0.5) == (data["labels"] > 0.5)).mean()
+    assert 0.5 < wanted < 1
+    assert result.metrics["accuracy"] == pytest.approx((wanted, wanted))
+    for target, more in ((tmp_path / "run", {"checkpoint": "initial"}), (tmp_path / "o.onnx", {})):
+        measured = api.evaluate(target, data, metrics=["accuracy"], device="cpu", **more)
+        assert measured["accuracy"] == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}])
 def test_results_can_be_pickled(settings, trained, tmp_path):
     """As joblib and multiprocessing do; the steps of an export are closures."""

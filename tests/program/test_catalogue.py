@@ -26,6 +26,7 @@ LABELS = TensorSpec(
     shifted=True,
     averaged=False,
     batch_axis=1,
+    threshold=0.5,
 )
 STATE = StateEntry("w", "parameter", np.dtype("float32"), (2, 3), "next/w", "weight", sharded=True)
 

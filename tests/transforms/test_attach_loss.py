@@ -558,6 +558,7 @@ def test_unknown_settings_name_the_nearest(fields):
         {"sparse": False, "ignore_index": 0},
         {"weight": 2.0},
         {"name": "l1", "pos_weight": 2.0},
+        {"name": "l1", "from_logits": True},
         {"name": "bce-with-logits", "weight": "much"},
         {"name": "bce-with-logits", "pos_weight": [1.0, np.inf]},
     ],
@@ -604,27 +605,76 @@ def test_an_output_with_several_elements_is_no_loss():
     assert_three_lines(info.value)
 
 
+def probabilities(nodes: str, shape: str = "N, 3") -> ir.Model:
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        m (float[{shape}] x) => (float[{shape}] y) {{ {nodes} }}"""
+    )
+
+
+def loss_of(model: ir.Model, config: LossConfig, x: np.ndarray, labels: np.ndarray):
+    report = attach_loss(model, config).report
+    return run(model, {"x": x, "labels": labels})["loss"], report.notes
+
+
+SCORES = weights(5, 3, scale=40.0)  # saturated: a second Softmax or a logarithm of the first fails
+CLASSES = np.array([0, 1, 2, 0, 1])
+
+
 @pytest.mark.parametrize(
-    ("op", "loss", "noted"),
+    ("loss", "nodes", "labels"),
     [
-        ("Softmax", "softmax-cross-entropy", True),
-        ("LogSoftmax", "softmax-cross-entropy", False),
-        ("Sigmoid", "bce-with-logits", True),
-        ("Sigmoid", "mse", False),
+        ("softmax-cross-entropy", "y = Softmax(x)", CLASSES),
+        ("softmax-cross-entropy", "y = Softmax<axis=1>(x)", CLASSES),
+        ("softmax-cross-entropy", "p = Softmax(x) q = Cast<to=1>(p) y = Identity(q)", CLASSES),
+        ("bce-with-logits", "y = Sigmoid(x)", (SCORES > 0.3).astype(np.float32)),
     ],
 )
-def test_a_model_that_squashes_its_scores_already_is_noted(op, loss, noted):
-    model = text_model(f"m (float[N, 3] x) => (float[N, 3] y) {{ y = {op}(x) }}")
-    notes = attach_loss(model, LossConfig(loss)).report.notes
-    assert bool(notes) is noted
-    if noted:
-        assert f"'y' is already a {op}" in notes[0]
+def test_the_loss_of_probabilities_is_that_of_their_logits(loss, nodes, labels):
+    expected, notes = loss_of(probabilities("y = Identity(x)"), LossConfig(loss), SCORES, labels)
+    assert notes == []
+    found, notes = loss_of(probabilities(nodes), LossConfig(loss), SCORES, labels)
+    assert found == expected
+    assert "the loss is computed from its input" in notes[0]
+    twice, notes = loss_of(probabilities(nodes), LossConfig(loss, from_logits=True), SCORES, labels)
+    assert abs(twice - expected) > 0.1
+    assert notes == []
 
 
-def test_a_name_for_the_scores_hides_no_softmax():
-    model = text_model("m (float[N, 3] x) => (float[N, 3] y) { p = Softmax(x) y = Identity(p) }")
-    notes = attach_loss(model, LossConfig()).report.notes
-    assert "'y' is already a Softmax" in notes[0]
+def test_other_activations_are_part_of_the_logits():
+    for loss, nodes in (
+        ("softmax-cross-entropy", "y = Sigmoid(x)"),
+        ("softmax-cross-entropy", "y = Softmax<axis=0>(x)"),
+        ("bce-with-logits", "y = Softmax(x)"),
+        ("mse", "y = Sigmoid(x)"),
+    ):
+        assert attach_loss(probabilities(nodes), LossConfig(loss)).report.notes == []
+
+
+def test_probabilities_of_pixels_have_a_class_axis_of_their_own():
+    shape = "N, 3, 2, 2"
+    x, labels = weights(2, 3, 2, 2, scale=9.0), np.array([[[0, 1], [2, 0]], [[1, 1], [2, 2]]])
+    config = LossConfig(class_axis=1)
+    expected, _ = loss_of(probabilities("y = Identity(x)", shape), config, x, labels)
+    for nodes, same in (("y = Softmax<axis=1>(x)", True), ("y = Softmax<axis=3>(x)", False)):
+        found, notes = loss_of(probabilities(nodes, shape), config, x, labels)
+        assert (found == expected, bool(notes)) == (same, same)
+
+
+def test_probabilities_without_known_logits_are_refused():
+    model = probabilities("e = Exp(x) s = ReduceSum(e) y = Div(e, s)")
+    with pytest.raises(ModelError, match="logits of the output 'y' are unknown") as info:
+        attach_loss(model, LossConfig(from_logits=False))
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "from_logits", "threshold"),
+    [("y = Sigmoid(x)", None, 0.5), ("y = Sigmoid(x)", True, 0.0), ("y = Neg(x)", None, 0.0)],
+)
+def test_a_probability_above_one_half_is_class_1(nodes, from_logits, threshold):
+    config = LossConfig("bce-with-logits", from_logits=from_logits)
+    assert attach_loss(probabilities(nodes, "N, 1"), config).threshold == threshold
 
 
 def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):

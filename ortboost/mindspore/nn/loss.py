@@ -149,7 +149,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The configuration of the loss in a program."""
         plain = super().config(label_shape)
-        return dataclasses.replace(plain, sparse=self.sparse, class_axis=1)
+        return dataclasses.replace(plain, sparse=self.sparse, class_axis=1, from_logits=True)
 
     def labels(self, value: Any) -> _Array:
         """Convert class indices to int64, or probabilities to float32."""
@@ -215,7 +215,9 @@ class BCEWithLogitsLoss(LossBase):
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The configuration of the loss in a program."""
         plain = super().config(label_shape)
-        return dataclasses.replace(plain, weight=self.weight, pos_weight=self.pos_weight)
+        return dataclasses.replace(
+            plain, weight=self.weight, pos_weight=self.pos_weight, from_logits=True
+        )
 
 
 def _float(value: Any, name: str, owner: str) -> _Array:
