@@ -43,8 +43,8 @@ class LossOptions(Options):
     """Fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
 
     name: str | None = option(
-        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output if the model computes "
-        "its loss itself; or an ONNX file with your own loss(scores, labels).",
+        "softmax-cross-entropy (default), mse, bce-with-logits, l1, huber; output if the model "
+        "computes its loss itself; or an ONNX file with your own loss(scores, labels).",
         "--loss",
     )
     output: str | None = option("Output that the loss is computed from.", "--output")

@@ -9,6 +9,7 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
   `(1 - e) z_nk + e / K`. Class weights ``weight`` multiply the term of each class `k` by `w[k]`.
 - ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
+- ``huber``: with `d = |x_i - z_i|`, `l_i = d^2 / 2` up to `delta`, then `delta (d - delta / 2)`.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
 - A model that ends with the activation that the loss applies itself (a Softmax over the class axis
   for cross entropy, a Sigmoid for ``bce-with-logits``) computes probabilities; the loss is computed
@@ -32,8 +33,8 @@ kink that automatic differentiation gets wrong (a new head with zero weights sta
 
 Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.CrossEntropyLoss` for class weights
 and label smoothing (Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567,
-section 7); `torch.nn.BCEWithLogitsLoss` for the form with ``pos_weight``;
-`transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
+section 7); `torch.nn.HuberLoss` (`delta` times its SmoothL1Loss); `torch.nn.BCEWithLogitsLoss` for
+the form with ``pos_weight``; `transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
 """
 
 from __future__ import annotations

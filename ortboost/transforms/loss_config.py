@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
@@ -17,8 +18,18 @@ IGNORED: Final = -100
 """PyTorch's default ``ignore_index``; used here with ``shift_labels``."""
 
 
-LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
+LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "huber", "output")
 """Names of the losses."""
+
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "softmax-cross-entropy": "ce nll cross-entropy categorical-crossentropy "
+    "sparse-categorical-crossentropy negative-log-likelihood",
+    "bce-with-logits": "bce binary-crossentropy binary-cross-entropy sigmoid-cross-entropy",
+    "mse": "l2 mean-squared-error squared-error",
+    "l1": "mae mean-absolute-error absolute-error",
+    "huber": "smooth-l1 smoothl1",
+}
+"""What other libraries call a loss, in lower case and without "loss" at the end."""
 
 _APPLIES_TO = {
     "ignore_index": ("softmax-cross-entropy with sparse labels",),
@@ -28,6 +39,7 @@ _APPLIES_TO = {
     "label_smoothing": ("softmax-cross-entropy",),
     "weight": ("softmax-cross-entropy", "bce-with-logits"),
     "pos_weight": ("bce-with-logits",),
+    "delta": ("huber",),
 }
 
 
@@ -58,6 +70,7 @@ class LossConfig(Configuration):
             the sum of the weights of the labels. For ``bce-with-logits``: weight of each element,
             broadcast against the output.
         pos_weight: For ``bce-with-logits``: weight of the positive term, broadcast likewise.
+        delta: For ``huber``: the error from which on the loss grows linearly; 1 if not given.
 
     Raises:
         ConfigError: An unknown name or reduction, or a setting that the loss does not have.
@@ -82,6 +95,7 @@ class LossConfig(Configuration):
     weight: Any = field(default=None, compare=False)
     # `==` leaves both weights out: that of arrays has no single truth value.
     pos_weight: Any = field(default=None, compare=False)
+    delta: Annotated[float, Range(above=0)] | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self, "loss")
@@ -89,7 +103,7 @@ class LossConfig(Configuration):
             raise ConfigError(
                 f"Unknown loss '{self.name}'.",
                 where="loss",
-                fix=f"{nearest(self.name, LOSSES)}; or an .onnx file with your own loss",
+                fix=f"{_suggestion(self.name)}; or an .onnx file with your own loss",
             )
         if self.is_file and self.reduction == "none":
             raise ConfigError(
@@ -159,6 +173,15 @@ class LossConfig(Configuration):
     def is_file(self) -> bool:
         """Whether the loss is a user-defined one in a file."""
         return self.name.lower().endswith(".onnx")
+
+
+def _suggestion(name: str) -> str:
+    """The losses to choose from, and the one that another library calls so."""
+    plain = name.lower().replace("_", "").replace("-", "").removesuffix("loss")
+    for loss in LOSSES:
+        if plain in f"{loss} {_OTHER_NAMES.get(loss, '')}".replace("-", "").split():
+            return nearest(loss, LOSSES)
+    return nearest(name, LOSSES)
 
 
 def _is_finite(value: object) -> bool:

@@ -148,6 +148,15 @@ def _absolute_error(b: Builder, x: ir.Value, labels: ir.Value, config: LossConfi
     return b.op("Abs", b.op("Sub", x, labels))
 
 
+def _huber(b: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
+    """With `m = min(|d|, delta)`: `m^2 / 2 + delta (|d| - m)`, whose gradient has no branches."""
+    delta = b.const(1.0 if config.delta is None else config.delta)
+    error = b.op("Abs", b.op("Sub", x, labels))
+    inner = b.op("Min", error, delta)
+    square = b.op("Mul", b.op("Mul", inner, inner), b.const(0.5))
+    return b.op("Add", square, b.op("Mul", b.op("Sub", error, inner), delta))
+
+
 def _binary_cross_entropy(
     b: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
 ) -> ir.Value:
@@ -162,6 +171,7 @@ def _binary_cross_entropy(
 _ELEMENTWISE: Final[Mapping[str, Callable[..., ir.Value]]] = {
     "mse": _squared_error,
     "l1": _absolute_error,
+    "huber": _huber,
     "bce-with-logits": _binary_cross_entropy,
 }
 """Name to the loss of each element, from predictions and labels of one shape."""

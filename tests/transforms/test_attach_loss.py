@@ -22,6 +22,7 @@ CASES = {
     "softmax_soft": ({"name": CE, "sparse": False}, "labels_soft"),
     "mse": ({"name": "mse"}, "target"),
     "l1": ({"name": "l1"}, "target"),
+    "huber": ({"name": "huber", "delta": 0.5}, "target"),
     "bce": ({"name": "bce-with-logits"}, "labels_binary"),
     "bce_soft": ({"name": "bce-with-logits"}, "labels_soft"),
     "bce_weight": ({"name": "bce-with-logits", "weight": MS["weight"]}, "labels_binary"),
@@ -101,6 +102,9 @@ def formula(fields, x, y):
         return (x - y) ** 2
     if name == "l1":
         return np.abs(x - y)
+    if name == "huber":
+        error, delta = np.abs(x - y), fields.get("delta", 1.0)
+        return np.where(error <= delta, error**2 / 2, delta * (error - delta / 2))
     weight, positive = fields.get("weight", 1.0), fields.get("pos_weight", 1.0)
     return weight * (positive * y * np.logaddexp(0, -x) + (1 - y) * np.logaddexp(0, x))
 
@@ -360,7 +364,7 @@ def test_a_batch_of_ignored_labels_has_a_loss_of_zero(engine):
     assert not gradient.any()
 
 
-@pytest.mark.parametrize("name", ["mse", "l1", "bce-with-logits"])
+@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce-with-logits"])
 @pytest.mark.parametrize("shape", ["batch", "batch,t", "batch,2,t,3"])
 def test_elementwise_losses_of_any_rank(name, shape):
     size = [{"batch": 3, "t": 5}.get(d) or int(d) for d in shape.split(",")]
@@ -552,9 +556,28 @@ def test_unknown_settings_name_the_nearest(fields):
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("CrossEntropyLoss", "softmax-cross-entropy"),
+        ("sigmoid_cross_entropy", "bce-with-logits"),
+        ("BCEWithLogitsLoss", "bce-with-logits"),
+        ("mae", "l1"),
+        ("l2_loss", "mse"),
+        ("smooth_l1_loss", "huber"),
+        ("huber-los", "huber"),
+    ],
+)
+def test_a_loss_is_found_by_its_name_in_other_libraries(name, meant):
+    with pytest.raises(ConfigError) as info:
+        LossConfig(name)
+    assert info.value.fix.startswith(f"did you mean '{meant}'?")
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"name": "mse", "ignore_index": 0},
+        {"name": "mse", "delta": 2.0},
         {"sparse": False, "ignore_index": 0},
         {"weight": 2.0},
         {"name": "l1", "pos_weight": 2.0},

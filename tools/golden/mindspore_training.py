@@ -714,6 +714,7 @@ def record_losses() -> Arrays:
         "softmax_soft": (lambda r: cross(sparse=False, reduction=r), soft),
         "mse": (lambda r: nn.MSELoss(reduction=r), target),
         "l1": (lambda r: nn.L1Loss(reduction=r), target),
+        "huber": (lambda r: nn.HuberLoss(r, 0.5), target),
         "bce": (lambda r: bce(reduction=r), binary),
         "bce_soft": (lambda r: bce(reduction=r), soft),
         "bce_weight": (lambda r: bce(r, **extra[0]), binary),
@@ -738,6 +739,7 @@ def record_losses() -> Arrays:
                     "softmax_soft": "labels_soft",
                     "mse": "target",
                     "l1": "target",
+                    "huber": "target",
                     "bce": "labels_binary",
                     "bce_soft": "labels_soft",
                     "bce_weight": "labels_binary",
@@ -748,6 +750,7 @@ def record_losses() -> Arrays:
                     "The gradient is that of the sum of the value (output gradient ones).",
                     "softmax mean and none reduce over rows; the others over all elements.",
                     "target[0, 0] equals logits[0, 0]: the derivative of |x| at 0 is 0.",
+                    "huber has delta = 0.5.",
                     "bce with weight: the mean divides by the number of elements, not by weights.",
                 ],
             }
@@ -765,6 +768,10 @@ def loss_formula(name: str, reduction: str, a: Arrays) -> tuple[Array, Array]:
         log_soft -= np.log(np.exp(log_soft).sum(1, keepdims=True))
         value = -(y * log_soft).sum(1)
         grad = np.exp(log_soft) * y.sum(1, keepdims=True) - y
+    elif name == "huber":
+        d = x - a["target"]
+        value = np.where(abs(d) <= 0.5, d * d / 2, 0.5 * (abs(d) - 0.25))
+        grad = np.clip(d, -0.5, 0.5)
     elif name in ("mse", "l1"):
         d = x - a["target"]
         value, grad = (d * d, 2 * d) if name == "mse" else (np.abs(d), np.sign(d))

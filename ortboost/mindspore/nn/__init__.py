@@ -27,6 +27,7 @@ from ortboost.mindspore.nn.learning_rate_schedule import (
 )
 from ortboost.mindspore.nn.loss import (
     BCEWithLogitsLoss,
+    HuberLoss,
     L1Loss,
     LossBase,
     MSELoss,
@@ -66,6 +67,7 @@ __all__ = [
     "DynamicLossScaleUpdateCell",
     "ExponentialDecayLR",
     "FixedLossScaleUpdateCell",
+    "HuberLoss",
     "InverseDecayLR",
     "L1Loss",
     "LearningRateSchedule",

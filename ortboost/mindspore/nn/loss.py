@@ -19,6 +19,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     as_argument_error,
+    positive,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor, given_array
@@ -28,6 +29,7 @@ from ortboost.transforms.attach_loss import LossConfig, attach_loss
 
 __all__ = [
     "BCEWithLogitsLoss",
+    "HuberLoss",
     "L1Loss",
     "LossBase",
     "MSELoss",
@@ -190,6 +192,30 @@ class L1Loss(LossBase):
     """Mean absolute error; the derivative at 0 is 0."""
 
     kind = "l1"
+
+
+class HuberLoss(LossBase):
+    """Half the squared error up to ``delta``, from there on linear; mean over all elements.
+
+    Args:
+        reduction: ``mean``, ``sum`` or ``none``.
+        delta: The error from which on the loss is linear, above 0.
+
+    Example:
+        >>> float(HuberLoss(delta=1.0)(np.zeros([1, 2], np.float32), np.array([[0.5, 3.0]])))
+        1.3125
+    """
+
+    kind = "huber"
+
+    @checked
+    def __init__(self, reduction: _Reduction = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.delta = positive(type(self).__name__, "delta", delta)
+
+    def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
+        """The configuration of the loss in a program."""
+        return dataclasses.replace(super().config(label_shape), delta=self.delta)
 
 
 class BCEWithLogitsLoss(LossBase):

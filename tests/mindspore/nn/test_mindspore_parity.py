@@ -97,6 +97,8 @@ def test_sens_is_taken_back_by_the_optimizers_loss_scale(case):
 def make_loss(name: str, reduction: str) -> nn.LossBase:
     if name.startswith("softmax"):
         return nn.SoftmaxCrossEntropyWithLogits(sparse="sparse" in name, reduction=reduction)
+    if name == "huber":
+        return nn.HuberLoss(reduction, 0.5)
     if name in ("mse", "l1"):
         return {"mse": nn.MSELoss, "l1": nn.L1Loss}[name](reduction)
     weighted, positive = name in ("bce_weight", "bce_both"), name in ("bce_pos_weight", "bce_both")
