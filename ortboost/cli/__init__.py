@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 __all__ = ["interrupt_once", "leave_if_interrupted", "main", "print_error"]
 
@@ -83,6 +83,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_error(what, words, fix, 1)
 
 
+_MEANT: Final = {
+    "learning-rate": "--lr",
+    "validation": "--val",
+    "mapping": "--map",
+    "dims": "--dim",
+    "shapes": "--dim",
+    **{device: f"--device {device}" for device in ("cpu", "cuda")},
+    "gpu": "--device cuda",
+    **{precision: f"--precision {precision}" for precision in ("fp16", "bf16", "int8")},
+    "amp": "--precision fp16",
+    "half": "--precision fp16",
+    "quantize": "--precision int8",
+}
+"""Options of other tools, and arguments in Python, to those of this command line."""
+
+
 def _usage(error: Exception, words: Sequence[str]) -> str:
     """How to fix a command that the argument parser rejected."""
     from ortboost.boosts import registered
@@ -93,6 +109,10 @@ def _usage(error: Exception, words: Sequence[str]) -> str:
         return f"It is a boost: ortboost convert MODEL -o RUN --boost {option}"
     context = getattr(error, "ctx", None)
     if context is not None:
+        meant = _MEANT.get(option, "")
+        known = [name for parameter in context.command.params for name in parameter.opts]
+        if unknown and meant.partition(" ")[0] in known:
+            return f"Write {meant}; see '{context.command_path} --help'."
         return f"See '{context.command_path} --help'."
     verb = words[0] if words and not words[0].startswith("-") else ""
     return f"See '{f'ortboost {verb}'.strip()} --help'."

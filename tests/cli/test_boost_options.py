@@ -313,8 +313,11 @@ def test_the_former_option_for_settings(tmp_path):
         (["train", "--sync"], "See 'ortboost train --help'."),
         (["convert", "model.onnx", "--clip"], "See 'ortboost convert --help'."),
         (["--sync"], "See 'ortboost --help'."),
+        (["train", "--learning-rate", "1"], "Write --lr; see 'ortboost train --help'."),
+        (["export", "--fp16"], "Write --precision fp16; see 'ortboost export --help'."),
+        (["train", "--fp16"], "See 'ortboost train --help'."),  # a choice of `convert`
     ],
 )
-def test_a_boost_given_as_an_option(words, fix, capsys):
+def test_an_unknown_option_that_has_another_form(words, fix, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err.endswith(f"  fix:   {fix}\n")
