@@ -133,7 +133,7 @@ def _built_in(
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
     labels = _label_input(model, config, prediction, axis)
-    logits = _logits(model, prediction, config, axis)
+    logits = _logits(model, prediction, config, axis, builder)
     # Exponentials and sums of a loss overflow float16.
     scores = builder.cast(logits, ir.DataType.FLOAT)
     if config.name == "softmax-cross-entropy" and config.sparse:
@@ -168,13 +168,17 @@ def _built_in(
 
 
 def _logits(
-    model: ir.Model, prediction: ir.Value, config: LossConfig, axis: int | None
+    model: ir.Model,
+    prediction: ir.Value,
+    config: LossConfig,
+    axis: int | None,
+    builder: Builder,
 ) -> ir.Value:
     """The predictions, or the logits before the activation that the loss applies itself."""
     activation = APPLIED_BY_LOSS.get(config.name)
     if activation is None or config.from_logits:
         return prediction
-    found = logits_before(prediction, activation, axis)
+    found = logits_before(builder, prediction, activation, axis)
     if found is None and config.from_logits is False:
         raise ModelError(
             f"The logits of the output '{prediction.name}' are unknown: it is not the result of a "

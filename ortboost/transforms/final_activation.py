@@ -7,7 +7,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape, producer_of, source_before
+from ortboost.graph.build import Builder
+from ortboost.graph.query import is_standard, known_shape, producer_of
 
 __all__ = ["APPLIED_BY_LOSS", "decision_threshold", "logits_before"]
 
@@ -19,30 +20,56 @@ APPLIED_BY_LOSS: Final[Mapping[str, str]] = {
 
 
 def logits_before(
-    output: ir.Value, activation: str, class_axis: int | None = None
+    builder: Builder, output: ir.Value, activation: str, class_axis: int | None = None
 ) -> ir.Value | None:
-    """The logits that an output is the activation of; ``None`` if it is not its result.
+    """The logits that an output is the activation of, in its shape; ``None`` if it is not.
 
     Args:
+        builder: Takes the nodes that move the axes of the logits to those of the output.
         output: An output of a normalized model, opset 13 or newer.
         activation: ``Softmax`` or ``Sigmoid``.
-        class_axis: For a Softmax: the axis that it must be over, from 0.
+        class_axis: For a Softmax: the axis of the output that it must be over, from 0.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[n,3] x) => (float[n,3] y) { p = Softmax(x) y = Identity(p) }''')
-        >>> logits_before(model.graph.outputs[0], "Softmax", 1).name
+        >>> logits_before(Builder(model.graph, "loss"), model.graph.outputs[0], "Softmax", 1).name
         'x'
     """
-    node = producer_of(source_before(output, "Identity", "Cast"), activation)
-    if node is None:
+    node, perms = _activation(output)
+    if node is None or node.op_type != activation:
         return None
     shape = known_shape(output)
-    if class_axis is None or shape is None:
-        return node.inputs[0]
-    # Over another axis, its results are not the probabilities of the classes.
-    axis = node.attributes.get_int("axis", -1) % len(shape)
-    return node.inputs[0] if axis == class_axis else None
+    if class_axis is not None and shape is not None:
+        # Over another axis, its results are not the probabilities of the classes.
+        axis = node.attributes.get_int("axis", -1) % len(shape)
+        for perm in perms:
+            axis = perm.index(axis)
+        if axis != class_axis:
+            return None
+    logits = node.inputs[0]
+    for perm in perms:
+        logits = builder.op("Transpose", logits, perm=perm)
+    if perms and logits is not None:
+        logits.shape = output.shape
+    return logits
+
+
+def _activation(output: ir.Value) -> tuple[ir.Node | None, list[list[int]]]:
+    """The node before all that only names, casts or moves its results, and the moves in order."""
+    perms: list[list[int]] = []
+    while (node := output.producer()) is not None and is_standard(
+        node, "Identity", "Cast", "Transpose"
+    ):
+        if node.op_type == "Transpose":
+            perm = node.attributes.get_ints("perm", None)
+            if perm is None:
+                return None, []
+            perms.insert(0, [*perm])
+        if node.inputs[0] is None:
+            return None, []
+        output = node.inputs[0]
+    return producer_of(output, *APPLIED_BY_LOSS.values()), perms
 
 
 def decision_threshold(scores: ir.Value) -> float:
@@ -54,4 +81,5 @@ def decision_threshold(scores: ir.Value) -> float:
         >>> decision_threshold(model.graph.outputs[0])
         0.5
     """
-    return 0.0 if logits_before(scores, "Sigmoid") is None else 0.5
+    node, _ = _activation(scores)
+    return 0.5 if node is not None and node.op_type == "Sigmoid" else 0.0

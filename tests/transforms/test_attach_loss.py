@@ -674,14 +674,27 @@ def test_other_activations_are_part_of_the_logits():
         assert attach_loss(probabilities(nodes), LossConfig(loss)).report.notes == []
 
 
-def test_probabilities_of_pixels_have_a_class_axis_of_their_own():
-    shape = "N, 3, 2, 2"
-    x, labels = weights(2, 3, 2, 2, scale=9.0), np.array([[[0, 1], [2, 0]], [[1, 1], [2, 2]]])
+@pytest.mark.parametrize(
+    ("nodes", "same"),
+    [
+        ("y = Softmax<axis=1>(x)", True),
+        ("y = Softmax<axis=3>(x)", False),
+        # as tf2onnx writes channels last: the classes, then the channels
+        ("t = Transpose<perm=[0,2,3,1]>(x) p = Softmax(t) y = Transpose<perm=[0,3,1,2]>(p)", True),
+        (
+            "t = Transpose<perm=[0,2,3,1]>(x) p = Softmax<axis=1>(t) "
+            "y = Transpose<perm=[0,3,1,2]>(p)",
+            False,
+        ),
+    ],
+)
+def test_probabilities_of_pixels_have_a_class_axis_of_their_own(nodes, same):
+    shape = "N, 3, 2, 4"
+    x, labels = weights(2, 3, 2, 4, scale=9.0), np.arange(16).reshape(2, 2, 4) % 3
     config = LossConfig(class_axis=1)
     expected, _ = loss_of(probabilities("y = Identity(x)", shape), config, x, labels)
-    for nodes, same in (("y = Softmax<axis=1>(x)", True), ("y = Softmax<axis=3>(x)", False)):
-        found, notes = loss_of(probabilities(nodes, shape), config, x, labels)
-        assert (found == expected, bool(notes)) == (same, same)
+    found, notes = loss_of(probabilities(nodes, shape), config, x, labels)
+    assert (found == expected, bool(notes)) == (same, same)
 
 
 def test_probabilities_without_known_logits_are_refused():
