@@ -21,7 +21,7 @@ from ortboost.graph.batch_axes import find_batch_axes
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import runtime
 from ortboost.training.data import ArraySource, bind_arrays, load_arrays
-from ortboost.training.data.given import given_arrays
+from ortboost.training.data.given import given_arrays, holds_arrays
 
 __all__ = ["bench", "bench_to_dict"]
 
@@ -60,6 +60,12 @@ def bench(
     if data is not None:
         path = str(data) if isinstance(data, str | os.PathLike) else None
         loaded = None if path is None else load_arrays(path, split=split)
+        if loaded is None and not holds_arrays(data):
+            raise UsageError(
+                "A benchmark needs a data file or whole arrays.",
+                where=f"bench, data: {type(data).__name__}",
+                fix="Give a path, {'INPUT': array}, or the arrays in the order of the inputs.",
+            )
 
         def bind(inputs: Sequence[TensorSpec], samples: int) -> dict[str, NDArray[Any]]:
             shapes = {spec.name: spec.shape for spec in inputs}
@@ -67,13 +73,7 @@ def bench(
             axes = find_batch_axes(shapes, None, given)
             inputs = [dataclasses.replace(s, batch_axis=axes[s.name]) for s in inputs]
             arrays = given_arrays(data, inputs, mapping) if loaded is None else loaded
-            if arrays is None:
-                raise UsageError(
-                    "A benchmark needs a data file or whole arrays.",
-                    where=f"bench, data: {type(data).__name__}",
-                    fix="Give a path, {'INPUT': array}, or the arrays in the order of the inputs.",
-                )
-            bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
+            bound = bind_arrays(arrays or {}, inputs, split=split, mapping=mapping, path=path)
             source = ArraySource(bound, samples, inputs=inputs)
             return next(source.epoch(0))
 

@@ -15,7 +15,7 @@ from ortboost.core.errors import UsageError
 from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["given_arrays"]
+__all__ = ["given_arrays", "holds_arrays"]
 
 
 def given_arrays(
@@ -43,15 +43,13 @@ def given_arrays(
         >>> sorted(given_arrays((np.ones(3), np.zeros(3)), specs))
         ['x', 'y']
     """
+    if not holds_arrays(data):
+        return None
     if isinstance(data, Mapping):
         return {str(name): _array(value, f"data: '{name}'") for name, value in data.items()}
     if hasattr(data, "columns") and _is_array(data):
         return FrameTable(data).arrays(inputs, mapping)
     parts = [data] if _is_array(data) else data
-    # With at least one array these are whole arrays, of which some may be lists of numbers, as in
-    # (x, [0, 1, ...]); without one they are batches.
-    if not isinstance(parts, tuple | list) or not any(map(_is_array, parts)):
-        return None
     names = [spec.name for spec in inputs]
     if len(parts) > len(names):
         raise UsageError(
@@ -60,6 +58,19 @@ def given_arrays(
             fix=f"Pass them in this order: {', '.join(names)}; batches are tuples or dicts.",
         )
     return {name: _array(part, f"data: '{name}'") for name, part in zip(names, parts, strict=False)}
+
+
+def holds_arrays(data: Any) -> bool:
+    """Whether in-memory data are whole arrays, and not batches or something else.
+
+    Example:
+        >>> holds_arrays((np.ones(3), [1, 2, 3])), holds_arrays([[1, 2, 3]]), holds_arrays(7)
+        (True, False, False)
+    """
+    # A tuple or list with at least one array holds whole arrays, of which some may be lists of
+    # numbers, as in (x, [0, 1, ...]); without one they are batches.
+    several = isinstance(data, tuple | list) and any(map(_is_array, data))
+    return isinstance(data, Mapping) or _is_array(data) or several
 
 
 def _is_array(value: Any) -> bool:
