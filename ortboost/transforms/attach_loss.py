@@ -55,6 +55,7 @@ from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.final_activation import (
     APPLIED_BY_LOSS,
     decision_threshold,
+    ends_with,
     logits_before,
 )
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
@@ -153,10 +154,16 @@ def _built_in(
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
+    activation = APPLIED_BY_LOSS.get(config.name, "")
+    applied_itself = (
+        f"the output '{prediction.name}' is a {activation}, which {config.name} applies itself"
+    )
     if logits is not prediction:
+        report.notes.append(f"{applied_itself}: the loss is computed from its input, the logits")
+    elif activation and config.from_logits is None and ends_with(prediction, activation):
         report.notes.append(
-            f"the output '{prediction.name}' is a {APPLIED_BY_LOSS[config.name]}, which "
-            f"{config.name} applies itself: the loss is computed from its input, the logits"
+            f"{applied_itself}: training will be slow and inaccurate; export the model without it, "
+            "or name an output with the logits with --output"
         )
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.

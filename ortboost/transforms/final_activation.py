@@ -10,13 +10,16 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.query import is_standard, known_shape, producer_of
 
-__all__ = ["APPLIED_BY_LOSS", "decision_threshold", "logits_before"]
+__all__ = ["APPLIED_BY_LOSS", "decision_threshold", "ends_with", "logits_before"]
 
 APPLIED_BY_LOSS: Final[Mapping[str, str]] = {
     "softmax-cross-entropy": "Softmax",
     "bce-with-logits": "Sigmoid",
 }
 """Loss to the activation that it applies to the logits."""
+
+_MOVES: Final = ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that only move their input, and so come before an activation as well as after it."""
 
 
 def logits_before(
@@ -25,7 +28,7 @@ def logits_before(
     """The logits that an output is the activation of, in its shape; ``None`` if it is not.
 
     Args:
-        builder: Takes the nodes that move the axes of the logits to those of the output.
+        builder: Takes the nodes that bring the logits to the shape of the output.
         output: An output of a normalized model, opset 13 or newer.
         activation: ``Softmax`` or ``Sigmoid``.
         class_axis: For a Softmax: the axis of the output that it must be over, from 0.
@@ -36,40 +39,34 @@ def logits_before(
         >>> logits_before(Builder(model.graph, "loss"), model.graph.outputs[0], "Softmax", 1).name
         'x'
     """
-    node, perms = _activation(output)
-    if node is None or node.op_type != activation:
+    found, moves = _before_moves(output)
+    if (node := producer_of(found, activation)) is None:
         return None
-    shape = known_shape(output)
-    if class_axis is not None and shape is not None:
-        # Over another axis, its results are not the probabilities of the classes.
-        axis = node.attributes.get_int("axis", -1) % len(shape)
-        for perm in perms:
-            axis = perm.index(axis)
-        if axis != class_axis:
+    if class_axis is not None:
+        # Over another axis, the results of a Softmax are not the probabilities of the classes.
+        place = _axis_before(moves, output, class_axis)
+        if place is None or node.attributes.get_int("axis", -1) % place[1] != place[0]:
             return None
     logits = node.inputs[0]
-    for perm in perms:
-        logits = builder.op("Transpose", logits, perm=perm)
-    if perms and logits is not None:
-        logits.shape = output.shape
+    for move in moves:
+        attributes = {name: attribute.value for name, attribute in move.attributes.items()}
+        logits = builder.op(
+            move.op_type, logits, *move.inputs[1:], shape=move.outputs[0].shape, **attributes
+        )
     return logits
 
 
-def _activation(output: ir.Value) -> tuple[ir.Node | None, list[list[int]]]:
-    """The node before all that only names, casts or moves its results, and the moves in order."""
-    perms: list[list[int]] = []
-    while (node := output.producer()) is not None and is_standard(
-        node, "Identity", "Cast", "Transpose"
-    ):
-        if node.op_type == "Transpose":
-            perm = node.attributes.get_ints("perm", None)
-            if perm is None:
-                return None, []
-            perms.insert(0, [*perm])
-        if node.inputs[0] is None:
-            return None, []
-        output = node.inputs[0]
-    return producer_of(output, *APPLIED_BY_LOSS.values()), perms
+def ends_with(output: ir.Value, activation: str) -> bool:
+    """Whether an output comes from this activation, also through a Clip.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[n,3] x, float a) => (float[n,3] y) { p = Sigmoid(x) y = Clip(p, a) }''')
+        >>> ends_with(model.graph.outputs[0], "Sigmoid")
+        True
+    """
+    found, _ = _before_moves(output, "Clip")
+    return producer_of(found, activation) is not None
 
 
 def decision_threshold(scores: ir.Value) -> float:
@@ -81,5 +78,41 @@ def decision_threshold(scores: ir.Value) -> float:
         >>> decision_threshold(model.graph.outputs[0])
         0.5
     """
-    node, _ = _activation(scores)
-    return 0.5 if node is not None and node.op_type == "Sigmoid" else 0.0
+    return 0.5 if ends_with(scores, "Sigmoid") else 0.0
+
+
+def _before_moves(output: ir.Value, *also: str) -> tuple[ir.Value, list[ir.Node]]:
+    """The value before the nodes that only name, cast or move it, and those that move, in order."""
+    moves: list[ir.Node] = []
+    while (node := producer_of(output, "Identity", "Cast", *_MOVES, *also)) is not None:
+        if node.inputs[0] is None:
+            break
+        if is_standard(node, *_MOVES):
+            moves.insert(0, node)
+        output = node.inputs[0]
+    return output, moves
+
+
+def _axis_before(moves: list[ir.Node], output: ir.Value, axis: int) -> tuple[int, int] | None:
+    """Where an axis of the output is before the nodes that move it, and the rank there."""
+    shape = known_shape(output)
+    for node in reversed(moves):
+        if shape is None:
+            return None
+        if node.op_type == "Transpose":
+            perm = [*(node.attributes.get_ints("perm", None) or range(len(shape))[::-1])]
+            shape = tuple(shape[perm.index(i)] for i in range(len(shape)))
+            axis = perm[axis]
+            continue
+        before = known_shape(node.inputs[0])
+        if before is None:
+            return None
+        behind = axis - len(shape)
+        if None not in shape[: axis + 1] and shape[: axis + 1] == before[: axis + 1]:
+            pass  # only axes behind it are joined or split
+        elif None not in shape[axis:] and shape[axis:] == before[behind:]:
+            axis = behind + len(before)  # only axes before it
+        else:
+            return None
+        shape = before
+    return None if shape is None else (axis, len(shape))

@@ -8,6 +8,7 @@ import pytest
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine
 from ortboost.core.errors import ConfigError, ModelError, UsageError
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.attach_loss import LOSSES, LossConfig, attach_loss
 from ortboost.transforms.loss_functions import _ELEMENTWISE
 from tests.support import ENGINES, GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
@@ -629,10 +630,12 @@ def test_an_output_with_several_elements_is_no_loss():
 
 
 def probabilities(nodes: str, shape: str = "N, 3") -> ir.Model:
-    return text_model(
+    model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
         m (float[{shape}] x) => (float[{shape}] y) {{ {nodes} }}"""
     )
+    infer_shapes(model)
+    return model
 
 
 def loss_of(model: ir.Model, config: LossConfig, x: np.ndarray, labels: np.ndarray):
@@ -651,6 +654,11 @@ CLASSES = np.array([0, 1, 2, 0, 1])
         ("softmax-cross-entropy", "y = Softmax<axis=1>(x)", CLASSES),
         ("softmax-cross-entropy", "p = Softmax(x) q = Cast<to=1>(p) y = Identity(q)", CLASSES),
         ("bce-with-logits", "y = Sigmoid(x)", (SCORES > 0.3).astype(np.float32)),
+        (
+            "bce-with-logits",
+            "a = Constant<value_ints=[1]>() u = Unsqueeze(x, a) p = Sigmoid(u) y = Squeeze(p, a)",
+            (SCORES > 0.3).astype(np.float32),
+        ),
     ],
 )
 def test_the_loss_of_probabilities_is_that_of_their_logits(loss, nodes, labels):
@@ -664,10 +672,21 @@ def test_the_loss_of_probabilities_is_that_of_their_logits(loss, nodes, labels):
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("loss", "nodes"),
+    [
+        ("softmax-cross-entropy", "y = Softmax<axis=0>(x)"),
+        ("bce-with-logits", "p = Sigmoid(x) a = Constant<value_float=0.1>() y = Clip(p, a)"),
+    ],
+)
+def test_probabilities_whose_logits_are_not_found_are_noted(loss, nodes):
+    (note,) = attach_loss(probabilities(nodes), LossConfig(loss)).report.notes
+    assert "training will be slow and inaccurate" in note
+
+
 def test_other_activations_are_part_of_the_logits():
     for loss, nodes in (
         ("softmax-cross-entropy", "y = Sigmoid(x)"),
-        ("softmax-cross-entropy", "y = Softmax<axis=0>(x)"),
         ("bce-with-logits", "y = Softmax(x)"),
         ("mse", "y = Sigmoid(x)"),
     ):
@@ -686,6 +705,22 @@ def test_other_activations_are_part_of_the_logits():
             "y = Transpose<perm=[0,3,1,2]>(p)",
             False,
         ),
+        # axes behind the classes, or before them, are joined and split again
+        (
+            "a = Constant<value_ints=[0,3,8]>() b = Constant<value_ints=[0,3,2,4]>() "
+            "u = Reshape(x, a) p = Softmax<axis=1>(u) y = Reshape(p, b)",
+            True,
+        ),
+        (
+            "a = Constant<value_ints=[0]>() u = Unsqueeze(x, a) p = Softmax<axis=2>(u) "
+            "y = Squeeze(p, a)",
+            True,
+        ),
+        (
+            "a = Constant<value_ints=[0,24]>() b = Constant<value_ints=[0,3,2,4]>() "
+            "u = Reshape(x, a) p = Softmax(u) y = Reshape(p, b)",
+            False,
+        ),
     ],
 )
 def test_probabilities_of_pixels_have_a_class_axis_of_their_own(nodes, same):
@@ -694,7 +729,8 @@ def test_probabilities_of_pixels_have_a_class_axis_of_their_own(nodes, same):
     config = LossConfig(class_axis=1)
     expected, _ = loss_of(probabilities("y = Identity(x)", shape), config, x, labels)
     found, notes = loss_of(probabilities(nodes, shape), config, x, labels)
-    assert (found == expected, bool(notes)) == (same, same)
+    assert (found == expected, "is computed from its input" in notes[0]) == (same, same)
+    assert ("slow and inaccurate" in notes[0]) is not same
 
 
 def test_probabilities_without_known_logits_are_refused():
