@@ -54,7 +54,7 @@ class Accuracies:
         """Add the outputs of one batch of the exported file."""
         if not self._wanted:
             return
-        accuracy = strict(get_metric("accuracy")).function
+        accuracy = strict(get_metric("accuracy", self.rule.threshold)).function
         output = self.output or next(iter(answers))
         assert accuracy is not None
         assert self.labels is not None

@@ -122,7 +122,8 @@ def evaluate(
         data, found.inputs, split, fixed or batch_size, mapping, images=found.images
     )
     check_scale(found.trained, source)
-    chosen = [get_metric(name) for name in found.metrics]
+    rule = LabelRule.of(found.inputs, found.labels)
+    chosen = [get_metric(name, rule.threshold) for name in found.metrics]
     measured = evaluate_source(
         found.evaluator,
         source,
@@ -130,7 +131,7 @@ def evaluate(
         labels=found.labels,
         output=found.output,
         batch_size=fixed,
-        rule=LabelRule.of(found.inputs, found.labels),
+        rule=rule,
         axes=batch_axes(found.inputs),
     )
     return measured or {}
@@ -185,7 +186,7 @@ def _of_file(
     target: ModelSource,
     metrics: Sequence[str] | None,
     output: str | None,
-    labels: Callable[[ir.Model, str], TensorSpec],
+    labels: Callable[..., TensorSpec],
     config: InputConfig,
     images: ImageConfig | str | None,
     device: str,
@@ -204,8 +205,21 @@ def _of_file(
     evaluator = WithConstants(opened, config)
     inputs: Sequence[TensorSpec] = batched(model, evaluator.inputs, config, output)
     if set(metrics) != {"loss"}:
-        inputs = [*inputs, labels(model, output)]
+        inputs = [*inputs, labels(model, output, elementwise=_are_elementwise(metrics))]
     return _Found(evaluator, inputs, LABELS, output, metrics, pixels, {})
+
+
+def _are_elementwise(metrics: Sequence[str]) -> bool:
+    """Whether metrics compare the scores with a label each, and not with the class of a sample."""
+    kinds = {name: get_metric(name).elementwise for name in metrics if name != "loss"}
+    if len({*kinds.values()}) > 1:
+        raise UsageError(
+            "The metrics need different labels: one class for each sample, and a label for each "
+            "score.",
+            where=f"metrics {', '.join(kinds)}",
+            fix="Evaluate them one after the other, each with its labels.",
+        )
+    return any(kinds.values())
 
 
 def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str]) -> None:

@@ -56,10 +56,12 @@ def file_labels(
     class_axis: int | None = None,
     ignored: int | None = None,
     shifted: bool = False,
+    elementwise: bool = False,
 ) -> TensorSpec:
-    """Specify the class labels that the scores of a plain model are compared with.
+    """Specify the labels that the scores of a plain model are compared with.
 
-    The arguments are those of :func:`ortboost.evaluate`.
+    The arguments are those of :func:`ortboost.evaluate`; ``elementwise`` for a label of each score
+    instead of the class of each sample.
 
     Raises:
         UsageError: The output or axis does not exist.
@@ -69,8 +71,8 @@ def file_labels(
     outputs = {value.name or "": value for value in model.graph.outputs}
     infer_shapes(model)
     shape = known_shape(outputs[name]) or ()
-    axis, rest = 1, shape[:1]
-    if len(shape) > 1:
+    axis, rest = 1, shape if elementwise else shape[:1]
+    if len(shape) > 1 and not elementwise:
         given = -1 if shifted and class_axis is None else class_axis
         axis = find_class_axis(model, outputs[name], given)
         rest = tuple(dim for i, dim in enumerate(shape) if i != axis)
@@ -79,7 +81,7 @@ def file_labels(
         ignored = IGNORED
     return TensorSpec(
         LABELS,
-        np.dtype(np.int64),
+        np.dtype(np.float32 if elementwise else np.int64),
         wanted,
         ignored=ignored,
         class_axis=axis,

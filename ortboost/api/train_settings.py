@@ -12,6 +12,7 @@ from ortboost.core.errors import ConfigError, UsageError, require_known
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup
 from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
+from ortboost.training.metrics import get_metric
 
 __all__ = ["best_callbacks", "check_shared", "check_validation", "settle", "with_settings"]
 
@@ -45,12 +46,21 @@ def settle(
 ) -> TrainConfig:
     """The configuration with what the program determines; ``steps`` per epoch, if known."""
     loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
-    if chosen and not loss.has_classes:
-        raise UsageError(
-            f"The metric '{chosen[0]}' needs classes, but the loss of this program has none.",
-            where=f"loss '{loss.name}'",
-            fix="Leave --metric out: the loss itself is reported.",
-        )
+    for name in chosen:
+        elementwise = get_metric(name).elementwise
+        if not elementwise and name != "loss" and not loss.has_classes:
+            raise UsageError(
+                f"The metric '{name}' needs classes, but the loss of this program has none.",
+                where=f"loss '{loss.name}'",
+                fix="Take mae or mse, or none: the loss itself is reported.",
+            )
+        if elementwise and loss.name == "softmax-cross-entropy":
+            raise UsageError(
+                f"The metric '{name}' needs a label for each score, but the labels of this program "
+                "are classes.",
+                where=f"loss '{loss.name}'",
+                fix="Take accuracy, or topK.",
+            )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
     return dataclasses.replace(
         base,

@@ -63,7 +63,9 @@ UpdateBn = Annotated[
 ]
 Metric = Annotated[
     list[str] | None,
-    typer.Option("--metric", metavar="NAME", help="accuracy, top5, ... (repeatable)."),
+    typer.Option(
+        "--metric", metavar="NAME", help="accuracy, top5, binary-accuracy, mae, mse (repeatable)."
+    ),
 ]
 Checkpoint = Annotated[str, typer.Option(help="best, last, initial, a step, or a checkpoint file.")]
 Map = Annotated[

@@ -82,10 +82,7 @@ class LabelRule:
 
         If ``ignored`` is set, both are flat: scores ``[n, C]`` and labels ``[n]`` of the ``n``
         positions that are not ignored, so that a mean over them is over positions, not samples.
-        The scores of two classes are above 0 for class 1.
         """
-        if self.threshold and (scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1)):
-            scores = scores - self.threshold
         if scores.ndim >= 3 and labels.ndim == scores.ndim - 1:
             labels = self._shift(labels)
             scores = np.moveaxis(scores, self.class_axis, 1)

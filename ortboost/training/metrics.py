@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,18 @@ __all__ = [
     "METRICS",
     "Mean",
     "Metric",
+    "absolute_error",
     "accuracy",
+    "binary_accuracy",
     "class_labels",
     "get_metric",
     "hits",
+    "squared_error",
     "strict",
     "top_k",
 ]
 
-METRICS = ("accuracy", "top5", "loss")
+METRICS = ("accuracy", "top5", "binary-accuracy", "mae", "mse", "loss")
 """Names for :func:`get_metric`; ``topK`` is valid for every K."""
 
 
@@ -68,20 +72,23 @@ class Metric:
         name: The name in logs.
         function: (scores ``[N, ...]``, labels ``[N, ...]``) to one value per sample, ``[N]``.
             None for ``loss``, which the evaluation graph computes itself.
+        elementwise: Whether there is a label for each score, not one class for all of a sample.
     """
 
     name: str
     function: Callable[[Array, Array], NDArray[np.float64]] | None
+    elementwise: bool = False
 
 
-def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
+def accuracy(scores: Array, labels: Array, threshold: float = 0.0) -> NDArray[np.float64]:
     """1 where the label's score is the highest.
 
     Args:
         scores: ``[N, C]`` or ``[N, C, d...]``, such as logits or probabilities; or the
-            ``[N]`` or ``[N, 1]`` logits of a binary model, where values above 0 mean class 1.
+            ``[N]`` or ``[N, 1]`` scores of a binary model.
         labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``,
             with one class for each sample.
+        threshold: Of a binary model: scores above it mean class 1; 0 for logits.
 
     Returns:
         ``[N]``; positions ``d...`` are averaged. NaN scores count as wrong.
@@ -91,13 +98,39 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
         [1.0, 0.0]
     """
     if scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1):
-        if not in_order(labels.shape, scores.shape):
-            raise _mismatch(scores, labels)
-        flat = scores.reshape(len(scores), -1)
-        right = (flat > 0) == (labels.reshape(flat.shape) > 0.5)
-        return _by_sample(right & np.isfinite(flat))
+        return binary_accuracy(scores, labels, threshold)
     classes = class_labels(scores, labels)
     return _by_sample(hits(scores, classes))
+
+
+def binary_accuracy(scores: Array, labels: Array, threshold: float = 0.0) -> NDArray[np.float64]:
+    """The share of the scores that are above the threshold where the label is 1, or not where 0.
+
+    Args:
+        scores: ``[N, d...]``, for example of several classes that do not exclude each other.
+        labels: 0 or 1 for each score, in order.
+        threshold: 0 for logits, 0.5 for probabilities.
+
+    Returns:
+        ``[N]``. NaN scores count as wrong.
+
+    Example:
+        >>> logits, labels = np.array([[1.5, -0.2], [0.3, 2.0]]), np.array([[1, 0], [0, 1]])
+        >>> binary_accuracy(logits, labels).tolist()
+        [1.0, 0.5]
+    """
+    right = (scores > threshold) == (_of_each(scores, labels) > 0.5)
+    return _by_sample(right & np.isfinite(scores))
+
+
+def absolute_error(scores: Array, labels: Array) -> NDArray[np.float64]:
+    """The mean absolute difference of a sample, ``[N]``; labels have the shape of the scores."""
+    return _by_sample(abs(scores.astype(np.float64) - _of_each(scores, labels)))
+
+
+def squared_error(scores: Array, labels: Array) -> NDArray[np.float64]:
+    """The mean squared difference of a sample, ``[N]``; labels have the shape of the scores."""
+    return _by_sample((scores.astype(np.float64) - _of_each(scores, labels)) ** 2)
 
 
 def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
@@ -143,16 +176,26 @@ def hits(scores: Array, classes: Array, k: int = 1) -> NDArray[np.bool_]:
     return np.asarray(found & ~np.isnan(scores).any(axis=1))
 
 
-def get_metric(name: str) -> Metric:
-    """A metric by name: ``accuracy``, ``loss`` or ``topK`` (``top5``, ``top-5``).
+def get_metric(name: str, threshold: float = 0.0) -> Metric:
+    """A metric by name.
+
+    Args:
+        name: ``accuracy``, ``topK`` (``top5``, ``top-5``), ``binary-accuracy``, ``mae``, ``mse`` or
+            ``loss``.
+        threshold: The score above which a binary model predicts class 1.
 
     Raises:
         UsageError: The name is unknown; the message suggests the nearest.
     """
-    if name == "accuracy":
-        return Metric(name, accuracy)
-    if name == "loss":
-        return Metric(name, None)
+    known: dict[str, Metric] = {
+        "accuracy": Metric(name, partial(accuracy, threshold=threshold)),
+        "binary-accuracy": Metric(name, partial(binary_accuracy, threshold=threshold), True),
+        "mae": Metric(name, absolute_error, True),
+        "mse": Metric(name, squared_error, True),
+        "loss": Metric(name, None),
+    }
+    if name in known:
+        return known[name]
     match = re.fullmatch(r"top[-_]?([1-9]\d*)", name)
     if match:
         return Metric(f"top{match[1]}", top_k(int(match[1])))
@@ -169,7 +212,7 @@ def strict(metric: Metric) -> Metric:
         [1.0]
     """
     function = metric.function
-    if function is None:
+    if function is None or metric.elementwise:
         return metric
 
     def checked(scores: Array, labels: Array) -> NDArray[np.float64]:
@@ -222,9 +265,16 @@ def class_labels(scores: Array, labels: Array) -> Array:
     raise _mismatch(scores, labels)
 
 
+def _of_each(scores: Array, labels: Array) -> Array:
+    """The labels in the shape of the scores, of which an axis of one element may be missing."""
+    if not in_order(labels.shape, scores.shape):
+        raise _mismatch(scores, labels)
+    return labels.reshape(scores.shape)
+
+
 def _mismatch(scores: Array, labels: Array) -> ArgumentValueError:
     return ArgumentValueError(
-        "The shape of the labels does not match the model's output, so there is no accuracy.",
+        "The shape of the labels does not match the model's output, so the metric is unknown.",
         where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
         fix="Name the output that holds the class scores, or turn the metric off.",
     )

@@ -89,7 +89,8 @@ class Trainer:
         self.about, self._launch = dict(about or {}), dict(launch or {})
         self._signals = signals
         self._schedules = config.schedules(stepper.groups)
-        self._metrics = [get_metric(name) for name in config.metrics]
+        self._rule = LabelRule.of(stepper.inputs, config.labels)
+        self._metrics = [get_metric(name, self._rule.threshold) for name in config.metrics]
         if config.debug_overflow and not isinstance(stepper, Diagnosable):
             raise UsageError(
                 "This stepper cannot diagnose overflows.",
@@ -328,7 +329,7 @@ class Trainer:
                 output=self.config.output,
                 batch_size=static_batch(self.stepper.inputs),
                 axes=batch_axes(self.stepper.inputs),
-                rule=LabelRule.of(self.stepper.inputs, self.config.labels),
+                rule=self._rule,
                 stop=lambda: s.signals.received is not None,
             )
         except OrtBoostError as error:  # bad validation data must not lose the epoch

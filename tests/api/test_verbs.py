@@ -570,3 +570,52 @@ def test_a_file_that_computes_its_loss_is_evaluated_without_labels():
     for settings in ({"output": "loss"}, {"metrics": ["loss"]}):
         found = api.evaluate(model, {"x": x, "target": target}, batch_size=2, **settings)
         assert found == {"loss": pytest.approx(expected, rel=1e-5)}
+
+
+def regression(last: str = "y = Identity(z)"):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,4] w) => (float[N,4] y) {{ z = MatMul(x, w)  {last} }}""",
+        w=weights(3, 4),
+    )
+    x = weights(9, 3)
+    return model, x, run(model, {"x": x})["y"]
+
+
+def test_a_file_is_evaluated_with_a_label_for_each_score():
+    model, x, scores = regression()
+    target = weights(9, 4, seed=1)
+    data = {"x": x, "labels": target}
+    found = api.evaluate(model, data, metrics=["mae", "mse"], batch_size=4)
+    assert found["mae"] == pytest.approx(abs(scores - target).mean())
+    assert found["mse"] == pytest.approx(((scores - target) ** 2).mean())
+    for last, threshold in (("y = Identity(z)", 0.0), ("y = Sigmoid(z)", 0.5)):
+        model, x, scores = regression(last)
+        labels = (target > 0.1).astype(np.int64)
+        data = {"x": x, "labels": labels}
+        found = api.evaluate(model, data, metrics=["binary-accuracy"], batch_size=4)
+        assert found["binary-accuracy"] == pytest.approx(
+            ((scores > threshold) == (labels == 1)).mean()
+        )
+
+
+def test_metrics_with_different_labels_are_refused():
+    model, x, scores = regression()
+    with pytest.raises(UsageError, match="need different labels") as info:
+        api.evaluate(model, {"x": x, "labels": scores}, metrics=["mae", "top3"])
+    assert_three_lines(info.value)
+
+
+def test_a_run_is_validated_with_a_metric_of_each_score(tmp_path):
+    model, x, scores = regression()
+    data = {"x": x, "labels": scores + 1}
+    config = ProgramConfig(loss=LossConfig("mse"))
+    api.convert(model, tmp_path / "run", config)
+    summary = api.train(
+        tmp_path / "run", data, data, learning_rate=1e-30, epochs=1, metrics=["mae"], progress=None
+    )
+    assert summary.metrics["val_mae"] == pytest.approx(1)
+    api.convert(model, tmp_path / "classes")
+    data = {"x": x, "labels": np.arange(9) % 4}
+    with pytest.raises(UsageError, match="the labels of this program are classes"):
+        api.train(tmp_path / "classes", data, data, metrics=["mae"], progress=None)

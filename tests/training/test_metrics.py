@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.metrics import Mean, accuracy, get_metric, strict, top_k
+from ortboost.training.metrics import (
+    METRICS,
+    Mean,
+    absolute_error,
+    accuracy,
+    binary_accuracy,
+    get_metric,
+    squared_error,
+    strict,
+    top_k,
+)
 
 
 def test_accuracy_of_class_numbers_one_hot_and_positions():
@@ -25,6 +35,30 @@ def test_accuracy_of_class_numbers_one_hot_and_positions():
 def test_binary_accuracy(shape):
     scores = np.array([-1.0, 2.0, 0.5, np.nan]).reshape(shape)
     assert accuracy(scores, np.array([0, 1, 0, 0])).tolist() == [1, 1, 0, 0]
+    assert accuracy(scores, np.array([0, 1, 1, 0]), threshold=0.5).tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 2, 2), (6, 1), (6,)])
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_metrics_of_each_score(shape, threshold):
+    random = np.random.default_rng(0)
+    scores = random.normal(size=shape).astype(np.float32)
+    binary = random.integers(0, 2, shape)
+    found = get_metric("binary-accuracy", threshold).function(scores, binary)
+
+    def rows(values):
+        return values.reshape(6, -1).mean(axis=1)
+
+    assert found.tolist() == pytest.approx(rows((scores > threshold) == (binary == 1)))
+    target = random.normal(size=shape)
+    for name, values in (("mae", abs(scores - target)), ("mse", (scores - target) ** 2)):
+        assert get_metric(name).function(scores, target).tolist() == pytest.approx(rows(values))
+        assert get_metric(name).function(scores, target).dtype == np.float64
+
+
+def test_a_score_that_is_no_number_is_wrong_for_both_labels():
+    for label in (0, 1):
+        assert binary_accuracy(np.array([[np.nan, 1.0]]), np.array([[label, 1]])).tolist() == [0.5]
 
 
 @pytest.mark.parametrize("scores", [np.ones(2), np.ones((2, 1)), np.ones((2, 3))])
@@ -62,7 +96,9 @@ def test_top_k_agrees_with_sorting(k, seed):
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 1), (3,), ()])
-@pytest.mark.parametrize("function", [accuracy, top_k(2)])
+@pytest.mark.parametrize(
+    "function", [accuracy, top_k(2), binary_accuracy, absolute_error, squared_error]
+)
 def test_labels_that_do_not_fit_are_refused(shape, function):
     with pytest.raises(UsageError, match="does not match"):
         function(np.zeros(shape), np.zeros((3, 2)))
@@ -93,7 +129,7 @@ def test_no_samples_no_mean():
 
 
 def test_names():
-    assert get_metric("accuracy").function is accuracy
+    assert [get_metric(name).name for name in METRICS] == list(METRICS)
     assert get_metric("loss").function is None
     assert [get_metric(name).name for name in ("top5", "top-3", "top_12")] == [
         "top5",

@@ -218,7 +218,7 @@ class _Binder:
             spec.dtype.kind == "f" and array.ndim == len(spec.shape)
         ):
             return (
-                "The loss needs a value for each output; for class indices convert with --loss "
+                "There must be a label for each score; for class indices convert with --loss "
                 "softmax-cross-entropy, without --dense-labels."
             )
         return (

@@ -129,7 +129,7 @@ def test_a_label_that_is_no_class_is_found_before_the_first_step():
     [
         ((3,), I64, ("N", 4), "without --dense-labels"),
         ((3, 4), I64, ("N",), "convert with --dense-labels"),
-        ((3, 1), np.dtype("float32"), ("N", 4), "The loss needs a value for each output"),
+        ((3, 1), np.dtype("float32"), ("N", 4), "There must be a label for each score"),
     ],
 )
 def test_class_numbers_and_rows_of_them(have, dtype, want, fix):
