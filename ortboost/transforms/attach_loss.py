@@ -55,7 +55,7 @@ from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.final_activation import (
     APPLIED_BY_LOSS,
     decision_threshold,
-    ends_with,
+    holds_probabilities,
     logits_before,
 )
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
@@ -76,7 +76,9 @@ class AttachedLoss:
 
     Args:
         report: The report of the rewrite.
-        prediction: Name of the output that the loss is computed from.
+        prediction: Name of the output that labels are compared with.
+        logits: Name of the value that the loss is computed from, the prediction itself or the
+            logits before its activation.
         loss: Name of the graph output with the loss shown to users, ``loss``.
         objective: Name of the scalar to differentiate; differs from ``loss`` for ``none``.
         labels: Name of the label input; ``None`` if the model computes its own loss.
@@ -90,6 +92,7 @@ class AttachedLoss:
 
     report: Report
     prediction: str
+    logits: str
     loss: str
     objective: str
     labels: str | None
@@ -154,24 +157,24 @@ def _built_in(
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
-    activation = APPLIED_BY_LOSS.get(config.name, "")
-    applied_itself = (
-        f"the output '{prediction.name}' is a {activation}, which {config.name} applies itself"
-    )
     if logits is not prediction:
-        report.notes.append(f"{applied_itself}: the loss is computed from its input, the logits")
-    elif activation and config.from_logits is None and ends_with(prediction, activation):
         report.notes.append(
-            f"{applied_itself}: training will be slow and inaccurate; export the model without it, "
+            f"the output '{prediction.name}' is a {APPLIED_BY_LOSS[config.name]}, which "
+            f"{config.name} applies itself: the loss is computed from its input, the logits"
+        )
+    elif config.from_logits is None and _are_probabilities(prediction, config):
+        report.notes.append(
+            f"the output '{prediction.name}' holds probabilities, and {config.name} takes logits: "
+            "training will be slow and inaccurate; export the model without its last activation, "
             "or name an output with the logits with --output"
         )
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
-    names = (prediction.name or "", loss.name or "", objective.name or "", labels.name)
+    names = (prediction.name or "", logits.name or "", loss.name or "", objective.name or "")
     classes = count if isinstance(count, int) else None
     threshold = 0.0 if logits is prediction else decision_threshold(prediction)
-    return AttachedLoss(report, *names, classes, axis, config.ignore_index, threshold)
+    return AttachedLoss(report, *names, labels.name, classes, axis, config.ignore_index, threshold)
 
 
 def _logits(
@@ -195,6 +198,10 @@ def _logits(
             "its last activation, or write the loss as an ONNX file.",
         )
     return prediction if found is None else found
+
+
+def _are_probabilities(prediction: ir.Value, config: LossConfig) -> bool:
+    return config.name in APPLIED_BY_LOSS and holds_probabilities(prediction)
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
@@ -237,7 +244,7 @@ def _from_file(
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
-    attached = AttachedLoss(report, name, "loss", "loss", labels.name)
+    attached = AttachedLoss(report, name, name, "loss", "loss", labels.name)
     if picking is None:
         return attached
     scores = known_shape(picking.inputs[0])
@@ -306,7 +313,7 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> AttachedLo
     else:
         model.graph.outputs.append(scalar)
     _rename_to_loss(model.graph, scalar)
-    return AttachedLoss(report, "loss", "loss", "loss", None, inputs=class_inputs(model))
+    return AttachedLoss(report, "loss", "loss", "loss", "loss", None, inputs=class_inputs(model))
 
 
 def _label_input(

@@ -8,9 +8,9 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, known_shape, producer_of
+from ortboost.graph.query import constant, is_standard, known_shape, producer_of
 
-__all__ = ["APPLIED_BY_LOSS", "decision_threshold", "ends_with", "logits_before"]
+__all__ = ["APPLIED_BY_LOSS", "decision_threshold", "holds_probabilities", "logits_before"]
 
 APPLIED_BY_LOSS: Final[Mapping[str, str]] = {
     "softmax-cross-entropy": "Softmax",
@@ -56,17 +56,24 @@ def logits_before(
     return logits
 
 
-def ends_with(output: ir.Value, activation: str) -> bool:
-    """Whether an output comes from this activation, also through a Clip.
+def holds_probabilities(value: ir.Value) -> bool:
+    """Whether nothing but numbers and a new shape stand between a value and a Softmax or Sigmoid.
+
+    The two classes of scikit-learn are `[1 - p, p]`, others divide by a sum, or clip.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[n,3] x, float a) => (float[n,3] y) { p = Sigmoid(x) y = Clip(p, a) }''')
-        >>> ends_with(model.graph.outputs[0], "Sigmoid")
+        >>> holds_probabilities(model.graph.outputs[0])
         True
     """
-    found, _ = _before_moves(output, "Clip")
-    return producer_of(found, activation) is not None
+    if (node := producer_of(value)) is None or is_standard(node, *APPLIED_BY_LOSS.values()):
+        return node is not None
+    if not is_standard(node, "Cast", "Clip", "Concat", "Div", "Identity", "Sub", *_MOVES):
+        return False
+    read = node.inputs if node.op_type in ("Concat", "Sub") else node.inputs[:1]
+    data = [source for source in read if source is not None and constant(source) is None]
+    return bool(data) and all(map(holds_probabilities, data))
 
 
 def decision_threshold(scores: ir.Value) -> float:
@@ -78,7 +85,8 @@ def decision_threshold(scores: ir.Value) -> float:
         >>> decision_threshold(model.graph.outputs[0])
         0.5
     """
-    return 0.5 if ends_with(scores, "Sigmoid") else 0.0
+    found, _ = _before_moves(scores, "Clip")
+    return 0.5 if producer_of(found, "Sigmoid") else 0.0
 
 
 def _before_moves(output: ir.Value, *also: str) -> tuple[ir.Value, list[ir.Node]]:

@@ -629,10 +629,10 @@ def test_an_output_with_several_elements_is_no_loss():
     assert_three_lines(info.value)
 
 
-def probabilities(nodes: str, shape: str = "N, 3") -> ir.Model:
+def probabilities(nodes: str, shape: str = "N, 3", output: str | None = None) -> ir.Model:
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
-        m (float[{shape}] x) => (float[{shape}] y) {{ {nodes} }}"""
+        m (float[{shape}] x) => (float[{output or shape}] y) {{ {nodes} }}"""
     )
     infer_shapes(model)
     return model
@@ -676,21 +676,35 @@ def test_the_loss_of_probabilities_is_that_of_their_logits(loss, nodes, labels):
     ("loss", "nodes"),
     [
         ("softmax-cross-entropy", "y = Softmax<axis=0>(x)"),
+        ("softmax-cross-entropy", "y = Sigmoid(x)"),
+        ("bce-with-logits", "y = Softmax(x)"),
+        (  # the two classes of scikit-learn
+            "softmax-cross-entropy",
+            "p = Sigmoid(x) o = Constant<value_float=1.0>() n = Sub(o, p) y = Concat<axis=1>(n, p)",
+        ),
+        ("softmax-cross-entropy", "p = Sigmoid(x) n = ReduceSum(p) y = Div(p, n)"),  # hummingbird
         ("bce-with-logits", "p = Sigmoid(x) a = Constant<value_float=0.1>() y = Clip(p, a)"),
     ],
 )
 def test_probabilities_whose_logits_are_not_found_are_noted(loss, nodes):
-    (note,) = attach_loss(probabilities(nodes), LossConfig(loss)).report.notes
-    assert "training will be slow and inaccurate" in note
+    model = probabilities(nodes, output="N, 6" if "Concat" in nodes else None)
+    (note,) = attach_loss(model, LossConfig(loss)).report.notes
+    assert "holds probabilities" in note
 
 
-def test_other_activations_are_part_of_the_logits():
-    for loss, nodes in (
-        ("softmax-cross-entropy", "y = Sigmoid(x)"),
-        ("bce-with-logits", "y = Softmax(x)"),
+@pytest.mark.parametrize(
+    ("loss", "nodes"),
+    [
+        ("softmax-cross-entropy", "y = LogSoftmax(x)"),  # whose Softmax is that of x
+        ("softmax-cross-entropy", "p = Sigmoid(x) y = Mul(p, x)"),  # a Swish
+        ("softmax-cross-entropy", "p = Sigmoid(x) n = Sub(x, p) y = Max(n, p)"),
         ("mse", "y = Sigmoid(x)"),
-    ):
-        assert attach_loss(probabilities(nodes), LossConfig(loss)).report.notes == []
+    ],
+)
+def test_other_activations_are_part_of_the_logits(loss, nodes):
+    found = attach_loss(probabilities(nodes), LossConfig(loss))
+    assert found.report.notes == []
+    assert found.logits == found.prediction == "y"
 
 
 @pytest.mark.parametrize(
