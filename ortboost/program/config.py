@@ -264,8 +264,9 @@ class ProgramConfig:
         # Unknown to older versions.
         if self.padding_idx is None:
             del data["padding_idx"]
-        if self.loss.label_smoothing is None:
-            del data["loss"]["label_smoothing"]
+        for name in ("label_smoothing", "from_logits", "delta"):
+            if data["loss"][name] is None:
+                del data["loss"][name]
         return data | former_to_dict(self.boosts)
 
     @classmethod
