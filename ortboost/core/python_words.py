@@ -46,7 +46,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "loss": "LossConfig.name",
     "loss-scale": "ProgramConfig.loss_scale",
     "map": "mapping",
-    "metric": "metrics",
     "new-head": "ProgramConfig.new_head",
     "no-cuda-graph": "cuda_graph=False",
     "no-optimize": "optimize=False",
