@@ -266,3 +266,13 @@ def test_what_has_no_type_gets_no_shape():
     infer_shapes(model)
     name_lengths(model)
     assert [value.shape for node in model.graph for value in node.outputs][:2] == [None, None]
+
+
+def test_a_slice_before_opset_10_has_its_bounds_in_attributes():
+    model = text_model(
+        """<ir_version: 4, opset_import: ["" : 9]>
+        net (float[n,s] x) => (float[n,t] y) {
+          a = Slice<axes = [1], starts = [0], ends = [2]>(x)  y = Relu(a) }"""
+    )
+    infer_shapes(model)
+    assert names_of_output(model) == ["n", "t"]
