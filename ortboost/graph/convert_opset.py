@@ -142,8 +142,8 @@ def _lower(model: ir.Model, version: int, target: int) -> list[str]:
         if model.opset_imports.get("") != opset - 1:
             return reasons
         for node in filter(is_standard, model.graph.all_nodes()):
-            if (name := newer_attribute(node, opset - 1)) is not None:
-                raise ValueError(f"'{name}' of {node.op_type} '{label(node)}' is newer")
+            if (newer := newer_attribute(node, opset - 1)) is not None:
+                raise ValueError(f"'{newer}' of {node.op_type} '{label(node)}' is newer")
         infer_shapes(model)
     return []
 
