@@ -89,7 +89,9 @@ def _same_values(values: Any, formals: Any, least: int) -> bool:
             if formal.option.name == "Single":
                 return False
             continue
-        if value.dtype is None or f"tensor({value.dtype.name.lower()})" not in formal.types:
+        if not isinstance(value.type, ir.TensorType):
+            return False
+        if f"tensor({value.type.dtype.name.lower()})" not in formal.types:
             return False
         if formal.is_homogeneous and types.setdefault(formal.type_str, value.dtype) != value.dtype:
             return False
