@@ -53,8 +53,8 @@ def means_the_same(node: ir.Node, version: int) -> bool:
         return False
     if new.since_version == version and not (
         _same_attributes(node, new, old)
-        and _same_values(node.inputs, old.inputs, old.min_input)
-        and _same_values(node.outputs, old.outputs, old.min_output)
+        and _same_values(node.inputs, old.inputs)
+        and _same_values(node.outputs, old.outputs)
     ):
         return False
     return all(means_the_same(inner, version) for graph in subgraphs(node) for inner in graph)
@@ -71,16 +71,12 @@ def _same_attributes(node: ir.Node, new: Any, old: Any) -> bool:
             return False
         if given is not None and given.value in _NEW_VALUES:
             return False
-    return all(
-        name in node.attributes for name, former in old.attributes.items() if former.required
-    )
+    return True
 
 
-def _same_values(values: Any, formals: Any, least: int) -> bool:
-    """Whether inputs or outputs are as many, and of such types, as the older version has."""
+def _same_values(values: Any, formals: Any) -> bool:
+    """Whether the older version has so many inputs or outputs, and of these types."""
     types: dict[str, ir.DataType] = {}
-    if len(values) < least:
-        return False
     for place, value in enumerate(values):
         formal = formals[min(place, len(formals) - 1)]
         if place >= len(formals) and formal.option.name != "Variadic":

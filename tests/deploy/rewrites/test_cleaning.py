@@ -399,6 +399,11 @@ def test_a_node_that_names_an_output_stays():
     assert ops(model) == {"Relu": 1}
 
 
+def test_a_dropout_whose_mask_is_read_stays():
+    model = net("[d] h, mask = Dropout(x) kept = Cast<to = 1>(mask) y = Add(h, kept)")
+    assert check(drop_noops, model, X).kept == {"d": "another of its outputs is read"}
+
+
 # ---- casts ---------------------------------------------------------------------------------------
 
 
