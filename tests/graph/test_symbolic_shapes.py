@@ -62,6 +62,7 @@ CASES = {
     "y = Gemm<transB = 1>(w, v)": ["n", 2],
     "y = Gemm<transB = 2>(w, v)": ["n", 2],  # true as any number but 0
     "a = Transpose<perm = [0, 1, 3, 2]>(h) y = MatMul(h, a)": ["n", 4, "s", "s"],
+    "a = Transpose<perm = [0, 2, 1]>(x) y = MatMul(x, a)": ["n", "s", "s"],
     "l = Shape(k) y = Add(l, single)": [2],
 }
 

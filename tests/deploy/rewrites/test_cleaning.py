@@ -571,6 +571,12 @@ def test_what_is_not_the_same(body):
     assert len(list(model.graph)) == 3
 
 
+def test_equal_nodes_with_equal_attributes_are_one():
+    model = net("a = Softmax<axis = 1>(x) b = Softmax<axis = 1>(x) y = Add(a, b)")
+    check(common_subexpressions, model, X)
+    assert ops(model) == {"Softmax": 1, "Add": 1}
+
+
 def test_two_outputs_that_are_equal_keep_their_names():
     model = net("y = Relu(x) [second] z = Relu(x)", outputs="float[n,3,4] y, float[n,3,4] z")
     assert "outputs of the model" in check(common_subexpressions, model, X).kept["second"]
