@@ -122,7 +122,7 @@ def check_trainable(
     refused = _refusals(model, reports)
     reached = reach(work, wrt, targets)
     known = {(blocker.node, blocker.op) for blocker in blockers}
-    for found in _about_nodes(reached, engine, refused):
+    for found in _about_nodes(work.graph, reached, engine, refused):
         if (found.node, found.op) not in known:
             blockers.append(found)
     # What a rewrite refused is a blocker, or does not matter, as no gradient passes it.
@@ -174,11 +174,13 @@ def find_blockers(
     return report.blockers
 
 
-def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:
+def _about_nodes(
+    graph: ir.Graph, reached: Reach, engine: Engine, refused: dict[str, str]
+) -> Iterator[Blocker]:
     unfit = {node: why for node in reached.nodes if (why := unfit_shapes(node)) is not None}
     foreign = [n for n in reached.nodes if n.domain.startswith(_ORT) and label(n) in refused]
     # Shape inference gets no further than these: what it leaves unknown is no reason of its own.
-    behind = descendants(out for node in (*foreign, *unfit) for out in node.outputs)
+    behind = descendants(graph, (out for node in (*foreign, *unfit) for out in node.outputs))
     for node in reached.nodes:
         reason = unfit.get(node) or engine.gradient_support(node)
         if reason is None:

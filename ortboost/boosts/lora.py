@@ -233,7 +233,8 @@ class _Layer:
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:
     """The layers of the main graph, in its order, also those that cannot be adapted."""
-    data = descendants(v for v in model.graph.inputs if not v.is_initializer())
+    inputs = (v for v in model.graph.inputs if not v.is_initializer())
+    data = descendants(model.graph, inputs)
     for node in model.graph:
         if not is_standard(node, "MatMul", "Gemm", "Conv", *_OTHERS):
             continue

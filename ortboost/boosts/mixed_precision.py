@@ -61,7 +61,7 @@ class MixedPrecision(PrecisionConfig, Boost):
             ModelError: No node can compute in the lower precision.
         """
         prediction = find_value(graph.model.graph, graph.prediction)
-        loss = descendants([] if prediction is None else [prediction])
+        loss = descendants(graph.model.graph, [] if prediction is None else [prediction])
         report = place_precision(
             graph.model,
             self,

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,13 @@ def _finish(
     precision = low_precision.precision if low_precision is not None else "fp32"
     target.require(precision, opset)
     present = model.opset_imports.get("", 0)
+    last: list[Step] = []
     if opset is not None:
-        reports.append(convert_opset(model, range(opset, opset + 1)))
+        wanted = partial(convert_opset, opsets=range(opset, opset + 1))
+        if opset < _OLDEST:
+            last.append(Step("convert_opset", wanted))
+        else:
+            reports.append(wanted(model))
     elif target.guards_pads and present < GUARDING_OPSET and any(map(needs_guard, model.graph)):
         # An older opset has no guard against the wrong fusion.
         reports.append(convert_opset(model, range(GUARDING_OPSET, GUARDING_OPSET + 1)))
@@ -178,6 +184,7 @@ def _finish(
     later = [slim_step()] if settings.slim else []  # for what our own rewrites left
     if low_precision is not None and precision != "fp32":
         later += precision_steps(low_precision, target)
+    later += last
     for step in later:
         reports.append(step.apply(model))
     steps += later

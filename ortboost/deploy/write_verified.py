@@ -197,14 +197,14 @@ class _Trial:
 
     def cause(self, exported: Exported) -> tuple[str | None, str | None]:
         """The cause of the difference, as text, and the fix; ``None`` if unknown."""
-        if exported.base is None or not exported.steps:
+        base, is_single = exported.base, exported.precision == "fp32"
+        if is_single and (found := self._of_runtime(exported.model)):
+            return found, _AVOID
+        if base is None or not exported.steps:
             return None, None
-        if exported.precision == "fp32":
-            if found := self._of_runtime(exported.model):
-                return found, _AVOID
-            if self._passes(exported.base) and not self._passes(exported.base, optimize=False):
-                return _ROUNDING, None
-        name = faulty_step(exported.base, exported.steps, self._passes)
+        if is_single and self._passes(base) and not self._passes(base, optimize=False):
+            return _ROUNDING, None
+        name = faulty_step(base, exported.steps, self._passes)
         return f"the rewrite '{name}'" if name else _BASE, None
 
     def _of_runtime(self, model: ir.Model) -> str | None:

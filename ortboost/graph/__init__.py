@@ -3,6 +3,7 @@
 - Queries and changes: ``query``, ``reach``, ``patterns``; ``build``, ``rewriting``, ``unused``.
 - Files: ``io``, ``file_kind``, ``source``; ``structure`` checks them before any library sees them.
 - The forms that exporters write: ``normalize`` calls most of these rewrites.
+- Opsets: ``convert_opset``, ``older_forms``, ``function_bodies``.
 - Shapes: ``shape_inference``, ``inference_model``, ``symbolic_shapes``, ``static_shapes``,
   ``dimensions``, ``fix_inputs``, ``batch_axes``, ``loop_shapes``.
 - Stored tensors: ``parameters``, with ``classify_tensor``, ``origins``, ``weight_uses`` and

@@ -196,7 +196,10 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     inputs = [v for v in model.graph.inputs if data is None or v.name in data]
     if len(inputs) < 2:
         return None
-    fed = {*inputs, *(output for node in descendants(inputs) for output in node.outputs)}
+    fed = {
+        *inputs,
+        *(output for node in descendants(model.graph, inputs) for output in node.outputs),
+    }
     for value in inputs:
         if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             continue

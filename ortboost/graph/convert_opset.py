@@ -1,7 +1,8 @@
 """Conversion of a model to another opset of the standard domain.
 
 Operators whose meaning changed in a way that the converter of onnx ignores are refused. Operators
-that the older opset lacks are expanded by their definitions. onnxscript converts the rest, but it
+that the older opset lacks are expanded by their definitions, and those that it has with the same
+meaning are left alone (:mod:`ortboost.graph.older_forms`). onnxscript converts the rest, but it
 loses what resizing meant before opset 11: Upsample (opsets 7 and 9) and Resize of opset 10 place
 the samples at `position / scale`. Resize of opset 11 has an attribute for that, whose default is
 another rule: without it, images of a converted model are shifted by up to half a pixel. The
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -24,6 +25,12 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError, first_line
 from ortboost.core.report import Report
 from ortboost.graph.function_bodies import expand_by_definition, has_definition
+from ortboost.graph.older_forms import (
+    OLDER_FORMS,
+    drop_new_defaults,
+    means_the_same,
+    newer_attribute,
+)
 from ortboost.graph.query import constant, find_schema, input_at, is_standard, known_shape, label
 from ortboost.graph.rewriting import rewrite_nodes
 from ortboost.graph.shape_inference import infer_shapes
@@ -64,12 +71,10 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
     known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
     lacking = _unknown_operators(model, min(version, target))
-    from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
-
     try:
         report.changed.update(_expand_newer(model, version, target).changed)
-        with quiet("onnxscript", "onnx_ir"), _logged_reason() as reasons, _maps_out_of_sight(model):
-            version_converter.convert_version(model, target, fallback=True)
+        newer = target > version
+        reasons = _convert(model, target, _maps(model)) if newer else _lower(model, version, target)
     except Exception as error:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}.",
@@ -102,6 +107,47 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     return report
 
 
+def _convert(model: ir.Model, target: int, hidden: Sequence[ir.Node]) -> list[str]:
+    """Let the libraries convert all nodes but some, in place; why they gave up."""
+    from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
+
+    with quiet("onnxscript", "onnx_ir"), _logged_reason() as reasons, _out_of_sight(model, hidden):
+        version_converter.convert_version(model, target, fallback=True)
+    return reasons
+
+
+def _maps(model: ir.Model) -> list[ir.Node]:
+    """ZipMaps: ONNX shape inference sets a map type that onnx_ir does not support."""
+    return [node for node in model.graph.all_nodes() if node.op_type in _MAKES_MAPS]
+
+
+def _lower(model: ir.Model, version: int, target: int) -> list[str]:
+    """Convert to an older opset step by step, in place; why the libraries gave up at one.
+
+    They convert only what changes its form: they lack adapters for most of the other operators.
+    """
+    infer_shapes(model)
+    for opset in range(version, target, -1):
+        rules = OLDER_FORMS.get(opset, {})
+        for name, reason in rewrite_nodes(model, "older", rules, subgraphs=True).kept.items():
+            raise ValueError(f"'{name}': {reason}")
+        standard = [node for node in model.graph.all_nodes() if is_standard(node)]
+        for node in standard:
+            drop_new_defaults(node, opset)
+        same = [node for node in standard if means_the_same(node, opset)]
+        if len(same) == len(standard):
+            model.opset_imports[""] = opset - 1
+            continue
+        reasons = _convert(model, opset - 1, [*same, *_maps(model)])
+        if model.opset_imports.get("") != opset - 1:
+            return reasons
+        for node in filter(is_standard, model.graph.all_nodes()):
+            if (newer := newer_attribute(node, opset - 1)) is not None:
+                raise ValueError(f"'{newer}' of {node.op_type} '{label(node)}' is newer")
+        infer_shapes(model)
+    return []
+
+
 def _keep_positions(node: ir.Node, model: ir.Model) -> None:
     """Set the attributes of a converted Resize; its outputs may have new names."""
     node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
@@ -124,11 +170,15 @@ def _keep_positions(node: ir.Node, model: ir.Model) -> None:
 
 def _expand_newer(model: ir.Model, version: int, target: int) -> Report:
     """Replace operators that ``target`` lacks by their definitions in the standard, in place."""
-    newer = [op for op in _unknown_operators(model, target) if has_definition(op, version)]
-    if newer:
+    what, report = f"not in opset {target}: expanded as defined by the standard", Report("")
+    while newer := [op for op in _unknown_operators(model, target) if has_definition(op, version)]:
         infer_shapes(model)  # a definition depends on the types of the inputs
-    what = f"not in opset {target}: expanded as defined by the standard"
-    return rewrite_nodes(model, "expand_newer", dict.fromkeys(newer, expand_by_definition), what)
+        rules = dict.fromkeys(newer, expand_by_definition)
+        found = rewrite_nodes(model, "expand_newer", rules, what)
+        report.changed.update(found.changed)
+        if not found.changed:  # a definition may have an operator that is newer, too
+            break
+    return report
 
 
 def _refuse_former_meanings(model: ir.Model, version: int) -> None:
@@ -215,26 +265,21 @@ def _logged_reason() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
-    """Hide ZipMap from ONNX shape inference, which sets a map type that onnx_ir does not support.
-
-    The code inside may replace nodes and outputs.
-    """
-    nodes = [node for node in model.graph.all_nodes() if node.op_type in _MAKES_MAPS]
-    if not nodes:
-        yield
-        return
-    domain, kept = nodes[0].domain, {value.name: dict(value.meta) for value in model.graph.outputs}
+def _out_of_sight(model: ir.Model, nodes: Sequence[ir.Node]) -> Iterator[None]:
+    """Hide nodes in unknown domains. The code inside may replace nodes and outputs."""
+    domains = {f"{_UNKNOWN}.{node.domain}" for node in nodes}
+    kept = {value.name: dict(value.meta) for value in model.graph.outputs}
     try:
-        model.opset_imports[_UNKNOWN] = 1
+        model.opset_imports.update(dict.fromkeys(domains, 1))
         for node in nodes:
-            node.domain = _UNKNOWN
+            node.domain = f"{_UNKNOWN}.{node.domain}"
         yield
     finally:
-        model.opset_imports.pop(_UNKNOWN, None)
+        for domain in domains:
+            model.opset_imports.pop(domain, None)
         for node in model.graph.all_nodes():
-            if node.domain == _UNKNOWN:
-                node.domain = domain
+            if node.domain in domains:
+                node.domain = node.domain.removeprefix(f"{_UNKNOWN}.")
         for value in model.graph.outputs:
             value.meta.update(kept.get(value.name, {}))
 

@@ -32,6 +32,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.graph.convert_opset import quiet
 from ortboost.graph.input_config import fit_dims
 from ortboost.graph.query import (
     all_tensors,
@@ -138,7 +139,7 @@ def with_lengths(model: ir.Model, dims: Mapping[str, int], *, batch: int = 1) ->
     from onnxscript import optimizer  # importing it takes a tenth of the start-up time of a run
 
     try:
-        with np.errstate(all="ignore"):
+        with quiet("onnxscript"), np.errstate(all="ignore"):
             optimizer.fold_constants(
                 copy,
                 input_size_limit=_SHAPES,

@@ -151,18 +151,20 @@ def ancestors(
     return found
 
 
-def descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
-    """The nodes that read values, and those that read what these compute.
+def descendants(graph: ir.Graph, values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that read values of a graph, and those that read what these compute.
 
-    Those in subgraphs count, but not what reads the results of the node with the subgraph.
+    Those in subgraphs count, and so do the nodes of the graph that have the subgraphs.
     """
+    bodies = [(body, node) for node in graph for body in subgraphs(node)]
+    outer = {inner: node for body, node in bodies for inner in body.all_nodes()}
     found: set[ir.Node] = set()
     pending = list(values)
     while pending:
         for usage in pending.pop().uses():
-            if usage.node not in found:
-                found.add(usage.node)
-                pending += usage.node.outputs
+            new = {usage.node, outer.get(usage.node, usage.node)} - found
+            found |= new
+            pending += (output for node in new for output in node.outputs)
     return found
 
 

@@ -273,6 +273,8 @@ def _replace(
     if list(outputs) == list(node.outputs):
         return False  # the rule changed the node in place
     if bypass and len(outputs) == 1 and outputs[0] is not None and not builder.nodes:
+        if any(map(is_read, node.outputs[1:])):  # the mask of a Dropout
+            raise Refusal("another of its outputs is read")
         if not _bypass_node(node, outputs[0]):
             raise Refusal("an output of the model has the name of its result")
         return False
@@ -311,9 +313,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
 def _bypass_node(node: ir.Node, value: ir.Value) -> bool:
     """Remove a node with one used output, if its consumers can read ``value`` instead."""
     graph = node.graph
-    if graph is None or any(map(is_read, node.outputs[1:])):
-        return False
-    if not replace_value(node.outputs[0], value):
+    if graph is None or not replace_value(node.outputs[0], value):
         return False
     graph.remove(node, safe=True)
     return True

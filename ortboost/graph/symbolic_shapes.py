@@ -285,7 +285,7 @@ def _tile(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
 
 def _slice(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     source = _shape_of(node)
-    starts, ends = (_lengths(value, given) for value in node.inputs[1:3])
+    starts, ends = (_lengths(input_at(node, place), given) for place in (1, 2))
     if source is None or starts is None or ends is None or len(starts) != len(ends):
         return None
     axes, steps = (constant(input_at(node, place)) for place in (3, 4))

@@ -168,6 +168,6 @@ def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]
             where=source_name(model),
             fix=f"Examples of nodes: {', '.join(list(named)[:3])}."
             if named
-            else "The model has none.",
+            else "The model has none: leave out --frozen-bn.",
         )
     return lambda node: bool(match_names(named[node.name or ""], config.frozen_norm)[0])

@@ -134,7 +134,7 @@ def diagnose(
     sides = {
         "forward": ancestors([made.get(names.LOSS)]),
         "backward": ancestors(ends),
-        "update": descendants(ends),
+        "update": descendants(model.graph, ends),
     }
 
     def side(node: ir.Node) -> str:

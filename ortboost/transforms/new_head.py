@@ -146,14 +146,14 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
         report.changed[value.name or ""] = f"{old.shape} -> {shape}, new values"
         value.const_value = ir.tensor(drawn, name=value.name)
         value.shape = ir.Shape(shape)
-    _forget_shapes_after(head.node)  # inference keeps shapes that it finds
+    _forget_shapes_after(model.graph, head.node)  # inference keeps shapes that it finds
     infer_shapes(model)
     return report
 
 
 def _check_readers(model: ir.Model, head: DenseLayer, size: int) -> None:
     """Refuse nodes after the head that do not take another number of outputs."""
-    for node in descendants(head.node.outputs):
+    for node in descendants(model.graph, head.node.outputs):
         sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
         if sizes is not None and sizes.size and sizes[-1] not in (-1, 0, size):
             raise ModelError(
@@ -172,9 +172,9 @@ def _check_readers(model: ir.Model, head: DenseLayer, size: int) -> None:
                 )
 
 
-def _forget_shapes_after(node: ir.Node) -> None:
+def _forget_shapes_after(graph: ir.Graph, node: ir.Node) -> None:
     """Clear the shapes after a node, to be inferred again; graph outputs keep their rank."""
-    for output in (o for n in {node, *descendants(node.outputs)} for o in n.outputs):
+    for output in (o for n in {node, *descendants(graph, node.outputs)} for o in n.outputs):
         shape = known_shape(output)
         kept = shape is not None and output.is_graph_output()
         output.shape = ir.Shape([*shape[:-1], None]) if shape is not None and kept else None

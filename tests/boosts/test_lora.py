@@ -249,6 +249,18 @@ KEPT = {
 }
 
 
+def test_a_layer_behind_a_body_that_reads_the_data_is_adapted():
+    """As EmbeddingBag in files of TorchScript: a Loop whose body takes rows of an outer tensor."""
+    body = (
+        "n = Constant<value_int = 2>() t = Constant<value = bool {1}>() l = Loop(n, t) <body = b "
+        "(int64 i, bool k) => (bool m, p) { m = Identity(k) p = Relu(x) }> "
+        "o = Constant<value_ints = [0]>() h = ReduceSum<keepdims = 0>(l, o) "
+        "a = MatMul(h, w) y = MatMul(a, v)"
+    )
+    program = build(linear(body, w=weights(8, 8), v=weights(8, 8, seed=1)))
+    assert list(report(program).changed) == ["w", "v"]
+
+
 @pytest.mark.parametrize("reason", KEPT)
 def test_other_forms_are_kept_with_a_reason(reason):
     body, array = KEPT[reason]

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from ortboost.core.errors import ModelError
 from ortboost.deploy.export import export_network
 from ortboost.deploy.low_precision import LowPrecision
 from ortboost.deploy.targets import PRECISIONS, TARGETS
@@ -65,3 +66,17 @@ def test_a_shape_is_read_in_parts_only_where_the_opset_has_them(tmp_path):
         proto = exported("transformer", opset, target="generic", path=tmp_path / "m.onnx")
         shapes = [node for node in proto.graph.node if node.op_type == "Shape"]
         assert all(opset >= 15 or not node.attribute for node in shapes)
+
+
+@pytest.mark.parametrize("wanted", [11, 12, 13, 15, 17])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_newer_file_is_written_in_an_older_opset(network, wanted, precision, tmp_path):
+    proto = exported(network, 20, "generic", precision, wanted, tmp_path / "m.onnx")
+    assert proto.opset_import[0].version == wanted
+
+
+def test_int8_by_channel_has_no_older_opset_than_13(tmp_path):
+    """Quantizing raises the opset; the conversion that was asked for comes last."""
+    with pytest.raises(ModelError, match="from opset 20 to 12"):
+        exported("convnet", 20, "generic", "int8", 12, tmp_path / "m.onnx")

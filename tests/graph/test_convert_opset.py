@@ -10,6 +10,7 @@ from ortboost.core.errors import ModelError
 from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
+from ortboost.graph.older_forms import means_the_same
 from tests.support import assert_three_lines, run, small_mlp, text_model, weights
 
 OPSETS, IR_VERSION = range(18, 22), 10
@@ -47,19 +48,109 @@ def test_an_operator_that_the_own_opset_lacks_is_named():
 @pytest.mark.parametrize(
     ("node", "where"),
     [
-        ("Equal(x, x)", "for Equal"),  # what the converter of onnx says
+        ('Einsum<equation = "ij->ji">(r)', "added later: Einsum"),
         ("Unsqueeze(x, a)", "changed since opset 11: Unsqueeze"),  # it says: no initializer found
-        ("HardSwish(x)", "for Mul (in place of HardSwish)"),  # part of the definition
+        ("RoiAlign(r, m, a)", "for RoiAlign"),  # what the converter of onnx says
+        ("Reshape<allowzero = 1>(x, a)", "for Reshape"),
+        ('ScatterElements<reduction = "max">(x, a, x)', "ScatterElements"),
+        ('Pad<mode = "wrap">(x, a)', "for Pad"),
+        ("Resize(r, , x)", "for Resize"),  # opset 11 needs the omitted input
+        ("AveragePool<kernel_shape = [2, 2], dilations = [2, 2]>(r)", "'dilations' of AveragePool"),
+        ("ReduceSum<noop_with_empty_axes = 1>(x)", "'noop_with_empty_axes' of ReduceSum"),
+        ("Softmax<axis = 1>(u)", "the rank of 'u' is unknown"),
+        ("Pow(x, a)", "for Pow"),  # opset 11 has no exponents of integers
+        ("BatchNormalization(h, x, x, x, x)", "BatchNormalization"),  # of one type
+        (
+            "If(c) <then_branch = e () => (p) { p = ReduceL2(x, n) },"
+            " else_branch = f () => (q) { q = Neg(x) }>",
+            "changed since opset 11: If, Neg, ReduceL2",
+        ),
+        ("Equal(t, t)", "changed since opset 11: Equal"),
     ],
 )
 def test_what_an_older_opset_cannot_have_is_named(node, where):
     model = text_model(
-        '<ir_version: 8, opset_import: ["" : 19]> net (float[4] x, int64[1] a) => (y)'
-        f" {{ y = {node} }}"
+        '<ir_version: 8, opset_import: ["" : 19]> net (float[4] x, int64[1] a, '
+        f"float[1,1,4,4] r, float u, string[4] t, float[1,4] m, bool c, float16[4,4] h) => (y) "
+        f"<int64[1] n = {{0}}> {{ y = {node} }}"
     )
+    model.graph.inputs[3].shape = None
     with pytest.raises(ModelError, match="from opset 19 to 11") as info:
         convert_opset(model, range(11, 12))
     assert where in info.value.where
+
+
+def test_a_default_that_changed_is_not_taken_for_the_former_one():
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 20]>
+        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) { y = GridSample(x, g) }"""
+    )
+    with pytest.raises(ModelError, match="from opset 20 to 16"):
+        convert_opset(model, range(16, 17))
+
+
+def test_before_opset_11_axes_are_not_negative():
+    model = text_model(
+        '<ir_version: 8, opset_import: ["" : 12]> net (float[2,3] x) => (y) { y = Size(x) }'
+    )
+    assert not means_the_same(model.graph[0], 11)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "Equal(x, x)",  # of types that opset 11 has, as most of these
+        "HardSwish(x)",
+        "Pow(x, x)",
+        "Shape<start = 1, end = -1>(x)",
+        "Shape<start = 0>(x)",
+        "Reshape<allowzero = 1>(x, flat)",
+        "Unsqueeze(flat, axes)",
+        "ReduceMean<keepdims = 0, noop_with_empty_axes = 0>(x, axes)",
+        "BatchNormalization<training_mode = 0>(x, g, g, g, g)",
+        "Softmax(x)",
+        "Softmax<axis = 1>(x)",
+        "LogSoftmax<axis = -2>(x)",
+        "Hardmax<axis = 0>(x)",
+        "Dropout(x)",
+        "Gelu(x)",  # its definition has CastLike and numbers in attributes of Constant
+        "LayerNormalization<axis = 2>(x, h)",
+        "Cast<to = 7, saturate = 1>(x)",
+        "ScatterND(x, places, rows)",
+        "If(c) <then_branch = a () => (int64[1] p) { p = Shape<start = 2>(x) },"
+        " else_branch = b () => (int64[1] q) { q = Shape<start = 1, end = 2>(x) }>",
+    ],
+)
+def test_what_an_older_opset_has_in_the_same_or_another_form_is_converted(node):
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 20]>
+        net (float[n,3,4] x, float[3] g, float[4] h, int64[2] flat, int64[1] axes,
+             int64[1,1] places, float[1,3,4] rows, bool c) => (y) {{ y = {node} }}""",
+        g=1 + np.arange(3, dtype=np.float32),
+        h=weights(4),
+        flat=np.array([-1, 6]),
+        axes=np.array([-1]),
+        places=np.array([[1]]),
+        rows=weights(1, 3, 4),
+        c=np.array(False),
+    )
+    feeds = {"x": weights(2, 3, 4)}
+    before = run(model, feeds)["y"]
+    convert_opset(model, range(11, 12))
+    onnx.checker.check_model(ir.to_proto(model))
+    np.testing.assert_allclose(run(model, feeds)["y"], before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_number_of_parts_becomes_their_lengths():
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 20]>
+        net (float[n,5] x) => (y) {
+          p, q = Split<axis = -1, num_outputs = 2>(x)  y = Concat<axis = 1>(q, p) }"""
+    )
+    feeds = {"x": weights(2, 5)}
+    before = run(model, feeds)["y"]
+    convert_opset(model, range(13, 14))
+    np.testing.assert_array_equal(run(model, feeds)["y"], before)
 
 
 def test_an_operator_of_a_runtime_in_the_standard_domain_is_refused_as_such():

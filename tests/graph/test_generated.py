@@ -42,6 +42,7 @@ LEARNED = {
     "zeros": np.zeros((16, 8)),
     "bounded": np.tanh(weights(16, 8, scale=3.0)),
     "identity, as an initialization": np.eye(8),
+    "identity of two columns, whose other rows are zero": np.eye(8, 2),
 }
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortboost.graph.reach import ancestors, find_value, reach, uses_inside
+from ortboost.graph.reach import ancestors, descendants, find_value, reach, uses_inside
 from tests.autodiff.oracle import graph
 
 BRANCHED = """g (float[N,3] x, float[3] w, float[3] u, float[3] unused)
@@ -26,6 +26,17 @@ def test_only_the_path_between_parameter_and_loss():
 
 def test_comparisons_and_unused_tensors_stop_the_gradient():
     assert reach(graph(BRANCHED), ["w", "u", "unused"], "loss").unreachable == ("u", "unused")
+
+
+def test_what_a_body_reads_leads_to_what_its_node_computes():
+    model = graph("""g (float[3] x, float[3] w, bool c) => (float[3] y, float[3] z) {
+        h = Neg(x)
+        s = If(c) <then_branch = a () => (float[3] p) { p = Relu(h) },
+                   else_branch = b () => (float[3] q) { q = Abs(w) }>
+        y = Exp(s)
+        z = Exp(w) }""")
+    found = descendants(model.graph, [model.graph.inputs[0]])
+    assert {node.outputs[0].name for node in found} == {"h", "p", "s", "y"}
 
 
 def test_several_targets():

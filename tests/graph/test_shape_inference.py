@@ -22,6 +22,7 @@ from ortboost.graph.shape_inference import (
     dimension_names,
     infer_missing,
     infer_shapes,
+    node_fault,
 )
 from tests.support import text_model
 
@@ -366,3 +367,12 @@ def test_a_type_that_does_not_exist_is_no_business_of_inference():
     )
     infer_shapes(model)
     assert known_shape(model.graph.outputs[0]) in (None, (2,))
+
+
+def test_the_inference_of_one_node_keeps_the_names_of_dimensions():
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[n,4] x) => (float[rows,4] y) { y = Relu(x) }"""
+    )
+    assert node_fault(model.graph[0], 18) is None
+    assert known_shape(model.graph.outputs[0]) == ("rows", 4)

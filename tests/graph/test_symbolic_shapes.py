@@ -62,6 +62,7 @@ CASES = {
     "y = Gemm<transB = 1>(w, v)": ["n", 2],
     "y = Gemm<transB = 2>(w, v)": ["n", 2],  # true as any number but 0
     "a = Transpose<perm = [0, 1, 3, 2]>(h) y = MatMul(h, a)": ["n", 4, "s", "s"],
+    "a = Transpose<perm = [0, 2, 1]>(x) y = MatMul(x, a)": ["n", "s", "s"],
     "l = Shape(k) y = Add(l, single)": [2],
 }
 
@@ -266,3 +267,13 @@ def test_what_has_no_type_gets_no_shape():
     infer_shapes(model)
     name_lengths(model)
     assert [value.shape for node in model.graph for value in node.outputs][:2] == [None, None]
+
+
+def test_a_slice_before_opset_10_has_its_bounds_in_attributes():
+    model = text_model(
+        """<ir_version: 4, opset_import: ["" : 9]>
+        net (float[n,s] x) => (float[n,t] y) {
+          a = Slice<axes = [1], starts = [0], ends = [2]>(x)  y = Relu(a) }"""
+    )
+    infer_shapes(model)
+    assert names_of_output(model) == ["n", "t"]

@@ -241,6 +241,16 @@ def test_only_tensors_of_one_number_may_be_tied_by_chance(operator, numbers, not
     assert all("1 tensor with the same value everywhere, 'b'" in note for note in notes)
 
 
+@pytest.mark.parametrize("missing", [(), ("c.bias",)])
+def test_a_parameter_of_torch_is_tied_by_chance_only_if_others_are_missing(missing):
+    """Then another note advises how to export the model."""
+    model = text_model(TIED, w=weights(3, 3), b=np.zeros(3, np.float32))
+    stamp_origins(model, Origins({"b": Origin("parameter")}, missing=missing))
+    notes = [note for note in chosen(model)[1] if "trained as one" in note]
+    assert len(notes) == len(missing)
+    assert not any("export again" in note for note in notes)
+
+
 def test_a_layer_that_the_module_applies_twice_is_not_tied_by_chance():
     """The dynamo exporter names its parameters; without ``optimize``, it merges none."""
     model = text_model(TIED, w=weights(3, 3), b=np.zeros(3, np.float32))

@@ -69,3 +69,5 @@ def test_a_pattern_of_frozen_norms_has_to_match():
     assert all(map(network.frozen_norm, norms))
     with pytest.raises(UsageError, match="'nix' matches no BatchNormalization"):
         read(small_convnet(), frozen_norm=("nix",))
+    with pytest.raises(UsageError, match="has none: leave out"):
+        read(small_mlp(), frozen_norm=("*",))

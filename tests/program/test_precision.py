@@ -7,11 +7,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.boosts import MixedPrecision
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ModelError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.deploy.export import export_model
+from ortboost.graph.io import save_model
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -31,6 +33,7 @@ from tests.support import (
     small_convnet,
     small_mlp,
     stepper,
+    text_model,
 )
 
 RATE = {"learning_rate": 0.01}
@@ -322,3 +325,22 @@ def test_the_loss_is_float32():
     training, feeds = stepper(program), batch_for(program)
     feeds["labels"] = np.full((8, 3), 1e4, np.float32)  # its square does not fit into float16
     assert training.step(feeds, {"learning_rate": 1e-9}).loss > 9e7
+
+
+def test_a_part_of_the_loss_behind_a_loop_stays_in_float32(tmp_path):
+    """The Loop reads the scores in its body only."""
+    loss = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[N,3] scores, float[N,3] labels) => (float loss)
+        <int64 n = {2}, bool t = {1}, int64[1] first = {0}, float[3,1] v = {1, 2, 3}> {
+          l = Loop(n, t) <body = b (int64 i, bool k) => (bool m, p) {
+            m = Identity(k) d = Sub(scores, labels) p = Mul(d, d) }>
+          h = ReduceSum<keepdims = 0>(l, first) [after] q = MatMul(h, v)
+          loss = ReduceMean<keepdims = 0>(q) }"""
+    )
+    save_model(loss, tmp_path / "loss.onnx")
+    own = LossConfig(str(tmp_path / "loss.onnx"))
+    boosts = (MixedPrecision("fp16"),)
+    program = build_program(small_mlp(), ProgramConfig(own, engine="portable", boosts=boosts))
+    (product,) = (n for n in program.graphs["step"].graph if n.name == "ortboost/loss/after")
+    assert product.outputs[0].dtype == ir.DataType.FLOAT

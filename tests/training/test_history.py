@@ -39,8 +39,9 @@ def test_curves_and_how_the_run_stands(tmp_path):
     assert (run.reason, run.seconds, run.sessions) == ("interrupted", 3.5, 1)
     run.add({"event": "end", "step": 2, "reason": "stopped"})
     assert run.seconds is None
-    run.add({"event": "start", "step": 2, "epochs": 5})
+    run.add({"event": "start", "step": 2, "epochs": 5, "steps": 9})
     assert (run.reason, run.seconds, run.sessions, run.epochs) == (None, None, 2, 5)
+    assert run.total == 9
 
 
 def test_the_duration_is_that_of_all_sessions():

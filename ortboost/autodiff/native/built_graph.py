@@ -20,6 +20,7 @@ __all__ = [
     "drop_copies",
     "protect_pool_indices",
     "restore",
+    "restore_recurrent",
     "scatter_pool_gradients",
     "sum_empty_batches",
 ]
@@ -35,6 +36,18 @@ def drop_copies(model: ir.Model) -> None:
             assert source is not None
             ir.convenience.replace_all_uses_with(node.outputs[0], source)
             model.graph.remove(node, safe=True)
+
+
+def restore_recurrent(model: ir.Model) -> None:
+    """Make recurrent layers the standard operators again, in place.
+
+    They are frozen, since they have no gradient here; but the builder takes them for trained ones,
+    whose kernels have one direction only.
+    """
+    for node in model.graph.all_nodes():
+        if node.op_type in ("GRUTraining", "LSTMTraining"):
+            node.op_type, node.domain = node.op_type.removesuffix("Training"), ""
+            node.resize_outputs(2 if node.op_type == "GRU" else 3)
 
 
 def restore(

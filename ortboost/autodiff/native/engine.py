@@ -19,6 +19,7 @@ from ortboost.autodiff.native.built_graph import (
     drop_copies,
     protect_pool_indices,
     restore,
+    restore_recurrent,
     scatter_pool_gradients,
     sum_empty_batches,
 )
@@ -125,6 +126,7 @@ class NativeEngine:
         put_back(result, aside)
         join_stopped(result, cut)
         restore(result, model, wrt, lifted)
+        restore_recurrent(result)
 
         # Gradient kernels that are unsafe as the builder writes them. The pools that are left after
         # scatter_pool_gradients are protected last.

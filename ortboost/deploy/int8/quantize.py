@@ -219,6 +219,7 @@ class _Writer:
             node.replace_input_with(index, add_initializer(self.graph, name, integers))
             node.replace_input_with(place, self.builder.const(scales.squeeze(axes)))
             node.replace_input_with(place + 1, points)
+        node.attributes.pop("layout", None)  # the default, which torch's exporter writes
         node.domain, node.op_type = _MICROSOFT, "DynamicQuantizeLSTM"
         self.report.changed[node.name or "LSTM"] = "int8 weights, inputs rounded at run time"
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.merge_neighbours import slice_bounds
 from ortboost.graph.dimensions import dimensions, same_shape, same_view
-from ortboost.graph.query import constant, is_read, known_shape, label, scalar
+from ortboost.graph.query import constant, known_shape, label, scalar
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
 __all__ = ["drop_noops"]
@@ -34,8 +34,7 @@ def drop_noops(model: ir.Model) -> Report:
 def _removal(find: Finder) -> Rule:
     def rule(site: Site) -> list[ir.Value | None] | None:
         value = None if site.optional(0) is None else find(site)
-        # Such as the mask of a Dropout, which nothing else computes.
-        if value is None or any(map(is_read, site.node.outputs[1:])):
+        if value is None:
             return None
         site.note = f"{site.node.op_type} that does nothing"
         return [value]

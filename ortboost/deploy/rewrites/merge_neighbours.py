@@ -53,7 +53,7 @@ def _merged(site: Site, value: ir.Value | None, axis: int | None) -> ir.Node | N
         return None
     readers = [use.node for use in value.uses()]
     same = all(is_standard(node, "Concat") and _axis(node) == axis for node in readers)
-    return inner if same and all(node.graph is inner.graph for node in readers) else None
+    return inner if same else None
 
 
 def _axis(node: ir.Node) -> int | None:
@@ -66,7 +66,7 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
     """Make the second Slice cut all axes, if only such Slices read the first."""
     node, middle = site.node, site.input(0)
     first = producer_of(middle, "Slice")
-    if first is None or first.graph is not node.graph or middle.is_graph_output():
+    if first is None or middle.is_graph_output():
         return None
     if not all(is_standard(use.node, "Slice") and use.idx == 0 for use in middle.uses()):
         return None
@@ -99,7 +99,7 @@ def slice_bounds(node: ir.Node) -> list[list[int]] | None:
 def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
     """Make a Gather or a reduction keep the dimension that the Unsqueeze restores."""
     first, out, inserted = producer_of(site.input(0)), site.node.outputs[0], site.array(1)
-    if first is None or first.graph is not site.node.graph:
+    if first is None:
         return None
     source = input_at(first, 0)
     rank = 0 if source is None or source.shape is None else len(source.shape)

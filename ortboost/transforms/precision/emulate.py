@@ -143,8 +143,7 @@ def _drop_cast(node: ir.Node) -> None:
     assert isinstance(graph, ir.Graph)
     # The output keeps its name, so what computes it takes the name over.
     if output.is_graph_output():
-        fixed = source.producer() is None or source.is_graph_output()
-        if fixed or source.graph is not graph:
+        if source.is_graph_output() or source.graph is not graph:
             return  # both names are visible outside the graph
         name, output.name = output.name, f"{output.name}/dropped"
         source.name = name

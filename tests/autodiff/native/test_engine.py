@@ -122,6 +122,27 @@ def test_a_frozen_bias_of_a_fused_operator_may_be_shared(op):
     np.testing.assert_allclose(both[0]["w_grad"], both[1]["w_grad"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("layer", "gates"),
+    [
+        ('LSTM<hidden_size = 4, direction = "bidirectional">(x, w, r)', 4),
+        (
+            'GRU<hidden_size = 4, direction = "reverse">(x, w, r)',
+            3,
+        ),
+    ],
+)
+def test_a_frozen_recurrent_layer_is_not_taken_for_a_trained_one(layer, gates):
+    """The kernels of trained ones only go forward."""
+    directions = 2 if "bidirectional" in layer else 1
+    model = graph(
+        f"""g (float[5,N,3] x, float[{directions},{4 * gates},3] w,
+        float[{directions},{4 * gates},4] r, float[4,2] v) => (float loss) {{ y, h = {layer}
+        m = MatMul(h, v) s = Mul(m, m) loss = ReduceMean<keepdims=0>(s) }}"""
+    )
+    assert_gradients(model, ["v"], random_feeds(model, N=3))
+
+
 def test_a_loss_that_is_used_elsewhere():
     model = graph("""g (float[3] x, float[3] w) => (float loss, float scaled, float both) {
         y = Mul(x, w) loss = ReduceMean<keepdims=0>(y)

@@ -292,15 +292,20 @@ g (float[b,4,6,6] x, float[4,4,3,3] w, float[4,4,3,3] v) => (float[b,4,6,6] y) {
 }"""
 
 
-def residual():
-    return text_model(RESIDUAL, w=weights(4, 4, 3, 3), v=weights(4, 4, 3, 3, seed=1))
+def residual(op="Conv"):
+    return text_model(
+        RESIDUAL.replace("c = Conv", f"c = {op}"),
+        w=weights(4, 4, 3, 3),
+        v=weights(4, 4, 3, 3, seed=1),
+    )
 
 
-def test_the_shortcut_is_quantized_for_tensorrt():
-    model = residual()
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_the_shortcut_is_quantized_for_tensorrt(op):
+    model = residual(op)
     quantize_int8(model, feeds(4, 6, 6), TENSORRT)
     sides = [value.producer().op_type for value in by_name(model, "add").inputs]
-    assert sides == ["Conv", "DequantizeLinear"]
+    assert sides == [op, "DequantizeLinear"]
     plain = residual()
     quantize_int8(plain, feeds(4, 6, 6), Int8Config())
     assert [v.name for v in by_name(plain, "add").inputs] == ["c", "x"]
@@ -360,7 +365,7 @@ def recurrent(**attributes):
 
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_a_recurrent_layer_has_int8_weights_for_onnxruntime(per_channel):
-    model, data = recurrent(), {"x": weights(4, 7, 6)}
+    model, data = recurrent(layout=0), {"x": weights(4, 7, 6)}
     before = run(model, data)
     config = dataclasses.replace(RUNTIME, per_channel=per_channel)
     report = quantize_int8(model, [data], config)

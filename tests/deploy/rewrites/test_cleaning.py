@@ -399,6 +399,11 @@ def test_a_node_that_names_an_output_stays():
     assert ops(model) == {"Relu": 1}
 
 
+def test_a_dropout_whose_mask_is_read_stays():
+    model = net("[d] h, mask = Dropout(x) kept = Cast<to = 1>(mask) y = Add(h, kept)")
+    assert check(drop_noops, model, X).kept == {"d": "another of its outputs is read"}
+
+
 # ---- casts ---------------------------------------------------------------------------------------
 
 
@@ -564,6 +569,12 @@ def test_what_is_not_the_same(body):
     )
     assert common_subexpressions(model).changed == {}
     assert len(list(model.graph)) == 3
+
+
+def test_equal_nodes_with_equal_attributes_are_one():
+    model = net("a = Softmax<axis = 1>(x) b = Softmax<axis = 1>(x) y = Add(a, b)")
+    check(common_subexpressions, model, X)
+    assert ops(model) == {"Softmax": 1, "Add": 1}
 
 
 def test_two_outputs_that_are_equal_keep_their_names():

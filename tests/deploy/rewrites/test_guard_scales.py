@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import ortboost as ob
 from ortboost.deploy.rewrites.guard_scales import guard_scales
 from ortboost.graph.io import load_model, save_model
+from tests.deploy.rewrites.support import check, model_of
 from tests.support import text_model, weights
 
 ATTENTION = """<ir_version: 8, opset_import: ["" : 17]>
@@ -60,3 +62,45 @@ def test_the_file_can_be_opened(tmp_path):
 
 def test_a_scale_of_another_type_stays():
     assert not guard_scales(attention()).changed
+
+
+SPLIT = "p, o = Split<axis = 0, num_outputs = 2>(x)"
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        (f"{SPLIT} q = Squeeze(p, zero) h = Mul(q, s) y = MatMul(h, q)", True),
+        (f"{SPLIT} q = Squeeze(p, zero) h = Mul(s, q) y = MatMul(h, q)", True),
+        ("p = Slice(x, zero, one) q = Squeeze(p, zero) h = Mul(q, s) y = MatMul(h, q)", False),
+        (f"{SPLIT} q = Abs(p) h = Mul(q, s) y = MatMul(h, q)", False),
+        (f"{SPLIT} q = Squeeze(p, zero) h = Mul(q, s) m = MatMul(h, q) y = Add(m, h)", False),
+        (f"{SPLIT} q = Squeeze(p, zero) h = Mul(q, v) y = MatMul(h, q)", False),
+    ],
+)
+def test_only_the_scale_of_a_query_or_key_becomes_a_matrix(body, changed):
+    model = model_of(
+        body,
+        "float16[2,4,4] x, float16 s, float16[4] v, int64[1] zero, int64[1] one",
+        "float16[...] y".replace("...", "1,4,4" if "Abs" in body else "4,4"),
+        s=np.float16(0.5),
+        v=weights(4).astype(np.float16),
+        zero=np.array([0]),
+        one=np.array([1]),
+    )
+    assert (
+        bool(check(guard_scales, model, {"x": weights(2, 4, 4).astype(np.float16)}).changed)
+        == changed
+    )
+
+
+def test_a_scaled_vector_keeps_its_shape():
+    model = model_of(
+        f"{SPLIT} q = Squeeze(p, zero) h = Mul(q, s) y = MatMul(h, w)",
+        "float16[2,4] x, float16 s, float16[4,4] w, int64[1] zero",
+        "float16[4] y",
+        s=np.float16(0.5),
+        w=weights(4, 4).astype(np.float16),
+        zero=np.array([0]),
+    )
+    assert not check(guard_scales, model, {"x": weights(2, 4).astype(np.float16)}).changed

@@ -53,3 +53,17 @@ def test_values_that_a_branch_reads_from_the_other_side():
     infer_shapes(model)
     _, copies = place(model, load_kernels("cuda"))
     assert [(c.value.name, c.to_host, c.kind) for c in copies] == [("r", True, "captured")]
+
+
+@pytest.mark.parametrize(("peephole", "side"), [("", "cuda"), (", , , , , p", "cpu")])
+def test_an_lstm_with_peepholes_is_left_to_the_cpu(peephole, side):
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 14]> g (float[5,n,3] x, float[1,16,3] w,
+        float[1,16,4] r, float[1,12] p) => (float[5,1,n,4] y) {{
+          y = LSTM<hidden_size = 4>(x, w, r{peephole}) }}""",
+        w=np.ones((1, 16, 3), np.float32),
+        r=np.ones((1, 16, 4), np.float32),
+        p=np.ones((1, 12), np.float32),
+    )
+    infer_shapes(model)
+    assert [p.side for p in place(model, load_kernels("cuda"))[0]] == [side]

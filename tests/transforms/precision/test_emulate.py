@@ -269,3 +269,30 @@ def test_the_inputs_of_a_loop_body_are_float32_too():
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     np.testing.assert_array_equal(run(model, feeds)["y"], expected)
     assert not emulate_precision(model, ir.DataType.FLOAT16).modified
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = Cast<to = 10>(x) y = Cast<to = 1>(h) z = Cast<to = 1>(h)",  # one name too many
+        "y = Cast<to = 1>(u) z = Exp(x)",
+        "y = Cast<to = 1>(w) z = Cast<to = 1>(w)",
+        "h = Cast<to = 10>(x) y = If(c) <then_branch = a () => (p) { p = Cast<to = 1>(h) },"
+        " else_branch = b () => (q) { q = Neg(x) }> z = Exp(x)",
+    ],
+)
+def test_casts_whose_names_are_seen_outside_stay(body):
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N] x, float16[N] u, bool c) => (float[N] y, float[N] z)
+        <float16[2] w = {{1, 2}}> {{ {body} }}"""
+    )
+    x = np.array([1.0001, 3.3], np.float32)
+    feeds = {"x": x, "u": x.astype(np.float16), "c": np.array(True)}
+    before = run(model, feeds)
+    emulate_precision(model, ir.DataType.FLOAT16)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    after = run(model, feeds)
+    assert after.keys() == before.keys()
+    for name in before:
+        assert_bits(after[name], before[name])

@@ -248,18 +248,31 @@ def test_a_constant_that_does_not_fit_keeps_its_node_in_float32(number, fits16, 
         assert ("does not fit" in report.kept.get("scale", "it fits")) == (not fits)
 
 
-@pytest.mark.parametrize(("number", "kept"), [(1e-15, True), (0.5, False)])
-def test_a_division_by_what_a_small_constant_keeps_from_zero_stays_in_float32(number, kept):
+@pytest.mark.parametrize(
+    ("number", "between", "kept"),
+    [
+        (1e-15, "e = Expand(d, to)", True),
+        (1e-15, "f = Sqrt(d) e = Transpose<perm = [1, 0]>(f)", True),
+        (1e-15, "f = Unsqueeze(d, to) g = Squeeze(f, to) e = Reshape(g, flat)", True),
+        (1e-15, "e = Exp(d)", False),  # no value of it is near 0
+        (0.5, "e = Expand(d, to)", False),
+    ],
+)
+def test_a_division_by_what_a_small_constant_keeps_from_zero_stays_in_float32(
+    number, between, kept
+):
     """In float16, `relu(h) + 1e-15` is 0 where `relu(h)` is (linear attention)."""
     model = text_model(
-        """<ir_version: 8, opset_import: ["" : 18]>
-        net (float[N,4] x, float[4,4] w, float[] c, int64[2] to) => (float[N,4] y) {
-          h = MatMul(x, w)  r = Relu(h)  d = Add(r, c)  e = Expand(d, to)
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[4,4] x, float[4,4] w, float[] c, int64[2] to, int64[2] flat)
+        => (float[4,4] y) {{
+          h = MatMul(x, w)  r = Relu(h)  d = Add(r, c)  {between}
           [divide] q = Div(h, e)  y = MatMul(q, w)
-        }""",
+        }}""",
         w=weights(4, 4),
         c=np.float32(number),
-        to=np.array([1, 1]),
+        to=np.array([0, 1]) if "Squeeze" in between else np.array([1, 1]),
+        flat=np.array([4, 4]),
     )
     report = place_precision(model, FP16)
     checked(model)
