@@ -31,7 +31,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "GlobalLpPool": "it has no gradient; use --engine portable",
     "LpPool": "it has no gradient; use --engine portable",
     "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
-    "Mod": "it has no gradient",
+    "Mod": "it has no gradient; use --engine portable",
     "RoiAlign": "it has no gradient",
     "SequenceMap": "it maps a sequence of tensors; export one tensor of them and a Loop or Scan",
 }
