@@ -5,6 +5,7 @@ that led there, and with the graph the tensors that ``forward`` changes in place
 
 - ``tensor.detach()``, see :func:`ortboost.graph.reach.stops_gradient`;
 - a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
+  with as many calls as modules, rounding is that of torch, which gives it no gradient;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
   the vectors of a spectral norm (also found by their names). Those of BatchNormalization do change;
 - ``nn.Embedding(scale_grad_by_freq=True)``;
@@ -46,7 +47,9 @@ __all__ = ["find_training_traces"]
 _CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", re.MULTILINE)
 _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
+_FORWARD = re.compile(r'File "([^"]*)", line \d+, in forward\b')
 _APPLY = re.compile(r"\b(\w+)\.apply\(")
+_STEPS = ("Ceil", "Floor", "Round", "Sign")
 _STOPPED = re.compile(r"stop_out(_\d+)?$")
 _STRAIGHT_THROUGH = Op("Add", "x", Op("Sub", "q", "x"))
 _SHORTENED = "aten.embedding_renorm"
@@ -63,6 +66,11 @@ _NOTES = {
         "Add",
         "{} of x + (q - x), a straight-through estimator whose detach() TorchScript drops: the "
         "gradient goes to q instead of x; export again with dynamo=True and optimize=False",
+    ),
+    "steps": (
+        "operator",
+        "{} with a derivative that is zero almost everywhere: no gradient passes, as in torch, "
+        "unless a torch.autograd.Function replaces it; write such a one with detach()",
     ),
     "passed": (
         "value",
@@ -122,6 +130,7 @@ def find_training_traces(model: ir.Model) -> Report:
         table, call = input_at(node, 0), node.metadata_props.get(CALL_KEY, "")
         if table is not None and _BY_FREQUENCY.search(call):
             found["scaled"].add(table.name or "")
+    found["steps"] = _stop_at_steps(model)
     found["passed"], found["changed"] = _passed_by_blocks(model), _changed_tensors(model)
     found["detached"] = dropped_detaches(model.graph)
     if found["detached"]:
@@ -171,6 +180,27 @@ def _function_of(node: ir.Node) -> str | None:
         return None
     callers = (_APPLY.search(frames[i - 1][1]) for i in calls if i > 0)
     return next((found[1] for found in callers if found is not None), None)
+
+
+def _stop_at_steps(model: ir.Model) -> set[str]:
+    """Mark the rounding on the way from a tensor to an output; returns what was marked."""
+    steps = [node for node in model.graph if _is_step_of_modules(node)]
+    outputs = [value.name or "" for value in model.graph.outputs]
+    passed = set(reach(model, list(model.graph.initializers), outputs).nodes) if steps else set()
+    for node in passed.intersection(steps):
+        node.metadata_props[STOP_MARK] = "true"
+    return {label(node) for node in passed.intersection(steps)}
+
+
+def _is_step_of_modules(node: ir.Node) -> bool:
+    """Whether torch rounds here, and no ``torch.autograd.Function``: each forward is a module's.
+
+    False if that is not known: only the dynamo exporter writes the calls, and not all of them where
+    it had to trace its own code.
+    """
+    files = _FORWARD.findall(node.metadata_props.get(STACK_KEY, ""))
+    known = bool(files) and not any(file.startswith("<") for file in files)
+    return is_standard(node, *_STEPS) and known and len(files) == len(scopes_of(node))
 
 
 def _changed_tensors(model: ir.Model) -> set[str]:
