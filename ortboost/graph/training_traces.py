@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -125,11 +126,10 @@ def find_training_traces(model: ir.Model) -> Report:
             found["functions"].add(function)
         if model.producer_name == "pytorch" and _replaces(node):
             found["replaced"].add(label(node))
-        if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
-            found["straight"].add(label(node))
         table, call = input_at(node, 0), node.metadata_props.get(CALL_KEY, "")
         if table is not None and _BY_FREQUENCY.search(call):
             found["scaled"].add(table.name or "")
+    found["straight"] = _straight_through(model)
     found["steps"] = _stop_at_steps(model)
     found["passed"], found["changed"] = _passed_by_blocks(model), _changed_tensors(model)
     found["detached"] = dropped_detaches(model.graph)
@@ -184,12 +184,28 @@ def _function_of(node: ir.Node) -> str | None:
 
 def _stop_at_steps(model: ir.Model) -> set[str]:
     """Mark the rounding on the way from a tensor to an output; returns what was marked."""
-    steps = [node for node in model.graph if _is_step_of_modules(node)]
-    outputs = [value.name or "" for value in model.graph.outputs]
-    passed = set(reach(model, list(model.graph.initializers), outputs).nodes) if steps else set()
-    for node in passed.intersection(steps):
+    steps = _passed_by_gradients(model, filter(_is_step_of_modules, model.graph))
+    for node in steps:
         node.metadata_props[STOP_MARK] = "true"
-    return {label(node) for node in passed.intersection(steps)}
+    return {label(node) for node in steps}
+
+
+def _straight_through(model: ir.Model) -> set[str]:
+    """Each ``x + (q - x)`` of torch; of positions, there are such, too, without a gradient."""
+    if model.producer_name != "pytorch":
+        return set()
+    found = (n for n in model.graph.all_nodes() if match(n.outputs[0], _STRAIGHT_THROUGH))
+    return {label(node) for node in _passed_by_gradients(model, found)}
+
+
+def _passed_by_gradients(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Those on the way from a tensor to an output, and those of bodies, where it is not known."""
+    asked = list(nodes)
+    if not asked:
+        return []
+    outputs = [value.name or "" for value in model.graph.outputs]
+    reached = set(reach(model, list(model.graph.initializers), outputs).nodes)
+    return [node for node in asked if node in reached or node.graph is not model.graph]
 
 
 def _is_step_of_modules(node: ir.Node) -> bool:

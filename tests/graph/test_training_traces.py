@@ -110,7 +110,8 @@ def test_rounding_by_modules_has_no_gradient(stack, stops, engine):
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[2,3] x, float[3] w) => (float loss, float[2,3] k) {
-          k = Round(x) h = Mul(x, w) r = Round(h) y = Add(h, r) loss = ReduceSum<keepdims=0>(y) }""",
+          k = Round(x) h = Mul(x, w) r = Round(h) y = Add(h, r)
+          loss = ReduceSum<keepdims=0>(y) }""",
         w=weights(3),
     )
     for node in model.graph:
@@ -196,7 +197,19 @@ def test_a_straight_through_estimator_of_torchscript_is_told(estimator, detached
     text = estimator.format("i" if detached else "d").replace(" y =", f" {identity}y =")
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
-        net (float[N,3] x, float[3] q) => (float[N,3] y) {{ {text} }}"""
+        net (float[N,3] x, float[3] q) => (float[N,3] y) {{ {text} }}""",
+        q=weights(3),
     )
     notes = find_training_traces(model).notes
     assert ["straight-through" in note for note in notes] == [True] * (not detached)
+
+
+def test_positions_are_no_straight_through_estimator():
+    """Longformer, exported by TorchScript: a length less another one, and that one again."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,3] x, int64[2] k, float[3] w) => (float[N,3] y) {
+          q = Shape(x) d = Sub(q, k) s = Add(k, d) e = Expand(w, s) y = Mul(x, e) }""",
+        w=weights(3),
+    )
+    assert not find_training_traces(model).notes
