@@ -1188,6 +1188,9 @@ def decomposed() -> Iterator[Case]:
         yield Case("PRelu", [(3, 4), slope], (0, 1))
     yield Case("PRelu", [(2, 3, 2, 2), (3, 1, 1)], (0, 1))
     yield Case("CastLike", [(3, 4), (1,)])
-    yield Case("Mod", [(3, 4), scalar(2.0)], attrs={"fmod": 1}, constant=(1,))
+    for matrices in ((3, 3), (2, 4, 4), (1, 1), floats(0, 0, 0, 0).reshape(2, 2)):
+        yield Case("Det", [matrices])
+    yield Case("Mod", [(3, 4), scalar(0.7)], attrs={"fmod": 1}, constant=(1,))
+    yield Case("Mod", [(3, 4), (4,)], (0, 1), attrs={"fmod": 1}, low=0.6, high=0.95)
     yield Case("Softmax", [(2, 3)], attrs={"axis": 1})
     yield Case("Sigmoid", [(3,)])

@@ -8,9 +8,10 @@ from typing import Final
 __all__ = ["REFUSED"]
 
 _STEP = (
-    "its derivative is zero almost everywhere, so nothing before it would be trained; for a "
-    "straight-through estimator, use torch's dynamo exporter with optimize=False, which keeps its "
-    "detach(); else replace the operator, or freeze the parameters before it"
+    "its derivative is zero almost everywhere, so nothing before it would be trained; if no "
+    "gradient is meant to pass, or only that of a straight-through estimator, say so by detach() "
+    "in torch and export with dynamo=True and optimize=False, which keep it; else replace the "
+    "operator, or freeze the parameters before it"
 )
 _RECURRENT = "recurrent operators have no gradient; use --engine portable"
 _CONTROL = "control flow has no gradient; use --engine portable"
@@ -27,11 +28,11 @@ REFUSED: Final[Mapping[str, str]] = {
         ),
         _QUANTIZED,
     ),
-    "Det": "it has no gradient",
+    "Det": "it has no gradient; use --engine portable",
     "GlobalLpPool": "it has no gradient; use --engine portable",
     "LpPool": "it has no gradient; use --engine portable",
     "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
-    "Mod": "it has no gradient",
+    "Mod": "it has no gradient; use --engine portable",
     "RoiAlign": "it has no gradient",
     "SequenceMap": "it maps a sequence of tensors; export one tensor of them and a Loop or Scan",
 }

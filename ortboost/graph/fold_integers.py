@@ -2,7 +2,8 @@
 
 Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not
 resolve all of them, and gradients need known axes and ranks. Weights are never touched: float
-computations are kept, except for the scales of a Resize and what is only cast to integers.
+computations are kept, except for the scales of a Resize and what is only cast to integers, such as
+``math.ceil(length / stride)``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.query import (
+    SHORT_FLOATS,
     all_graphs,
     all_nodes,
     constant,
@@ -32,16 +34,17 @@ __all__ = ["fold_integers"]
 _LARGEST = 1024  # elements of what a model needs to know
 _OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(
-    "Abs Add And Cast CastLike Concat ConstantOfShape CumSum Div Equal Expand Flatten Gather "
-    "GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg "
-    "NonZero Not Or Range Reshape Shape Size Slice Squeeze Sub Tile Transpose Unsqueeze Where "
-    "Xor".split()
+    "Abs Add And Cast CastLike Ceil Concat ConstantOfShape CumSum Div Equal Expand Flatten "
+    "Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max "
+    "Min Mod Mul Neg NonZero Not Or Range Reshape Shape Size Slice Squeeze Sub Tile Transpose "
+    "Unsqueeze Where Xor".split()
 )
 
 _MOVING = frozenset(
     "Concat ConstantOfShape Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose "
     "Unsqueeze".split()
 )  # fractions that these compute are those that they read
+_NUMBERS = frozenset("Add Cast Ceil Div Floor Mul Sub".split())
 
 
 def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
@@ -57,7 +60,8 @@ def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
         (output,) = node.outputs  # as all of these operators have
         if id(output) in outputs or math.prod(static_shape(output) or ()) > largest:
             continue
-        whole = node.op_type in _MOVING and _is_cast(output)
+        moved = node.op_type in _MOVING or (node.op_type in _NUMBERS and _is_number(output))
+        whole = moved and _is_cast(output)
         kinds = "biuf" if whole or _is_setting(output) else "biu"
         shapes = node.graph is model.graph
         opset = model.opset_imports.get("", 18)
@@ -82,9 +86,18 @@ def _is_setting(value: ir.Value) -> bool:
 
 
 def _is_cast(value: ir.Value) -> bool:
-    """Whether a value is only cast to integers, as the ones of a mask are."""
+    """Whether a value is only cast to integers, as the ones of a mask are, or a number rounded."""
     nodes = [usage.node for usage in value.uses()]
-    return bool(nodes) and all(n.op_type == "Cast" and _is_whole(n.outputs[0].dtype) for n in nodes)
+    return bool(nodes) and all(
+        (n.op_type == "Cast" and _is_whole(n.outputs[0].dtype))
+        or (n.op_type in _NUMBERS and _is_number(n.outputs[0]) and _is_cast(n.outputs[0]))
+        for n in nodes
+    )
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether the arithmetic on it rounds as in every runtime."""
+    return static_shape(value) == () and value.dtype not in SHORT_FLOATS
 
 
 def _is_whole(dtype: ir.DataType | None) -> bool:

@@ -48,7 +48,7 @@ from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["free_weights", "name_nodes", "normalize"]
 
-_ROUNDS = 12  # of folding and shape inference, more than any known model takes
+_ROUNDS = 100  # of folding and shape inference; padding that is computed takes one a layer
 
 
 def normalize(

@@ -42,7 +42,7 @@ STOPS = frozenset(
 """Operators through which no gradient flows, whatever their inputs."""
 
 STOP_MARK = "ortboost.stop_gradient"
-"""Metadata key of an Identity through which no gradient flows."""
+"""Metadata key of a node through which no gradient flows."""
 
 _DETACH = re.compile(r"\[target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"%detach_?(?:_\d+)?\b")
@@ -76,16 +76,16 @@ class Reach:
 
 
 def stops_gradient(node: ir.Node) -> bool:
-    """Whether a node is an Identity with :data:`STOP_MARK`, or a ``detach`` of torch.
+    """Whether a node has :data:`STOP_MARK`, or is a ``detach`` of torch.
 
     The dynamo exporter writes ``detach`` as an Identity with the call as metadata. With
     ``optimize=True`` there is no such node, see :func:`dropped_detaches`; the TorchScript exporter
     leaves no trace.
     """
-    if not is_standard(node, "Identity"):
-        return False
     known = node.metadata_props
-    return STOP_MARK in known or _DETACH.search(known.get(CALL_KEY, "")) is not None
+    if STOP_MARK in known:
+        return True
+    return is_standard(node, "Identity") and _DETACH.search(known.get(CALL_KEY, "")) is not None
 
 
 def dropped_detaches(graph: ir.Graph) -> set[str]:

@@ -5,6 +5,7 @@ that led there, and with the graph the tensors that ``forward`` changes in place
 
 - ``tensor.detach()``, see :func:`ortboost.graph.reach.stops_gradient`;
 - a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
+  with as many calls as modules, rounding is that of torch, which gives it no gradient;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
   the vectors of a spectral norm (also found by their names). Those of BatchNormalization do change;
 - ``nn.Embedding(scale_grad_by_freq=True)``;
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -46,7 +48,9 @@ __all__ = ["find_training_traces"]
 _CHANGED = re.compile(r"^\w+: (?:BUFFER|PARAMETER)_MUTATION target='([^']*)'", re.MULTILINE)
 _UPDATED = ("running_mean", "running_var", "num_batches_tracked")
 _FRAME = re.compile(r'File "[^"]*", line \d+, in (\w+)\n\s*(.*)')
+_FORWARD = re.compile(r'File "([^"]*)", line \d+, in forward\b')
 _APPLY = re.compile(r"\b(\w+)\.apply\(")
+_STEPS = ("Ceil", "Floor", "Round", "Sign")
 _STOPPED = re.compile(r"stop_out(_\d+)?$")
 _STRAIGHT_THROUGH = Op("Add", "x", Op("Sub", "q", "x"))
 _SHORTENED = "aten.embedding_renorm"
@@ -63,6 +67,11 @@ _NOTES = {
         "Add",
         "{} of x + (q - x), a straight-through estimator whose detach() TorchScript drops: the "
         "gradient goes to q instead of x; export again with dynamo=True and optimize=False",
+    ),
+    "steps": (
+        "operator",
+        "{} with a derivative that is zero almost everywhere: no gradient passes, as in torch, "
+        "unless a torch.autograd.Function replaces it; write such a one with detach()",
     ),
     "passed": (
         "value",
@@ -117,11 +126,11 @@ def find_training_traces(model: ir.Model) -> Report:
             found["functions"].add(function)
         if model.producer_name == "pytorch" and _replaces(node):
             found["replaced"].add(label(node))
-        if model.producer_name == "pytorch" and match(node.outputs[0], _STRAIGHT_THROUGH):
-            found["straight"].add(label(node))
         table, call = input_at(node, 0), node.metadata_props.get(CALL_KEY, "")
         if table is not None and _BY_FREQUENCY.search(call):
             found["scaled"].add(table.name or "")
+    found["straight"] = _straight_through(model)
+    found["steps"] = _stop_at_steps(model)
     found["passed"], found["changed"] = _passed_by_blocks(model), _changed_tensors(model)
     found["detached"] = dropped_detaches(model.graph)
     if found["detached"]:
@@ -171,6 +180,43 @@ def _function_of(node: ir.Node) -> str | None:
         return None
     callers = (_APPLY.search(frames[i - 1][1]) for i in calls if i > 0)
     return next((found[1] for found in callers if found is not None), None)
+
+
+def _stop_at_steps(model: ir.Model) -> set[str]:
+    """Mark the rounding on the way from a tensor to an output; returns what was marked."""
+    steps = _passed_by_gradients(model, filter(_is_step_of_modules, model.graph))
+    for node in steps:
+        node.metadata_props[STOP_MARK] = "true"
+    return {label(node) for node in steps}
+
+
+def _straight_through(model: ir.Model) -> set[str]:
+    """Each ``x + (q - x)`` of torch; of positions, there are such, too, without a gradient."""
+    if model.producer_name != "pytorch":
+        return set()
+    found = (n for n in model.graph.all_nodes() if match(n.outputs[0], _STRAIGHT_THROUGH))
+    return {label(node) for node in _passed_by_gradients(model, found)}
+
+
+def _passed_by_gradients(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Those on the way from a tensor to an output, and those of bodies, where it is not known."""
+    asked = list(nodes)
+    if not asked:
+        return []
+    outputs = [value.name or "" for value in model.graph.outputs]
+    reached = set(reach(model, list(model.graph.initializers), outputs).nodes)
+    return [node for node in asked if node in reached or node.graph is not model.graph]
+
+
+def _is_step_of_modules(node: ir.Node) -> bool:
+    """Whether torch rounds here, and no ``torch.autograd.Function``: each forward is a module's.
+
+    False if that is not known: only the dynamo exporter writes the calls, and not all of them where
+    it had to trace its own code.
+    """
+    files = _FORWARD.findall(node.metadata_props.get(STACK_KEY, ""))
+    known = bool(files) and not any(file.startswith("<") for file in files)
+    return is_standard(node, *_STEPS) and known and len(files) == len(scopes_of(node))
 
 
 def _changed_tensors(model: ir.Model) -> set[str]:

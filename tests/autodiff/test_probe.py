@@ -14,6 +14,7 @@ native_only()
 
 REFUSED = {
     "Ceil",
+    "Det",
     "Floor",
     "GlobalLpPool",
     "Hardmax",

@@ -53,6 +53,32 @@ def test_an_axis_that_is_computed_is_known_afterwards():
     assert not fold_integers(model).modified
 
 
+def test_paddings_that_are_rounded_up_are_known_layer_by_layer():
+    """As TorchScript writes ``math.ceil(length / 4)`` of a tensor whose first length is open."""
+    body, value = "", "x"
+    for layer in range(15):
+        body += f"""s{layer} = Shape({value}) l{layer} = Gather(s{layer}, two)
+          f{layer} = Cast<to = 1>(l{layer}) d{layer} = Div(f{layer}, quarter)
+          c{layer} = Ceil(d{layer}) i{layer} = Cast<to = 7>(c{layer}) n{layer} = Mul(i{layer}, four)
+          m{layer} = Sub(n{layer}, l{layer}) u{layer} = Unsqueeze(m{layer}, nought)
+          p{layer} = Concat<axis = 0>(zeros, u{layer}) y{layer} = Pad({value}, p{layer}) """
+        value = f"y{layer}"
+    model = net(
+        f"{body} y = Neg({value})",
+        "float[N,3,6] x, int64 two, int64 four, float quarter, int64[1] nought, int64[5] zeros",
+        two=np.array(2),
+        four=np.array(4),
+        quarter=np.array(4, np.float32),
+        nought=np.array([0]),
+        zeros=np.zeros(5, np.int64),
+    )
+    x = weights(2, 3, 6)
+    before = run(model, {"x": x})["y"]
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert set(ops(model)) == {"Pad", "Neg"}
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], before)
+
+
 def test_the_scales_of_a_resize_are_put_together():
     model = net(
         'scales = Concat<axis = 0>(ones, twos) y = Resize<mode = "nearest">(x, , scales)',
@@ -70,10 +96,11 @@ def test_the_scales_of_a_resize_are_put_together():
     [
         "t = Concat<axis = 0>(w, w) y = Add(x, t)",  # of weights
         "c = Cast<to = 1>(two) y = Mul(x, c)",  # a float
+        "c = Ceil(w) i = Cast<to = 7>(c) r = Cast<to = 1>(i) y = Mul(x, r)",  # of weights
         "s = Shape(x) y = Reshape(x, s)",  # not known
         "z = Div(two, nought) c = Cast<to = 1>(z) y = Mul(x, c)",
         "z = NonZero(two) c = Cast<to = 1>(z) r = ReduceSum(c) y = Mul(x, r)",  # runtimes differ
-        "k = Cast<to = 1>(two) h = Mul(k, k) c = Cast<to = 7>(h) d = Cast<to = 1>(c) y = Mul(x, d)",
+        "k = Cast<to = 1>(two) h = Pow(k, k) c = Cast<to = 7>(h) d = Cast<to = 1>(c) y = Mul(x, d)",
         "r = RandomUniform<shape = [1], dtype = 1>() c = Cast<to = 7>(r) "
         "d = Cast<to = 1>(c) y = Mul(x, d)",
     ],

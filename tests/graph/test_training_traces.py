@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.autodiff.check import check_trainable
+from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.graph.reach import stops_gradient
 from ortboost.graph.training_traces import find_training_traces
-from tests.support import text_model, weights
+from tests.support import ENGINES, run, text_model, weights
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 STACK, SCOPES = "pkg.torch.onnx.stack_trace", "pkg.torch.onnx.name_scopes"
@@ -90,6 +93,40 @@ def test_a_table_whose_rows_are_shortened_is_not_detached(reader, kept):
     assert (model.graph[1].inputs[0].name == "d") == kept
 
 
+MODULES = FRAME.format(3, "forward", "return self.a(x)") + FRAME.format(5, "forward", "h = x + x")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("stack", "stops"),
+    [
+        (MODULES, True),
+        (MODULES + FRAME.format(7, "forward", "return torch.round(x)"), False),  # of a function
+        (MODULES.replace("net.py", "<eval_with_key>.5"), False),  # code that torch generated
+        ("", False),
+    ],
+)
+def test_rounding_by_modules_has_no_gradient(stack, stops, engine):
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2,3] x, float[3] w) => (float loss, float[2,3] k) {
+          k = Round(x) h = Mul(x, w) r = Round(h) y = Add(h, r)
+          loss = ReduceSum<keepdims=0>(y) }""",
+        w=weights(3),
+    )
+    for node in model.graph:
+        node.metadata_props.update({STACK: stack, SCOPES: str(["", "a", "round"])})
+    notes = find_training_traces(model).notes
+    assert [note[:16] for note in notes] == ["1 operator (r) w"] * stops
+    report = check_trainable(model, wrt=["w"], loss="loss", engine=get_engine(engine))
+    assert report.trainable == stops
+    if stops:
+        x = weights(2, 3)
+        model.graph.inputs.append(model.graph.initializers.pop("w"))
+        found = run(differentiate(model, "loss", ["w"], engine), {"x": x, "w": x[0]})
+        np.testing.assert_allclose(found["w_grad"], x.sum(0), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("producer", "name", "stops"),
     [
@@ -160,7 +197,19 @@ def test_a_straight_through_estimator_of_torchscript_is_told(estimator, detached
     text = estimator.format("i" if detached else "d").replace(" y =", f" {identity}y =")
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
-        net (float[N,3] x, float[3] q) => (float[N,3] y) {{ {text} }}"""
+        net (float[N,3] x, float[3] q) => (float[N,3] y) {{ {text} }}""",
+        q=weights(3),
     )
     notes = find_training_traces(model).notes
     assert ["straight-through" in note for note in notes] == [True] * (not detached)
+
+
+def test_positions_are_no_straight_through_estimator():
+    """Longformer, exported by TorchScript: a length less another one, and that one again."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,3] x, int64[2] k, float[3] w) => (float[N,3] y) {
+          q = Shape(x) d = Sub(q, k) s = Add(k, d) e = Expand(w, s) y = Mul(x, e) }""",
+        w=weights(3),
+    )
+    assert not find_training_traces(model).notes

@@ -57,6 +57,17 @@ def div(b: Backward) -> Gradients:
     return [ga, b.op("Neg", b.sum_to_shape(product, b.input(1)), shape=b.input(1).shape)]
 
 
+@register("Mod")
+def mod(b: Backward) -> Gradients:
+    """`y = a - n c` with a whole number `n`: `ga = g`, `gc = -g n = g (y - a) / c`."""
+    g, shape = b.gradient(), b.output().shape
+    ga = b.sum_to_shape(g, b.input(0)) if b.needs_gradient(0) else None
+    if not b.needs_gradient(1):
+        return [ga, None]
+    y, a, c = (Term(b, v, v.shape) for v in (b.output(), b.input(0), b.input(1)))
+    return [ga, b.sum_to_shape((Term(b, g, shape) * (y - a) / c).value, c.value)]
+
+
 @register("Neg")
 def neg(b: Backward) -> Gradients:
     """`y = -x`: `-g`."""
