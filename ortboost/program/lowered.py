@@ -89,7 +89,7 @@ def lower_forward(forward: Forward, config: ProgramConfig, engine: Engine) -> Lo
     graph = GraphContext(
         model,
         config.loss.output,
-        prediction=loss.prediction,
+        prediction=loss.scores,
         objective=loss.objective,
         parameters=forward.parameters,
         trained=trained,

@@ -44,7 +44,15 @@ import onnx_ir as ir
 from ortboost.core.errors import ConfigError, ModelError, UsageError, require_known
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
-from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape, producer_of, source_before
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    constant,
+    format_shape,
+    is_standard,
+    known_shape,
+    producer_of,
+    source_before,
+)
 from ortboost.graph.shape_inference import dimension_names, infer_missing
 from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis
@@ -60,7 +68,8 @@ from ortboost.transforms.own_loss import class_inputs, splice_loss
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
 
 _APPLIED_BY_LOSS = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
-"""The activation that a loss applies itself; a model should not end with the same one."""
+"""The activation that a loss applies itself: at the end of a model, the loss reads its input."""
+_KEEP_PROBABILITIES = ("Cast", "Concat", "Div", "Identity", "Reshape", "Squeeze", "Sub")
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ class AttachedLoss:
 
     Args:
         report: The report of the rewrite.
-        prediction: Name of the output that the loss is computed from.
+        prediction: Name of the output that the loss compares with the labels.
+        scores: Name of the tensor that it reads: of the same output, or before its activation.
         loss: Name of the graph output with the loss shown to users, ``loss``.
         objective: Name of the scalar to differentiate; differs from ``loss`` for ``none``.
         labels: Name of the label input; ``None`` if the model computes its own loss.
@@ -82,6 +92,7 @@ class AttachedLoss:
 
     report: Report
     prediction: str
+    scores: str
     loss: str
     objective: str
     labels: str | None
@@ -125,8 +136,9 @@ def _built_in(
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
     labels = _label_input(model, config, prediction, axis)
+    source = _scores(prediction, config, axis)
     # Exponentials and sums of a loss overflow float16.
-    scores = builder.cast(prediction, ir.DataType.FLOAT)
+    scores = builder.cast(source, ir.DataType.FLOAT)
     if config.name == "softmax-cross-entropy" and config.sparse:
         target = labels
         if config.shift_labels and config.ignore_index is not None:  # set above
@@ -144,25 +156,58 @@ def _built_in(
         + (", weighted by class" if config.class_weights else "")
         + (f", smoothed by {config.label_smoothing:g}" if config.label_smoothing else "")
     )
-    report.notes += _applied_twice(prediction, config)
+    report.notes += _of_probabilities(prediction, source, config)
     shape = known_shape(prediction)
     # With it, labels are checked before a step: the runtime reads out of bounds for others.
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
-    names = (prediction.name or "", loss.name or "", objective.name or "", labels.name)
+    names = (prediction.name or "", source.name or "", loss.name or "", objective.name or "")
     classes = count if isinstance(count, int) else None
-    return AttachedLoss(report, *names, classes, axis, config.ignore_index)
+    return AttachedLoss(report, *names, labels.name, classes, axis, config.ignore_index)
 
 
-def _applied_twice(prediction: ir.Value, config: LossConfig) -> list[str]:
-    """A note if the model ends with the activation that the loss applies itself."""
+def _scores(prediction: ir.Value, config: LossConfig, axis: int | None) -> ir.Value:
+    """What the loss reads: the prediction, or the input of the activation that both apply."""
     activation = _APPLIED_BY_LOSS.get(config.name, "")
-    if not activation or not producer_of(source_before(prediction, "Identity"), activation):
+    node = producer_of(source_before(prediction, "Identity"), activation)
+    shape = known_shape(prediction)
+    if node is None or shape is None or node.inputs[0] is None:
+        return prediction
+    if activation == "Softmax" and node.attributes.get_int("axis", -1) % len(shape) != axis:
+        return prediction
+    scores = node.inputs[0]
+    if scores.shape is None or scores.type is None:
+        scores.shape, scores.type = prediction.shape, prediction.type
+    return scores
+
+
+def _of_probabilities(prediction: ir.Value, scores: ir.Value, config: LossConfig) -> list[str]:
+    """A note if the model ends with the activation that the loss applies itself, or a like one."""
+    if scores is not prediction:
+        return [
+            f"the output '{prediction.name}' is already a {_APPLIED_BY_LOSS[config.name]}, which "
+            f"{config.name} applies itself: the loss is computed from '{scores.name}' before it"
+        ]
+    if config.name not in _APPLIED_BY_LOSS or not _holds_probabilities(prediction):
         return []
     return [
-        f"the output '{prediction.name}' is already a {activation}, which {config.name} applies "
-        "itself: training will be slow and inaccurate; export the model without it, or name an "
-        "output with the logits with --output"
+        f"the output '{prediction.name}' holds probabilities already, and {config.name} takes the "
+        "scores before them: training will be slow and inaccurate; export the model without its "
+        "last activation, or name an output with the scores with --output"
     ]
+
+
+def _holds_probabilities(value: ir.Value) -> bool:
+    """Whether nothing but numbers and a new form stands between a value and a Softmax or Sigmoid.
+
+    scikit-learn's two classes are `[1 - p, p]`, others divide by a sum.
+    """
+    node = producer_of(value)
+    if node is None or producer_of(value, "Softmax", "Sigmoid"):
+        return node is not None
+    read = node.inputs if node.op_type in ("Concat", "Sub") else node.inputs[:1]
+    data = [source for source in read if source is not None and constant(source) is None]
+    kept = is_standard(node, *_KEEP_PROBABILITIES) and bool(data)
+    return kept and all(_holds_probabilities(source) for source in data)
 
 
 def _class_axis(model: ir.Model, prediction: ir.Value, config: LossConfig) -> int | None:
@@ -205,7 +250,7 @@ def _from_file(
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
-    attached = AttachedLoss(report, name, "loss", "loss", labels.name)
+    attached = AttachedLoss(report, name, name, "loss", "loss", labels.name)
     if picking is None:
         return attached
     scores = known_shape(picking.inputs[0])
@@ -274,7 +319,7 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> AttachedLo
     else:
         model.graph.outputs.append(scalar)
     _rename_to_loss(model.graph, scalar)
-    return AttachedLoss(report, "loss", "loss", "loss", None, inputs=class_inputs(model))
+    return AttachedLoss(report, "loss", "loss", "loss", "loss", None, inputs=class_inputs(model))
 
 
 def _label_input(

@@ -605,26 +605,52 @@ def test_an_output_with_several_elements_is_no_loss():
 
 
 @pytest.mark.parametrize(
-    ("op", "loss", "noted"),
+    ("op", "loss", "read"),
     [
-        ("Softmax", "softmax-cross-entropy", True),
-        ("LogSoftmax", "softmax-cross-entropy", False),
-        ("Sigmoid", "bce-with-logits", True),
-        ("Sigmoid", "mse", False),
+        ("Softmax", "softmax-cross-entropy", "x"),
+        ("Softmax<axis = 1>", "softmax-cross-entropy", "x"),
+        ("Softmax<axis = 0>", "softmax-cross-entropy", "y"),
+        ("LogSoftmax", "softmax-cross-entropy", "y"),
+        ("Sigmoid", "bce-with-logits", "x"),
+        ("Sigmoid", "mse", "y"),
     ],
 )
-def test_a_model_that_squashes_its_scores_already_is_noted(op, loss, noted):
-    model = text_model(f"m (float[N, 3] x) => (float[N, 3] y) {{ y = {op}(x) }}")
-    notes = attach_loss(model, LossConfig(loss)).report.notes
-    assert bool(notes) is noted
-    if noted:
-        assert f"'y' is already a {op}" in notes[0]
+def test_an_activation_that_the_loss_applies_itself_is_applied_once(op, loss, read):
+    """As Keras does, whose classifiers end with it."""
+    model = text_model(f"m (float[N, 3] x) => (float[N, 3] y) {{ p = {op}(x) y = Identity(p) }}")
+    found = attach_loss(model, LossConfig(loss))
+    assert (found.prediction, found.scores) == ("y", read)
+    assert ("applies itself" in "".join(found.report.notes)) is (read == "x")
 
 
-def test_a_name_for_the_scores_hides_no_softmax():
-    model = text_model("m (float[N, 3] x) => (float[N, 3] y) { p = Softmax(x) y = Identity(p) }")
-    notes = attach_loss(model, LossConfig()).report.notes
-    assert "'y' is already a Softmax" in notes[0]
+def test_the_loss_of_probabilities_is_that_of_their_scores():
+    header = '<ir_version: 10, opset_import: ["" : 18]>'
+    x, labels = weights(4, 3), np.int64([0, 1, 2, 0])
+    losses = []
+    for op in ("Softmax", "Identity"):
+        model = text_model(f"{header} m (float[N,3] x) => (float[N,3] y) {{ y = {op}(x) }}")
+        attach_loss(model, LossConfig())
+        losses.append(run(model, {"x": x, "labels": labels})["loss"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "noted"),
+    [
+        ("p = Sigmoid(x) n = Sub(one, p) y = Concat<axis = 1>(n, p)", True),  # scikit-learn
+        ("p = Sigmoid(x) n = ReduceSum(p, a) y = Div(p, n)", True),  # hummingbird
+        ("p = Sigmoid(x) n = Sub(x, p) y = Concat<axis = 1>(n, p)", False),
+        ("p = Sigmoid(x) y = Mul(p, x)", False),  # a Swish
+    ],
+)
+def test_other_probabilities_are_noted(body, noted):
+    model = text_model(
+        f"m (float[N, 3] x, float one, int64[1] a) => (float[N, k] y) {{ {body} }}",
+        one=np.float32(1),
+        a=np.int64([1]),
+    )
+    notes = attach_loss(model, LossConfig(class_axis=1)).report.notes
+    assert any("holds probabilities already" in note for note in notes) is noted
 
 
 def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):
