@@ -21,6 +21,7 @@ from ortboost.graph.origins import Origin, origin_of
 from ortboost.graph.query import ROLE_MARK, input_at, is_standard, known_shape, scalar
 from ortboost.graph.store_weights import COMPUTED, FUNCTIONS, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
+from ortboost.graph.written_norms import statistic
 
 __all__ = ["TRAINABLE", "Verdict", "classify_tensor"]
 
@@ -277,6 +278,9 @@ def _formula(
     tensor = value.const_value
     if sure or use.kind < UseKind.PLAIN or tensor is None or tensor.size <= 1:
         return None
+    running = statistic(value)
+    if running is not None:
+        return running
     normalizes = all(use.raw or (fitted and use.raw_affine) for use in uses)
     return "it normalizes the raw input" if normalizes else None
 
