@@ -21,6 +21,7 @@ from ortboost.graph.origins import Origin, origin_of
 from ortboost.graph.query import ROLE_MARK, input_at, is_standard, known_shape, scalar
 from ortboost.graph.store_weights import COMPUTED, FUNCTIONS, POSITIONS
 from ortboost.graph.weight_uses import UseKind, WeightUse, weight_uses
+from ortboost.graph.written_norms import statistic
 
 __all__ = ["TRAINABLE", "Verdict", "classify_tensor"]
 
@@ -40,7 +41,18 @@ _BUFFER_NAME = re.compile(
 # Paddle created, `net_0.w_1`.
 _VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0|\w+_\d+\.[wb]_\d+")
 # What TensorFlow and onnxruntime compute where they fold a BatchNormalization.
-_OF_A_NORM = re.compile(r".*/(batchnorm/mul|merged_input)(_\d+)?:0|ConvBnFusion_(W|BN_B)_.*")
+_OF_A_NORM = re.compile(
+    r".*/(batchnorm/mul|merged_input)(_\d+)?:0|ConvBnFusion_(W|BN_B)_.*"
+    r"|.*BatchNormalization_output_\d+_(weight|bias)"  # onnxslim
+)
+# What an exporter names after a computation whose result no gradient trains.
+_FITTED = {
+    "tf2onnx": (
+        re.compile(r".*/batchnorm/Rsqrt(_\d+)?:0"),
+        "the running variance of a BatchNormalization without a scale",
+    ),
+    "skl2onnx": (re.compile(r"transform_matrix\d*"), "a projection that was fitted, as by PCA"),
+}
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
 _FOLDED = (
     "the exporter computed it from other tensors, for example by folding a BatchNormalization into "
@@ -56,9 +68,9 @@ _MERGED = (
     "have had one each. Change fresh values a little, or take a training step, before the export"
 )
 _NORM_FOLDED = (
-    "TensorFlow or onnxruntime folded a BatchNormalization into it, which is no longer in the "
-    "file: to train that, too, export with Keras's torch backend, or take the file before "
-    "onnxruntime optimized it"
+    "TensorFlow, onnxruntime or onnxslim folded a BatchNormalization into it, which is no longer "
+    "in the file: to train that, too, export with Keras's torch backend, or take the file before "
+    "it was optimized"
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
@@ -97,6 +109,10 @@ def classify_tensor(value: ir.Value, shape: tuple[int, ...], *, producer: str) -
         return Verdict("constant", "zeros that MindSpore's exporter adds to an LSTM")
     if producer == "tf2onnx" and _is_merged(value):
         return dataclasses.replace(verdict, doubt=_MERGED)
+    pattern, what = _FITTED.get(producer, (None, ""))
+    if pattern is not None and pattern.fullmatch(value.name or ""):
+        doubt = f"used as a {verdict.role}, but it is {what}"
+        return Verdict("constant", f"{what}, {verdict.reason}", doubt, verdict.by_use)
     folded = _OF_A_NORM.fullmatch(value.name or "") is not None
     return dataclasses.replace(verdict, doubt=_NORM_FOLDED) if folded else verdict
 
@@ -262,6 +278,9 @@ def _formula(
     tensor = value.const_value
     if sure or use.kind < UseKind.PLAIN or tensor is None or tensor.size <= 1:
         return None
+    running = statistic(value)
+    if running is not None:
+        return running
     normalizes = all(use.raw or (fitted and use.raw_affine) for use in uses)
     return "it normalizes the raw input" if normalizes else None
 

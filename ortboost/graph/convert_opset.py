@@ -84,13 +84,15 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     reached = model.opset_imports.get("")
     if reached != target:  # the converter gives up half-way without an error
         foreign = [op for op in lacking if find_schema(op, onnx.defs.onnx_opset_version()) is None]
-        obstacle = _obstacle(model, version, target, lacking, reasons)
         if foreign:
-            obstacle = f"not operators of ONNX: {', '.join(foreign)}"
-            fix = (
-                "Convert the file as it was exported, before onnxruntime's optimizer or another "
-                "tool put in its own operators."
+            raise ModelError(
+                f"The file contains operators that ONNX does not have: {', '.join(foreign)}.",
+                where=f"{source_name(model)}: opset {version}",
+                fix="If the exporter did not know how to write them, use other layers or another "
+                "exporter; if a tool such as onnxruntime's optimizer put them in, take the file "
+                "before that.",
             )
+        obstacle = _obstacle(model, version, target, lacking, reasons)
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}: the result has opset "
             f"{reached}.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = [
     "drop_flat_biases",
+    "narrow_pools",
     "newest_opset",
     "replace_missing_kernels",
     "runnable",
@@ -131,6 +132,41 @@ def sort_for_argmax(site: Site) -> list[ir.Value | None] | None:
     largest = int(site.node.op_type == "ArgMax")
     _, index = site.ops("TopK", site.input(0), site.ints(1), count=2, axis=axis, largest=largest)
     return [index if keep else site.op("Squeeze", index, site.ints(axis))]
+
+
+@rewrites("AveragePool", "MaxPool", what="a pool over the axes that it pools")
+def narrow_pools(site: Site) -> list[ir.Value | None] | None:
+    """Pool over the axes with a kernel alone, in place; onnxruntime pools over three at most.
+
+    Keras on JAX pools images with a kernel of one element along samples and channels.
+    """
+    kernel = site.integers("kernel_shape") or ()
+    axes = len(kernel)
+    plain = site.text("auto_pad", "NOTSET") == "NOTSET" and not site.integer("ceil_mode", 0)
+    if axes <= 3 or not plain or len(site.node.outputs) > 1:
+        return None
+    ones, pads = (1,) * axes, site.integers("pads") or (0,) * (2 * axes)
+    settings = {"kernel_shape": kernel, "strides": site.integers("strides") or ones}
+    if (dilations := site.integers("dilations")) is not None:
+        settings["dilations"] = dilations
+    moved = zip(kernel, settings["strides"], pads[:axes], pads[axes:], strict=True)
+    pooled = [axis for axis, place in enumerate(moved) if place != (1, 1, 0, 0)]
+    if not 0 < len(pooled) <= 3:
+        return None
+    front = [axis for axis in range(axes + 2) if axis - 2 not in pooled]
+    order = [*front, *(axis + 2 for axis in pooled)]
+    data = site.op("Transpose", site.input(0), perm=order)
+    images = site.op("Concat", site.ints(-1, 1), site.shape_of(data, len(front)), axis=0)
+    attributes: dict[str, Any] = {
+        name: [values[axis] for axis in pooled] for name, values in settings.items()
+    }
+    attributes["pads"] = [pads[axis + end] for end in (0, axes) for axis in pooled]
+    if site.integer("count_include_pad", 0):
+        attributes["count_include_pad"] = 1
+    result = site.op(site.node.op_type, site.op("Reshape", data, images), **attributes)
+    whole = site.op("Concat", site.shape_of(data, 0, len(front)), site.shape_of(result, 2), axis=0)
+    back = [order.index(axis) for axis in range(axes + 2)]
+    return [site.op("Transpose", site.op("Reshape", result, whole), perm=back)]
 
 
 def _pads_of_dilated(conv: ir.Node) -> None:

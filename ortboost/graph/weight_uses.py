@@ -106,7 +106,7 @@ class WeightUse:
         neutral: Whether it is the inner scale or shift of torch's GroupNorm, all 1 or all 0.
         plain_values: Whether it is a scale of all 1 or a shift of all 0.
         recurrent: Whether the layer is recurrent.
-        raw: Whether it is subtracted from the raw input, or divides it.
+        raw: Whether it is subtracted from the raw input, or divides it, or scales the difference.
         raw_affine: Whether it is multiplied by the raw input, or added to it.
         waves: Whether it is multiplied by integers inside a sine or cosine.
         computed: Whether it is combined with other stored tensors first.
@@ -178,7 +178,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
         "weight",
         op,
         where,
-        raw=op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0]),
+        raw=(op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0]))
+        or (op == "Mul" and _is_centred(node.inputs[1 - index])),
         raw_affine=op in ("Mul", "Add") and _is_raw(node.inputs[1 - index]),
         waves=waves,
         computed=computed,
@@ -322,3 +323,12 @@ def _normalizes_groups(node: ir.Node) -> bool:
 def _is_raw(value: ir.Value | None) -> bool:
     """Whether a value comes from the model's inputs without passing an operator with weights."""
     return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors([value]))
+
+
+def _is_centred(value: ir.Value | None) -> bool:
+    """Whether a value is the raw input minus a tensor that is stored or given, as Keras does."""
+    node = producer_of(source_before(value, "Cast", "Identity"), "Sub")
+    mean = None if node is None else node.inputs[1]
+    if node is None or mean is None or not _is_raw(node.inputs[0]):
+        return False
+    return mean.is_graph_input() or _is_stored(mean, {})

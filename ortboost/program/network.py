@@ -17,7 +17,7 @@ from ortboost.graph.ceil_pools import write_out_counted_padding
 from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.log_sigmoid import write_out_log_sigmoids
-from ortboost.graph.missing_kernels import sort_for_argmax
+from ortboost.graph.missing_kernels import narrow_pools, sort_for_argmax
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import match_names
 from ortboost.graph.separate_equals import separate_equals
@@ -92,6 +92,7 @@ def read_network(
     log.add(write_out_counted_padding(model))
     log.add(write_out_log_sigmoids(model))
     log.add(sort_for_argmax(model))
+    log.add(narrow_pools(model))
     of_file = set(model.graph.initializers)
     if config.new_head is not None:
         head = new_head(model, config.new_head, seed=config.seed, output=config.loss.output)

@@ -7,7 +7,7 @@ import pytest
 from ortboost.api.export_model import export
 from ortboost.autodiff.engine import get_engine
 from ortboost.graph.io import save_model
-from ortboost.graph.missing_kernels import runnable, sort_for_argmax
+from ortboost.graph.missing_kernels import narrow_pools, runnable, sort_for_argmax
 from ortboost.graph.normalize import normalize
 from tests.support import run, text_model, weights
 
@@ -152,3 +152,33 @@ def test_extrema_of_int64_are_found_by_sorting(operator, axis, keep):
     x = np.random.default_rng(0).integers(0, 3, (4, 5)) + 2**60
     wanted = (np.argmax if operator == "ArgMax" else np.argmin)(x, axis=axis, keepdims=bool(keep))
     assert np.array_equal(run(model, {"x": x})["y"], wanted)
+
+
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_a_pool_over_more_axes_than_it_pools_runs(pool):
+    """As Keras on JAX writes MaxPooling2D of [N, H, W, C] through jax2onnx."""
+    header = '<ir_version: 10, opset_import: ["" : 18]>'
+    wide = text_model(
+        f"""{header} net (float[1,1,N,6,8,3] x) => (float[a,b,c,d,e,f] y) {{
+          y = {pool}<kernel_shape = [1, 2, 3, 1], strides = [1, 2, 1, 1],
+                     pads = [0, 1, 0, 0, 0, 0, 1, 0]>(x) }}"""
+    )
+    flat = text_model(
+        f"""{header} net (float[N,3,6,8] x) => (float[a,b,c,d] y) {{
+          y = {pool}<kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]>(x) }}"""
+    )
+    assert narrow_pools(wide).modified
+    assert not narrow_pools(wide).modified
+    x = weights(5, 6, 8, 3)
+    y = run(flat, {"x": x.transpose(0, 3, 1, 2)})["y"].transpose(0, 2, 3, 1)
+    assert np.array_equal(run(wide, {"x": x[None, None]})["y"], y[None, None])
+
+
+@pytest.mark.parametrize("settings", ['auto_pad = "SAME_UPPER"', "ceil_mode = 1"])
+def test_a_pool_whose_padding_depends_on_the_lengths_stays(settings):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[1,1,N,6,8,3] x) => (float[a,b,c,d,e,f] y) {{
+          y = MaxPool<kernel_shape = [1, 2, 3, 1], {settings}>(x) }}"""
+    )
+    assert not narrow_pools(model).modified

@@ -181,6 +181,49 @@ def test_mean_and_deviation_of_the_raw_input_are_no_weights():
     }
 
 
+@pytest.mark.parametrize("mean", ["float[1,3,1,1] mean", "float[1,3,1,1] mean = {1, 2, 3}"])
+def test_the_inverse_of_a_deviation_normalizes_the_raw_input(mean):
+    """As TensorFlow folds the division of Keras's Normalization, whose mean may stay an input."""
+    model = text_model(
+        f"""<ir_version: 8, producer_name: "tf2onnx", opset_import: ["" : 18]>
+        net (float[N,3,8,8] x, {mean.split(" =")[0]}, float[1,3,1,1] r, float[2,3,1,1] w,
+             float[1,2,1,1] gain) => (float[N,2,8,8] y) {{
+          a = Sub(x, mean) b = Mul(a, r) c = Conv(b, w) d = Sub(c, c) e = Mul(d, gain)
+          y = Relu(e) }}""",
+        r=weights(1, 3, 1, 1, seed=1),
+        w=weights(2, 3, 1, 1, seed=2),
+        gain=weights(1, 2, 1, 1, seed=3),
+        **({"mean": weights(1, 3, 1, 1)} if "=" in mean else {}),
+    )
+    found = find_parameters(model)
+    assert {name for name, p in found.items() if p.trainable} == {"w", "gain"}
+    assert "normalizes the raw input" in found["r"].doubt
+
+
+@pytest.mark.parametrize(
+    ("producer", "name", "why"),
+    [
+        ("tf2onnx", "net/bn/batchnorm/Rsqrt:0", "running variance"),
+        ("skl2onnx", "transform_matrix", "PCA"),
+        ("", "transform_matrix", ""),
+    ],
+)
+def test_what_an_exporter_names_after_what_was_fitted_is_not_trained(producer, name, why):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4,4] g) => (y) {{
+          a = MatMul(x, w) y = MatMul(a, g) }}""",
+        w=W44,
+        g=W44 + 1,
+    )
+    tensor = model.graph.initializers.pop("g")
+    tensor.name = name
+    model.graph.register_initializer(tensor)
+    found = find_parameters(model)[name]
+    assert found.trainable is not bool(why)
+    assert why in found.doubt
+
+
 CUT = """<ir_version: 8, opset_import: ["" : 18]>
 net (float[5,N,3] x, float[12,3] w, float[12,4] r, float[12] b, float[12] c, float[1,1,4] h0,
      float[7,4] table, int64[1] i0, int64[1] i4, int64[1] i8, int64[1] i12) => (float[k,N,4] y) {
@@ -1031,6 +1074,7 @@ def test_one_number_spread_over_an_activation_is_no_parameter():
         ("tf2onnx", "norm/gamma:0", np.float32([1, 2, 3, 4]), ""),
         ("tf2onnx", "net/bn/batchnorm/mul:0", np.float32([1, 2, 3, 4]), "BatchNormalization"),
         ("pytorch", "ConvBnFusion_W_fc.weight", np.float32([1, 2, 3, 4]), "BatchNormalization"),
+        ("", "/b/BatchNormalization_output_0_weight", np.arange(2, 6), "BatchNormalization"),
         ("other", "norm/gamma:0", np.ones(4), ""),
     ],
 )

@@ -153,13 +153,17 @@ class _Binder:
         if getattr(spec, "shifted", False):  # of a causal language model: its labels are its tokens
             tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
             free += [key for key in tokens if key in taken]
-        keys = [f"--map {spec.name}={key}" for key in free[:1]]
+        fix = f"Add an array '{spec.name}', one entry a sample."
+        if free:
+            fix = f"Name an array '{spec.name}', or say which one it is: "
+            fix += f"--map {spec.name}={free[0]}"
+        elif self.axes[spec.name] is None:
+            fix = f"Add an array '{spec.name}', the same for all samples, or convert the model "
+            fix += f"with its value: --input {spec.name}=VALUE"
         raise self.error(
             f"No array feeds the input '{spec.name}'.",
             f"keys {', '.join(self.arrays)}; inputs {', '.join(i.name for i in self.inputs)}",
-            " ".join([f"Name an array '{spec.name}', or say which one it is:", *keys])
-            if keys
-            else f"Add an array '{spec.name}', one entry a sample.",
+            fix,
         )
 
     def fit(self, spec: InputLike, key: str) -> Array:

@@ -204,6 +204,11 @@ SILENT = {
     "matrix_product": (ordinary_forms, "float[N,4] x, float[4,2] w", "y = MatMul(x, w)"),
     "leaky_relu": (ordinary_forms, "float[N,4] x", "y = LeakyRelu<alpha=0.1>(x)"),
     "clip": (ordinary_forms, "float[N,4] x, float low", "y = Clip(x, low)"),
+    "slice_of_no_axes": (  # as MindSpore writes it
+        ordinary_forms,
+        "float[N,4] x",
+        "n = Constant<value_ints: ints = []>() y = Slice(x, n, n, n, n)",
+    ),
     "integer_clip": (  # the runtime has no Relu of them
         ordinary_forms,
         "float[N,4] x",

@@ -101,6 +101,14 @@ def test_a_missing_array_lists_keys_and_inputs_of_the_file():
     assert len(str(caught.value).splitlines()) == 3
 
 
+def test_an_input_that_all_samples_share_may_become_a_constant():
+    """As the mean of Keras's Normalization, which tf2onnx leaves an input."""
+    mean = TensorSpec("mean", F32, (1, 4), batch_axis=None)
+    fix = missing({"x": DATA}, [X, mean])
+    assert "the same for all samples" in fix
+    assert fix.endswith("--input mean=VALUE")
+
+
 def missing(arrays, inputs, **more):
     with pytest.raises(UsageError, match="No array feeds") as caught:
         bind_arrays(arrays, inputs, **more)

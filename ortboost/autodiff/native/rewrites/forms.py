@@ -162,7 +162,7 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
     Along each axis, the indices are the same slice of 0, 1, ...
     """
     steps, given = site.array(4), site.array(3)
-    if steps is None or steps.min() > 0 or site.dtype not in FLOAT_TYPES:
+    if steps is None or (steps > 0).all() or site.dtype not in FLOAT_TYPES:
         return None
     if given is None and site.optional(3) is not None:
         raise Refusal("it has negative steps along computed axes; export with fixed axes")
