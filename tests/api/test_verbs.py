@@ -599,6 +599,24 @@ def test_a_file_is_evaluated_with_a_label_for_each_score():
         )
 
 
+def test_the_logits_of_a_program_have_a_threshold_of_their_own(tmp_path):
+    model, x, scores = regression("y = Sigmoid(z)")
+    model.graph.outputs.append(model.graph[0].outputs[0])
+    loss = LossConfig("bce-with-logits", output="y")
+    api.convert(model, tmp_path / "run", config=ProgramConfig(loss=loss))
+    labels = (weights(9, 4, seed=1) > 0.1).astype(np.float32)
+    for output in ("y", "z"):
+        found = api.evaluate(
+            tmp_path / "run",
+            {"x": x, "labels": labels},
+            metrics=["binary-accuracy"],
+            checkpoint="initial",
+            output=output,
+        )
+        expected = ((scores > 0.5) == (labels == 1)).mean()
+        assert found["binary-accuracy"] == pytest.approx(expected)
+
+
 def test_metrics_with_different_labels_are_refused():
     model, x, scores = regression()
     with pytest.raises(UsageError, match="need different labels") as info:

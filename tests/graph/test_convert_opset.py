@@ -80,13 +80,27 @@ def test_what_an_older_opset_cannot_have_is_named(node, where):
     assert where in info.value.where
 
 
-def test_a_default_that_changed_is_not_taken_for_the_former_one():
+@pytest.mark.parametrize(
+    ("mode", "former"), [("linear", "bilinear"), ("cubic", "bicubic"), ("nearest", "nearest")]
+)
+def test_modes_of_a_grid_get_their_former_names(mode, former):
     model = text_model(
-        """<ir_version: 8, opset_import: ["" : 20]>
-        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) { y = GridSample(x, g) }"""
+        f"""<ir_version: 8, opset_import: ["" : 20]>
+        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) {{ y = GridSample<mode = "{mode}">(x, g) }}"""
     )
-    with pytest.raises(ModelError, match="from opset 20 to 16"):
+    convert_opset(model, range(16, 17))
+    assert model.graph[0].attributes.get_string("mode") == former
+
+
+def test_a_default_that_changed_is_not_taken_for_the_former_one():
+    text = '<ir_version: 8, opset_import: ["" : 20]> net (float[2,3,8,2] x, float[1,1,2,2,3] g)'
+    model = text_model(f"{text} => (y) {{ y = DFT(x) }}")
+    convert_opset(model, range(18, 19))
+    assert model.graph[0].attributes.get_int("axis") == -2  # the former default is 1
+    model = text_model(f"{text} => (y) {{ y = GridSample(g, g) }}")
+    with pytest.raises(ModelError, match="from opset 20 to 16") as info:
         convert_opset(model, range(16, 17))
+    assert "images only" in info.value.where
 
 
 def test_before_opset_11_axes_are_not_negative():

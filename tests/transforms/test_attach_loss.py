@@ -755,11 +755,17 @@ def test_probabilities_without_known_logits_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "from_logits", "threshold"),
-    [("y = Sigmoid(x)", None, 0.5), ("y = Sigmoid(x)", True, 0.0), ("y = Neg(x)", None, 0.0)],
+    ("nodes", "settings", "threshold"),
+    [
+        ("y = Sigmoid(x)", {}, 0.5),
+        ("y = Sigmoid(x)", {"from_logits": True}, 0.0),
+        ("y = Sigmoid(x)", {"name": "mse"}, 0.5),
+        ("p = Sigmoid(x) y = Clip(p, x)", {}, 0.5),
+        ("y = Neg(x)", {}, 0.0),
+    ],
 )
-def test_a_probability_above_one_half_is_class_1(nodes, from_logits, threshold):
-    config = LossConfig("bce-with-logits", from_logits=from_logits)
+def test_a_probability_above_one_half_is_class_1(nodes, settings, threshold):
+    config = LossConfig(**{"name": "bce-with-logits", **settings})
     assert attach_loss(probabilities(nodes, "N, 1"), config).threshold == threshold
 
 
