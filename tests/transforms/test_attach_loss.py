@@ -698,6 +698,7 @@ def test_probabilities_whose_logits_are_not_found_are_noted(loss, nodes):
         ("softmax-cross-entropy", "y = LogSoftmax(x)"),  # whose Softmax is that of x
         ("softmax-cross-entropy", "p = Sigmoid(x) y = Mul(p, x)"),  # a Swish
         ("softmax-cross-entropy", "p = Sigmoid(x) n = Sub(x, p) y = Max(n, p)"),
+        ("softmax-cross-entropy", "p = Sigmoid(x) y = Sub(x, p)"),
         ("mse", "y = Sigmoid(x)"),
     ],
 )
@@ -745,6 +746,16 @@ def test_probabilities_of_pixels_have_a_class_axis_of_their_own(nodes, same):
     found, notes = loss_of(probabilities(nodes, shape), config, x, labels)
     assert (found == expected, "is computed from its input" in notes[0]) == (same, same)
     assert ("slow and inaccurate" in notes[0]) is not same
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 3)])
+def test_axes_of_unknown_length_are_not_taken_for_each_other(ranks):
+    model = probabilities("s = Shape(x) u = Reshape(x, s) p = Softmax(u) y = Reshape(p, s)")
+    for name, rank in zip("py", ranks, strict=True):
+        value = next(n.outputs[0] for n in model.graph if n.outputs[0].name == name)
+        value.shape = ir.Shape([None] * rank)
+    with pytest.raises(ModelError, match="logits of the output 'y' are unknown"):
+        attach_loss(model, LossConfig(class_axis=-1, from_logits=False))
 
 
 def test_probabilities_without_known_logits_are_refused():
