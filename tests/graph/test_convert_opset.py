@@ -72,8 +72,8 @@ def test_an_operator_that_the_own_opset_lacks_is_named():
 def test_what_an_older_opset_cannot_have_is_named(node, where):
     model = text_model(
         '<ir_version: 8, opset_import: ["" : 19]> net (float[4] x, int64[1] a, '
-        f"float[1,1,4,4] r, float u, string[4] t, float[1,4] m, bool c, float16[4,4] h, float[0,4] o) "
-        f"=> (y) <int64[1] n = {{0}}, int64[2] z = {{0, 2}}> {{ y = {node} }}"
+        f"float[1,1,4,4] r, float u, string[4] t, float[1,4] m, bool c, float16[4,4] h, "
+        f"float[0,4] o) => (y) <int64[1] n = {{0}}, int64[2] z = {{0, 2}}> {{ y = {node} }}"
     )
     model.graph.inputs[3].shape = None
     with pytest.raises(ModelError, match="from opset 19 to 11") as info:
@@ -87,7 +87,8 @@ def test_what_an_older_opset_cannot_have_is_named(node, where):
 def test_modes_of_a_grid_get_their_former_names(mode, former):
     model = text_model(
         f"""<ir_version: 8, opset_import: ["" : 20]>
-        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) {{ y = GridSample<mode = "{mode}">(x, g) }}"""
+        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) {{
+          y = GridSample<mode = "{mode}">(x, g) }}"""
     )
     convert_opset(model, range(16, 17))
     assert model.graph[0].attributes.get_string("mode") == former

@@ -27,7 +27,7 @@ from ortboost.graph.rewriting import Refusal, Site
 __all__: list[str] = []
 
 _MAPS = ("Clip", "Exp", "Identity", "Log", "Neg", "Reciprocal", "Relu", "Sqrt", "Tanh")
-_PASSING = ("Cast", "Clip", "Div", "Dropout", "Identity", "Mul", "Neg", "Reshape", "Transpose", "Where")
+_PASSING = tuple("Cast Clip Div Dropout Identity Mul Neg Reshape Transpose Where".split())
 _AFFINE = ("Add", "Clip", "Div", "Max", "Min", "Mul", "Sub")
 _ARITHMETIC = ("Add", "Div", "Mul", "Pow", "Sub")
 
