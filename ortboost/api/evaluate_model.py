@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -32,6 +33,7 @@ from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
+from ortboost.transforms.final_activation import decision_threshold
 
 __all__ = ["evaluate"]
 
@@ -178,8 +180,14 @@ def _of_program(
         classifies = program.config.loss.name == "softmax-cross-entropy"
         metrics = ("accuracy",) if classifies else ()
     labels = program.counted_labels or LABELS
+    inputs: Sequence[TensorSpec] = evaluator.inputs
+    # The labels have the threshold of the prediction; another output may hold its logits.
+    other = next((v for v in program.evaluation.graph.outputs if v.name == output), None)
+    if other is not None and output != program.prediction:
+        threshold = decision_threshold(other)
+        inputs = [replace(s, threshold=threshold) if s.name == labels else s for s in inputs]
     output = output or (program.prediction if program.labels else None)
-    return _Found(evaluator, evaluator.inputs, labels, output, metrics, pixels, trained)
+    return _Found(evaluator, inputs, labels, output, metrics, pixels, trained)
 
 
 def _of_file(

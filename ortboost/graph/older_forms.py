@@ -11,7 +11,7 @@ from typing import Any, Final
 import onnx_ir as ir
 
 from ortboost.graph.query import constant, find_schema, subgraphs
-from ortboost.graph.rewriting import Rule, Site
+from ortboost.graph.rewriting import Refusal, Rule, Site
 
 __all__ = ["OLDER_FORMS", "drop_new_defaults", "means_the_same", "newer_attribute"]
 
@@ -61,6 +61,8 @@ def means_the_same(node: ir.Node, version: int) -> bool:
 
 
 def _same_attributes(node: ir.Node, new: Any, old: Any) -> bool:
+    if "axis" in old.attributes.keys() - new.attributes.keys():
+        return False  # DFT, whose input has another default
     for name, attribute in new.attributes.items():
         former, given = old.attributes.get(name), node.attributes.get(name)
         if former is None:
@@ -151,11 +153,21 @@ def _split(site: Site) -> list[ir.Value | None] | None:
     return list(site.node.outputs)
 
 
+def _grid_sample(site: Site) -> None:
+    """Volumes, and modes with names for them (opset 20)."""
+    if site.rank() != 4:
+        raise Refusal("before opset 20, GridSample takes images only")
+    mode = site.node.attributes.get_string("mode", "linear")
+    former = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    site.node.attributes.add(ir.AttrString("mode", former))
+
+
 OLDER_FORMS: Final[dict[int, dict[str, Rule]]] = {
     12: {"Constant": _constant},
     13: dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _softmax),
     14: {"Reshape": _reshape},
     15: {"Shape": _shape},
     18: {"Split": _split},
+    20: {"GridSample": _grid_sample},
 }
 """Opset to the operators with another form in the one before."""

@@ -135,6 +135,10 @@ def find_training_traces(model: ir.Model) -> Report:
     found["detached"] = dropped_detaches(model.graph)
     if found["detached"]:
         found.pop("straight", None)
+        # What is detached may be the rest of a straight-through estimator, x + (q - x).detach().
+        for node in filter(_is_step_of_modules, model.graph):
+            node.metadata_props.pop(STOP_MARK, None)
+        found.pop("steps", None)
     for key, (noun, note) in _NOTES.items():
         if names := sorted(found[key]):
             plural = noun if noun.endswith("s") else None

@@ -173,7 +173,7 @@ def _built_in(
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
     names = (prediction.name or "", logits.name or "", loss.name or "", objective.name or "")
     classes = count if isinstance(count, int) else None
-    threshold = 0.0 if logits is prediction else decision_threshold(prediction)
+    threshold = 0.0 if config.from_logits else decision_threshold(prediction)
     return AttachedLoss(report, *names, labels.name, classes, axis, config.ignore_index, threshold)
 
 
@@ -244,7 +244,8 @@ def _from_file(
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
-    attached = AttachedLoss(report, name, name, "loss", "loss", labels.name)
+    threshold = decision_threshold(prediction)
+    attached = AttachedLoss(report, name, name, "loss", "loss", labels.name, threshold=threshold)
     if picking is None:
         return attached
     scores = known_shape(picking.inputs[0])

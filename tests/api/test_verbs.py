@@ -599,6 +599,24 @@ def test_a_file_is_evaluated_with_a_label_for_each_score():
         )
 
 
+def test_the_logits_of_a_program_have_a_threshold_of_their_own(tmp_path):
+    model, x, scores = regression("y = Sigmoid(z)")
+    model.graph.outputs.append(model.graph[0].outputs[0])
+    loss = LossConfig("bce-with-logits", output="y")
+    api.convert(model, tmp_path / "run", config=ProgramConfig(loss=loss))
+    labels = (weights(9, 4, seed=1) > 0.1).astype(np.float32)
+    for output in ("y", "z"):
+        found = api.evaluate(
+            tmp_path / "run",
+            {"x": x, "labels": labels},
+            metrics=["binary-accuracy"],
+            checkpoint="initial",
+            output=output,
+        )
+        expected = ((scores > 0.5) == (labels == 1)).mean()
+        assert found["binary-accuracy"] == pytest.approx(expected)
+
+
 def test_metrics_with_different_labels_are_refused():
     model, x, scores = regression()
     with pytest.raises(UsageError, match="need different labels") as info:
@@ -606,15 +624,16 @@ def test_metrics_with_different_labels_are_refused():
     assert_three_lines(info.value)
 
 
-def test_a_run_is_validated_with_a_metric_of_each_score(tmp_path):
-    model, x, scores = regression()
-    data = {"x": x, "labels": scores + 1}
-    config = ProgramConfig(loss=LossConfig("mse"))
+def test_a_run_is_validated_with_metrics_of_each_score(tmp_path):
+    model, x, scores = regression("y = Sigmoid(z)")
+    data = {"x": x, "labels": (scores > 0.5).astype(np.float32)}
+    config = ProgramConfig(loss=LossConfig("mse"), learning_rate="1e-30")
     api.convert(model, tmp_path / "run", config)
-    summary = api.train(
-        tmp_path / "run", data, data, learning_rate=1e-30, epochs=1, metrics=["mae"], progress=None
-    )
-    assert summary.metrics["val_mae"] == pytest.approx(1)
+    metrics = ["mae", "binary-accuracy"]
+    summary = api.train(tmp_path / "run", data, data, epochs=1, metrics=metrics, progress=None)
+    error = abs(scores - data["labels"]).mean()
+    assert summary.metrics["val_mae"] == pytest.approx(error, rel=1e-5)
+    assert summary.metrics["val_binary-accuracy"] == 1
     api.convert(model, tmp_path / "classes")
     data = {"x": x, "labels": np.arange(9) % 4}
     with pytest.raises(UsageError, match="the labels of this program are classes"):

@@ -52,6 +52,7 @@ def test_an_operator_that_the_own_opset_lacks_is_named():
         ("Unsqueeze(x, a)", "changed since opset 11: Unsqueeze"),  # it says: no initializer found
         ("RoiAlign(r, m, a)", "for RoiAlign"),  # what the converter of onnx says
         ("Reshape<allowzero = 1>(x, a)", "for Reshape"),
+        ("Reshape<allowzero = 1>(o, z)", "for Reshape"),
         ('ScatterElements<reduction = "max">(x, a, x)', "ScatterElements"),
         ('Pad<mode = "wrap">(x, a)', "for Pad"),
         ("Resize(r, , x)", "for Resize"),  # opset 11 needs the omitted input
@@ -71,8 +72,8 @@ def test_an_operator_that_the_own_opset_lacks_is_named():
 def test_what_an_older_opset_cannot_have_is_named(node, where):
     model = text_model(
         '<ir_version: 8, opset_import: ["" : 19]> net (float[4] x, int64[1] a, '
-        f"float[1,1,4,4] r, float u, string[4] t, float[1,4] m, bool c, float16[4,4] h) => (y) "
-        f"<int64[1] n = {{0}}> {{ y = {node} }}"
+        f"float[1,1,4,4] r, float u, string[4] t, float[1,4] m, bool c, float16[4,4] h, "
+        f"float[0,4] o) => (y) <int64[1] n = {{0}}, int64[2] z = {{0, 2}}> {{ y = {node} }}"
     )
     model.graph.inputs[3].shape = None
     with pytest.raises(ModelError, match="from opset 19 to 11") as info:
@@ -80,13 +81,29 @@ def test_what_an_older_opset_cannot_have_is_named(node, where):
     assert where in info.value.where
 
 
-def test_a_default_that_changed_is_not_taken_for_the_former_one():
+@pytest.mark.parametrize(
+    ("mode", "former"), [("linear", "bilinear"), ("cubic", "bicubic"), ("nearest", "nearest")]
+)
+def test_modes_of_a_grid_get_their_former_names(mode, former):
     model = text_model(
-        """<ir_version: 8, opset_import: ["" : 20]>
-        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) { y = GridSample(x, g) }"""
+        f"""<ir_version: 8, opset_import: ["" : 20]>
+        net (float[1,1,4,4] x, float[1,2,2,2] g) => (y) {{
+          y = GridSample<mode = "{mode}">(x, g) }}"""
     )
-    with pytest.raises(ModelError, match="from opset 20 to 16"):
+    convert_opset(model, range(16, 17))
+    assert model.graph[0].attributes.get_string("mode") == former
+
+
+def test_a_default_that_changed_is_not_taken_for_the_former_one():
+    text = '<ir_version: 8, opset_import: ["" : 20]> net (float[2,3,8,2] x, float[1,1,2,2,3] g)'
+    model = text_model(f"{text} => (y) {{ y = DFT(x) }}")
+    convert_opset(model, range(18, 19))
+    assert model.graph[0].attributes.get_int("axis") == -2  # the former default is 1
+    model = text_model(f"{text} => (float[1,1,2,2,3] y) {{ y = GridSample(g, g) }}")
+    assert not means_the_same(model.graph[0], 20)
+    with pytest.raises(ModelError, match="from opset 20 to 16") as info:
         convert_opset(model, range(16, 17))
+    assert "images only" in info.value.where
 
 
 def test_before_opset_11_axes_are_not_negative():

@@ -101,6 +101,8 @@ def test_the_scales_of_a_resize_are_put_together():
         "z = Div(two, nought) c = Cast<to = 1>(z) y = Mul(x, c)",
         "z = NonZero(two) c = Cast<to = 1>(z) r = ReduceSum(c) y = Mul(x, r)",  # runtimes differ
         "k = Cast<to = 1>(two) h = Pow(k, k) c = Cast<to = 7>(h) d = Cast<to = 1>(c) y = Mul(x, d)",
+        "k = Cast<to = 10>(two) h = Mul(k, k) c = Cast<to = 7>(h) "
+        "d = Cast<to = 1>(c) y = Mul(x, d)",
         "r = RandomUniform<shape = [1], dtype = 1>() c = Cast<to = 7>(r) "
         "d = Cast<to = 1>(c) y = Mul(x, d)",
     ],

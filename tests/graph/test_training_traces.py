@@ -127,6 +127,22 @@ def test_rounding_by_modules_has_no_gradient(stack, stops, engine):
         np.testing.assert_allclose(found["w_grad"], x.sum(0), rtol=1e-6)
 
 
+def test_rounding_of_a_straight_through_estimator_without_its_detach_is_refused():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2,3] x, float[3] w) => (float loss) {
+          h = Mul(x, w) r = Round(h) q = Sub(r, h) y = Add(h, q)
+          loss = ReduceSum<keepdims=0>(y) }""",
+        w=weights(3),
+    )
+    model.graph[1].metadata_props.update({STACK: MODULES, SCOPES: str(["", "a", "round"])})
+    model.graph[3].metadata_props[CALL] = "%add = call_function[target=a](args = (%mul, %detach))"
+    (note,) = find_training_traces(model).notes
+    assert "detaches 1 value (detach)" in note
+    engine = get_engine("portable")
+    assert not check_trainable(model, wrt=["w"], loss="loss", engine=engine).trainable
+
+
 @pytest.mark.parametrize(
     ("producer", "name", "stops"),
     [

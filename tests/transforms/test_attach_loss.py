@@ -242,6 +242,7 @@ def test_class_weights_of_dense_labels_in_another_axis():
         ({"weight": 2.0}, "not \\[classes\\]"),
         ({"weight": [1.0, np.nan]}, "finite"),
         ({"weight": [1.0, 2.0], "name": "l1"}, "has no effect for"),
+        ({"from_logits": False, "name": "l1"}, "has no effect for"),
     ],
 )
 def test_class_weights_are_checked(fields, message):
@@ -698,6 +699,7 @@ def test_probabilities_whose_logits_are_not_found_are_noted(loss, nodes):
         ("softmax-cross-entropy", "y = LogSoftmax(x)"),  # whose Softmax is that of x
         ("softmax-cross-entropy", "p = Sigmoid(x) y = Mul(p, x)"),  # a Swish
         ("softmax-cross-entropy", "p = Sigmoid(x) n = Sub(x, p) y = Max(n, p)"),
+        ("softmax-cross-entropy", "p = Sigmoid(x) y = Sub(x, p)"),
         ("mse", "y = Sigmoid(x)"),
     ],
 )
@@ -747,6 +749,16 @@ def test_probabilities_of_pixels_have_a_class_axis_of_their_own(nodes, same):
     assert ("slow and inaccurate" in notes[0]) is not same
 
 
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 3)])
+def test_axes_of_unknown_length_are_not_taken_for_each_other(ranks):
+    model = probabilities("s = Shape(x) u = Reshape(x, s) p = Softmax(u) y = Reshape(p, s)")
+    for name, rank in zip("py", ranks, strict=True):
+        value = next(n.outputs[0] for n in model.graph if n.outputs[0].name == name)
+        value.shape = ir.Shape([None] * rank)
+    with pytest.raises(ModelError, match="logits of the output 'y' are unknown"):
+        attach_loss(model, LossConfig(class_axis=-1, from_logits=False))
+
+
 def test_probabilities_without_known_logits_are_refused():
     model = probabilities("e = Exp(x) s = ReduceSum(e) y = Div(e, s)")
     with pytest.raises(ModelError, match="logits of the output 'y' are unknown") as info:
@@ -755,11 +767,17 @@ def test_probabilities_without_known_logits_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "from_logits", "threshold"),
-    [("y = Sigmoid(x)", None, 0.5), ("y = Sigmoid(x)", True, 0.0), ("y = Neg(x)", None, 0.0)],
+    ("nodes", "settings", "threshold"),
+    [
+        ("y = Sigmoid(x)", {}, 0.5),
+        ("y = Sigmoid(x)", {"from_logits": True}, 0.0),
+        ("y = Sigmoid(x)", {"name": "mse"}, 0.5),
+        ("p = Sigmoid(x) y = Clip(p, x)", {}, 0.5),
+        ("y = Neg(x)", {}, 0.0),
+    ],
 )
-def test_a_probability_above_one_half_is_class_1(nodes, from_logits, threshold):
-    config = LossConfig("bce-with-logits", from_logits=from_logits)
+def test_a_probability_above_one_half_is_class_1(nodes, settings, threshold):
+    config = LossConfig(**{"name": "bce-with-logits", **settings})
     assert attach_loss(probabilities(nodes, "N, 1"), config).threshold == threshold
 
 

@@ -27,6 +27,7 @@ from ortboost.graph.rewriting import Refusal, Site
 __all__: list[str] = []
 
 _MAPS = ("Clip", "Exp", "Identity", "Log", "Neg", "Reciprocal", "Relu", "Sqrt", "Tanh")
+_PASSING = tuple("Cast Clip Div Dropout Identity Mul Neg Reshape Transpose Where".split())
 _AFFINE = ("Add", "Clip", "Div", "Max", "Min", "Mul", "Sub")
 _ARITHMETIC = ("Add", "Div", "Mul", "Pow", "Sub")
 
@@ -134,11 +135,11 @@ def _to_integers(node: ir.Node) -> bool:
 
 
 def _rejoins(difference: ir.Value, xs: Sequence[ir.Value | None]) -> bool:
-    """Whether a difference from one of `xs`, or a multiple of it, is added to one of them."""
+    """Whether a difference from one of `xs`, or a part or multiple, is added to one of them."""
     return any(
         any(v in xs for v in usage.node.inputs)
-        if is_standard(usage.node, "Add", "Sub")
-        else is_standard(usage.node, "Div", "Mul", "Neg") and _rejoins(usage.node.outputs[0], xs)
+        if is_standard(usage.node, "Add", "Sub", "Sum")
+        else is_standard(usage.node, *_PASSING) and _rejoins(usage.node.outputs[0], xs)
         for usage in difference.uses()
     )
 

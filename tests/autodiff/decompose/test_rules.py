@@ -230,6 +230,10 @@ def test_reduce_max_spreads_the_gradient_among_ties():
         ("f = Floor(h) d = Sub(h, f) y = Sub(h, d)", "its derivative is zero"),
         ("f = Floor(h) d = Sub(h, f) m = Mul(d, w) y = Sub(h, m)", "its derivative is zero"),
         ("r = Round(h) d = Sub(r, h) y = Add(h, d)", "its derivative is zero"),
+        (
+            "r = Round(h) d = Sub(r, h) m = Greater(x, w) z = Where(m, w, d) y = Sum(h, z)",
+            "is zero",
+        ),
         ("c = Ceil(h) d = Sub(c, h) n = Neg(c) y = Mul(d, n)", "its derivative is zero"),
         ("d = Div(h, w) f = Floor(d) m = Mul(f, h) y = Sub(h, m)", "its derivative is zero"),
         ("y = DFT<axis=0>(h)", "real or complex"),
