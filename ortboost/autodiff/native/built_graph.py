@@ -45,9 +45,10 @@ def restore_recurrent(model: ir.Model) -> None:
     whose kernels have one direction only.
     """
     for node in model.graph.all_nodes():
-        if node.op_type in ("GRUTraining", "LSTMTraining"):
-            node.op_type, node.domain = node.op_type.removesuffix("Training"), ""
-            node.resize_outputs(2 if node.op_type == "GRU" else 3)
+        standard = node.op_type.removesuffix("Training")
+        if standard in ("GRU", "LSTM") and node.op_type != standard:
+            node.op_type, node.domain = standard, ""
+            node.resize_outputs(2 if standard == "GRU" else 3)
 
 
 def restore(
