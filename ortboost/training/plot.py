@@ -18,6 +18,7 @@ from ortboost.core.errors import DependencyError, UsageError
 from ortboost.core.files import atomic_path
 from ortboost.core.loss_scale import scale_text
 from ortboost.core.printable import printable
+from ortboost.training.callbacks import Goal
 from ortboost.training.history import Curve, RunHistory
 
 __all__ = ["plot_log", "plot_runs"]
@@ -227,18 +228,19 @@ def _mark_skips(axis: Any, run: RunHistory) -> None:
 
 
 def _draw_metric(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
-    words = name.removeprefix("val_")
+    words, share = name.removeprefix("val_"), Goal(name).rising  # an error is no share
+    unit = 100 if share else 1
     for index, run in enumerate(runs):
         curve = run.curves.get(name)
         if curve is not None:
             style = _style(runs, index)
-            axis.plot(curve.x, curve.y * 100, linewidth=1.6, marker="o", markersize=4, **style)
+            axis.plot(curve.x, curve.y * unit, linewidth=1.6, marker="o", markersize=4, **style)
             best = run.best(name)
             if best is not None:
                 step, value = best
                 axis.plot(
                     [step],
-                    [value * 100],
+                    [value * unit],
                     color=style["color"],
                     marker="o",
                     markersize=9,
@@ -246,8 +248,9 @@ def _draw_metric(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
                     clip_on=False,
                 )
                 if len(runs) == 1:
-                    words += f", best {value * 100:.2f} at step {step}"
-    _title(axis, f"validation (%): {words}")
+                    shown = f"{value * unit:.2f}" if share else f"{value:.3g}"
+                    words += f", best {shown} at step {step}"
+    _title(axis, f"validation{' (%)' if share else ''}: {words}")
 
 
 def _draw_rate(axis: Any, runs: Sequence[RunHistory], name: str) -> None:

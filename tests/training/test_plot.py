@@ -117,6 +117,14 @@ def test_what_moves_has_a_panel_and_skips_are_marked(tmp_path, monkeypatch):
     assert any("1 of 4 steps skipped (25.0%)" in text.get_text() for text in figure.texts)
 
 
+def test_an_error_is_drawn_in_its_own_unit(tmp_path, monkeypatch):
+    values = [{"event": "validation", "step": i, "val_mae": 3.5 * i} for i in (1, 2)]
+    figure = drawn(monkeypatch, [history(step(1), step(2), *values)], tmp_path)
+    axis = figure.axes[1]
+    assert axis.get_title(loc="left") == "validation: mae, best 3.5 at step 1"
+    assert list(axis.get_lines()[0].get_ydata()) == [3.5, 7.0]
+
+
 def test_the_legend_covers_no_curve(tmp_path, monkeypatch):
     values = [{"event": "validation", "step": i, "val_loss": 1.0} for i in (1, 2)]
     skips = [step(1), step(2, overflow=True)]
