@@ -57,9 +57,9 @@ def logits_before(
 
 
 def holds_probabilities(value: ir.Value) -> bool:
-    """Whether nothing but numbers and a new shape stand between a value and a Softmax or Sigmoid.
+    """Whether a value is a Softmax or Sigmoid, at most moved, cast, or combined with constants.
 
-    The two classes of scikit-learn are `[1 - p, p]`, others divide by a sum, or clip.
+    scikit-learn's models of two classes return `[1 - p, p]`; others clip, or divide by a sum.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

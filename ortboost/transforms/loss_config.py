@@ -62,8 +62,8 @@ class LossConfig(Configuration):
             not given, see :mod:`ortboost.transforms.class_axis`.
         shift_labels: For sparse cross entropy: compare each position with the next label.
         from_logits: For cross entropy and ``bce-with-logits``: whether the output holds logits, or
-            else probabilities, whose logits are the input of the Softmax or Sigmoid that the output
-            comes from. If not given: probabilities if there is one.
+            probabilities; the loss is then computed from the input of the final Softmax or Sigmoid.
+            If not given, it holds probabilities if it comes from such an activation.
         label_smoothing: For cross entropy: the share of a label that is spread over all classes.
         broadcast: Whether labels may broadcast against the output, as in MindSpore.
         weight: For cross entropy: weight of each class; with sparse labels, a mean is divided by
