@@ -69,7 +69,7 @@ from ortboost.deploy.bench_results import BenchConfig as BenchConfig
 from ortboost.deploy.bench_results import Measurement as Measurement
 from ortboost.deploy.findings import TargetReport as TargetReport
 from ortboost.deploy.int8.config import Int8Config as Int8Config
-from ortboost.graph.input_config import InputConfig as InputConfig
+from ortboost.graph.shapes.input_config import InputConfig as InputConfig
 from ortboost.mindspore.amp import DynamicLossScaleManager as DynamicLossScaleManager
 from ortboost.mindspore.amp import FixedLossScaleManager as FixedLossScaleManager
 from ortboost.mindspore.communication import ParallelMode as ParallelMode

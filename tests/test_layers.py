@@ -1,6 +1,7 @@
 """Every import between two packages is on this list, and there is no cycle."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_no_cycle():
         ready = {name for name in ARROWS if name not in done and ALLOWED[name] <= done}
         assert ready, f"a cycle among {sorted(set(ARROWS) - done)}"
         done |= ready
+
+
+# The folders of ``graph/``, and which of the others each may import.
+PARTS = {
+    "structure": "",
+    "shapes": "structure",
+    "opsets": "shapes",
+    "weights": "",
+    "normal_form": "shapes",
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_folders_of_graph_have_no_cycle(part):
+    found = set()
+    for path in (PACKAGE / "graph" / part).rglob("*.py"):
+        found |= set(re.findall(r"from ortboost\.graph\.(\w+)", path.read_text()))
+    assert found & set(PARTS) - {part} == set(PARTS[part].split())
 
 
 def test_the_engines_do_not_know_each_other():

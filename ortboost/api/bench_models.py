@@ -17,7 +17,7 @@ from ortboost.core.errors import UsageError
 from ortboost.deploy.bench import bench_files
 from ortboost.deploy.bench_results import BenchConfig, Measurement
 from ortboost.deploy.session_inputs import Bind
-from ortboost.graph.batch_axes import find_batch_axes
+from ortboost.graph.shapes.batch_axes import find_batch_axes
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import runtime
 from ortboost.training.data import ArraySource, bind_arrays, load_arrays

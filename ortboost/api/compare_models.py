@@ -23,10 +23,10 @@ from ortboost.deploy.targets import PRECISIONS
 from ortboost.deploy.tolerance import Tolerance, precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.verify import compare as compare_outputs
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
-from ortboost.graph.missing_kernels import runnable
+from ortboost.graph.opsets.missing_kernels import runnable
 from ortboost.graph.query import format_shape
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data.images import ImageConfig

@@ -54,7 +54,10 @@ class ValueDescription:
 
 @dataclass(frozen=True)
 class ParameterDescription:
-    """How a conversion treats a float tensor; see :class:`ortboost.graph.parameters.Parameter`."""
+    """How a conversion treats a float tensor.
+
+    See :class:`ortboost.graph.weights.parameters.Parameter`.
+    """
 
     name: str
     shape: tuple[int, ...]

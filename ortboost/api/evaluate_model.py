@@ -19,10 +19,10 @@ from ortboost.api.stored_batches import Data
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
-from ortboost.graph.missing_kernels import runnable
-from ortboost.graph.token_ids import token_inputs
+from ortboost.graph.opsets.missing_kernels import runnable
+from ortboost.graph.shapes.input_config import InputConfig
+from ortboost.graph.weights.token_ids import token_inputs
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator

@@ -29,8 +29,8 @@ from ortboost.deploy.targets import get_target
 from ortboost.deploy.tolerance import precision_of, tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, external_files, is_folder
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
 

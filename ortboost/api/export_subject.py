@@ -29,11 +29,11 @@ from ortboost.deploy.synthetic_inputs import (
     synthetic_feeds,
 )
 from ortboost.deploy.verify import Parity
-from ortboost.graph.batch_axes import model_batch_axes
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model
-from ortboost.graph.missing_kernels import runnable
-from ortboost.graph.token_ids import token_inputs
+from ortboost.graph.opsets.missing_kernels import runnable
+from ortboost.graph.shapes.batch_axes import model_batch_axes
+from ortboost.graph.shapes.input_config import InputConfig
+from ortboost.graph.weights.token_ids import token_inputs
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator

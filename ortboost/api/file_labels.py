@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError, require_known
 from ortboost.graph.io import is_map
 from ortboost.graph.query import FLOAT_TYPES, known_shape
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.transforms.attach_loss import IGNORED

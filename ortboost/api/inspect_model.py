@@ -23,12 +23,12 @@ from ortboost.core.errors import ModelError
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import ModelSource, is_folder, load_model, name_of
 from ortboost.graph.normalize import normalize
-from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, label
-from ortboost.graph.separate_equals import separate_equals
-from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.store_weights import store_weights
-from ortboost.graph.tie_copies import tie_copies
+from ortboost.graph.shapes.shape_inference import infer_shapes
+from ortboost.graph.weights.parameters import find_parameters
+from ortboost.graph.weights.separate_equals import separate_equals
+from ortboost.graph.weights.store_weights import store_weights
+from ortboost.graph.weights.tie_copies import tie_copies
 from ortboost.program.catalogue import METADATA_KEY, read_catalogue
 from ortboost.program.choose_trainable import refuse_unknown
 from ortboost.program.program import Program

@@ -21,8 +21,8 @@ from ortboost.deploy.bench import model_bytes
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
-from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.program.program import Program
 
 __all__ = ["Change", "ModelSize", "PairDescription", "inspect_pair"]

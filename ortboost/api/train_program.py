@@ -26,7 +26,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.deploy.session_inputs import with_batch_axes
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.stepper import Stepper

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
 from ortboost.autodiff.portable.registry import has_own_rule
-from ortboost.graph.fake_quantization import is_fake_quantizer
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
 from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
+from ortboost.graph.weights.fake_quantization import is_fake_quantizer
 
 __all__ = ["Blocker", "ignored_rules", "quantizers_between", "standing_blockers"]
 

@@ -18,9 +18,12 @@ from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
+from ortboost.graph.normal_form.runtime_operators import (
+    has_runtime_operators,
+    write_out_runtime_operators,
+)
 from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, descendants, reach
-from ortboost.graph.runtime_operators import has_runtime_operators, write_out_runtime_operators
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 

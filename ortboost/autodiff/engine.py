@@ -18,7 +18,7 @@ from ortboost.core.errors import DependencyError, ModelError, UsageError, neares
 from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
-from ortboost.graph.shape_inference import infer_missing
+from ortboost.graph.shapes.shape_inference import infer_missing
 
 __all__ = [
     "Engine",

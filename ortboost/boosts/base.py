@@ -45,7 +45,7 @@ from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import check_kinds, read_config
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -49,8 +49,8 @@ from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
 from ortboost.graph.formulas import Term
-from ortboost.graph.parameters import Parameter
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["PROJECTED", "DimReduce", "read_basis"]
 

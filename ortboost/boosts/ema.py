@@ -27,7 +27,7 @@ import onnx_ir as ir
 from ortboost.boosts.base import Boost, GraphContext, Stage, State, UpdateContext
 from ortboost.core.field_types import Range
 from ortboost.graph.formulas import Term
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["Ema"]
 

@@ -25,7 +25,7 @@ from ortboost.core.errors import ConfigError
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.layers import find_layers
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["freeze_groups"]
 

@@ -38,7 +38,7 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.rewriting import remove_unused
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.transforms.new_head import PASS_THROUGH, DenseLayer, find_head
 

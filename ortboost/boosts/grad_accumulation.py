@@ -25,7 +25,7 @@ import onnx_ir as ir
 from ortboost.boosts.base import State, StepContext
 from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientAccumulator
 from ortboost.core.field_types import Range
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["GradAccumulation", "accumulator_name"]
 

@@ -37,8 +37,8 @@ import onnx_ir as ir
 from ortboost.boosts.base import Boost, GraphContext, Key, Stage, UpdateContext
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
-from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.weights.parameters import Parameter, named_parameters
 
 __all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 

@@ -33,8 +33,6 @@ from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, insert_after
 from ortboost.graph.evaluate import add_initializer
-from ortboost.graph.origins import original_name
-from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import (
     input_at,
     is_standard,
@@ -44,8 +42,10 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.reach import ancestors, descendants
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
+from ortboost.graph.weights.origins import original_name
+from ortboost.graph.weights.parameters import find_parameters
 
 __all__ = ["Lora"]
 

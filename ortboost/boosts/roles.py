@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.base import Boost, GraphContext, Stage, StepContext
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = [
     "BOUNDARY",

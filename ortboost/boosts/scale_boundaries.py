@@ -26,9 +26,9 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.layers import find_layers
-from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import subgraphs
 from ortboost.graph.reach import Reach, reach, values_by_name, values_read
+from ortboost.graph.weights.parameters import Parameter, named_parameters
 
 __all__ = ["Boundary", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
 

@@ -37,9 +37,9 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.formulas import Term
-from ortboost.graph.parameters import Parameter, named_parameters
 from ortboost.graph.query import constant, input_at, is_standard, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
+from ortboost.graph.weights.parameters import Parameter, named_parameters
 
 __all__ = ["SparseEmbedding"]
 

@@ -44,9 +44,9 @@ from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
-from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["Thor"]
 

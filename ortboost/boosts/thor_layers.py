@@ -27,9 +27,9 @@ from typing import Any, Literal, TypeAlias
 import onnx_ir as ir
 
 from ortboost.boosts.grad_centralization import readers_of
-from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import is_standard, known_shape, label
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["Layer", "NormLayer", "find_layers"]
 

@@ -14,7 +14,7 @@ from ortboost.cli.command import Options, Read, option
 from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ortboost.graph.input_config import InputConfig
+    from ortboost.graph.shapes.input_config import InputConfig
 
 __all__ = [
     "BatchAxis",

@@ -18,7 +18,7 @@ from ortboost.core.errors import ConfigError, FileError, UsageError, nearest, re
 from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import SCALES, ScaleConfig
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.optimizers import OPTIMIZERS, Optimizer, optimizer_from_dict
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import Range, check_kinds
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
 

@@ -27,7 +27,7 @@ from ortboost.deploy.findings import Finding, TargetReport, error, info, warn
 from ortboost.deploy.tensorrt.profiles import Profile, refuse_profiles
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import format_shape, has_subgraph, known_shape, label, static_shape
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.program import Program
 from ortboost.runtime.cuda.capture import capturable, draws
 from ortboost.runtime.cuda.forms import for_cuda

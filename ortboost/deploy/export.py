@@ -26,13 +26,13 @@ from ortboost.deploy.pipeline import Step, optimize
 from ortboost.deploy.slim import slim_step
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
-from ortboost.graph.convert_opset import convert_opset
-from ortboost.graph.fix_inputs import fix_inputs
-from ortboost.graph.guard_pads import GUARDING_OPSET, guard_pads, needs_guard
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model
+from ortboost.graph.normal_form.guard_pads import GUARDING_OPSET, guard_pads, needs_guard
 from ortboost.graph.normalize import normalize
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.opsets.convert_opset import convert_opset
+from ortboost.graph.shapes.fix_inputs import fix_inputs
+from ortboost.graph.shapes.input_config import InputConfig
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 from ortboost.program.program import Program
 from ortboost.transforms.inference_norm import to_inference

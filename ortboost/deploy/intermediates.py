@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Difference, compare
 from ortboost.graph.io import save_model
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
 __all__ = [

@@ -23,7 +23,7 @@ from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.rewrites.guard_scales import guard_scales
 from ortboost.deploy.rewrites.separate_transposes import separate_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
-from ortboost.graph.convert_opset import convert_opset
+from ortboost.graph.opsets.convert_opset import convert_opset
 from ortboost.transforms.precision import PrecisionConfig, place_precision
 
 __all__ = ["LowPrecision", "precision_steps"]

@@ -43,14 +43,14 @@ from ortboost.deploy.rewrites.merge_views import merge_views
 from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
-from ortboost.graph.declared_shapes import (
+from ortboost.graph.normal_form.unchanged_states import capture_unchanged_states
+from ortboost.graph.shapes.declared_shapes import (
     declared_shapes,
     forget_declared,
     restore_declared,
 )
-from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.static_shapes import static_shapes
-from ortboost.graph.unchanged_states import capture_unchanged_states
+from ortboost.graph.shapes.shape_inference import infer_shapes
+from ortboost.graph.shapes.static_shapes import static_shapes
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.synthetic_inputs import seeded_batch
-from ortboost.graph.batch_axes import find_batch_axes
-from ortboost.graph.fix_inputs import fit_inputs
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.query import format_shape
+from ortboost.graph.shapes.batch_axes import find_batch_axes
+from ortboost.graph.shapes.fix_inputs import fit_inputs
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = [

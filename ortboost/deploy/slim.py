@@ -9,7 +9,7 @@ from ortboost.core.report import Report
 from ortboost.deploy.pipeline import Step
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.query import all_tensors, count_operators
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 
 __all__ = ["slim_step"]
 

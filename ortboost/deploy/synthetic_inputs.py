@@ -18,8 +18,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import OrtBoostError, UsageError
-from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.graph.query import input_at, is_standard, static_shape
+from ortboost.graph.shapes.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = [

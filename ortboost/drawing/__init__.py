@@ -26,7 +26,7 @@ from ortboost.drawing.svg import to_html, to_svg
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model
 from ortboost.graph.query import label
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
 from ortboost.program.program import Program
 

@@ -32,8 +32,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.graph.convert_opset import quiet
-from ortboost.graph.input_config import fit_dims
+from ortboost.graph.opsets.convert_opset import quiet
 from ortboost.graph.query import (
     all_tensors,
     input_at,
@@ -43,7 +42,8 @@ from ortboost.graph.query import (
     static_shape,
     subgraphs,
 )
-from ortboost.graph.shape_inference import check_lengths, infer_shapes
+from ortboost.graph.shapes.input_config import fit_dims
+from ortboost.graph.shapes.shape_inference import check_lengths, infer_shapes
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 

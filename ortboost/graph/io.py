@@ -23,10 +23,10 @@ import onnx_ir as ir
 from ortboost.core.errors import FileError, ModelError, OrtBoostError, first_line
 from ortboost.core.files import check_name, put_in_place, temporary_folder, writable_path
 from ortboost.graph.file_kind import other_kind, program_around
-from ortboost.graph.input_config import dimension_name
 from ortboost.graph.mentions import mentions
 from ortboost.graph.query import all_graphs, all_tensors, find_schema, is_standard, known_shape
-from ortboost.graph.shape_inference import check_slices
+from ortboost.graph.shapes.input_config import dimension_name
+from ortboost.graph.shapes.shape_inference import check_slices
 from ortboost.graph.source import named_source, source_name
 from ortboost.graph.structure import check_standard, check_structure
 from ortboost.graph.structure.dense import SPARSE, store_densely

@@ -21,8 +21,8 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError
 from ortboost.graph.cost import count_cost, with_lengths
-from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape, source_before, static_shape, subgraphs
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["Layer", "find_layers"]
 

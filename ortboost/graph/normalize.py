@@ -16,35 +16,39 @@ from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
-from ortboost.graph.ceil_pools import leave_out_windows
 from ortboost.graph.classic_ml import standard_norms
-from ortboost.graph.convert_opset import convert_opset
-from ortboost.graph.declared_shapes import declared_shapes, restore_declared
-from ortboost.graph.empty_reductions import empty_reductions
-from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.identity_transposes import bypass_identity_transposes
-from ortboost.graph.inline_branches import inline_branches
-from ortboost.graph.inline_functions import inline_functions
-from ortboost.graph.loop_shapes import infer_loops
-from ortboost.graph.missing_kernels import drop_flat_biases, newest_opset, replace_missing_kernels
-from ortboost.graph.one_element_slices import gather_single_elements
-from ortboost.graph.origins import stamp_origins, tensor_origins
-from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import constant, find_nodes, input_at, is_read, is_standard, known_shape
-from ortboost.graph.runtime_operators import (
+from ortboost.graph.normal_form.ceil_pools import leave_out_windows
+from ortboost.graph.normal_form.empty_reductions import empty_reductions
+from ortboost.graph.normal_form.fold_integers import fold_integers
+from ortboost.graph.normal_form.identity_transposes import bypass_identity_transposes
+from ortboost.graph.normal_form.inline_branches import inline_branches
+from ortboost.graph.normal_form.inline_functions import inline_functions
+from ortboost.graph.normal_form.one_element_slices import gather_single_elements
+from ortboost.graph.normal_form.runtime_operators import (
     OLDEST_OPSET,
     has_runtime_operators,
     oldest_opset,
     restore_runtime_domain,
     write_out_runtime_operators,
 )
-from ortboost.graph.shape_inference import check_lengths, infer_shapes
-from ortboost.graph.stack_sequences import stack_sequences
-from ortboost.graph.static_shapes import static_shapes
+from ortboost.graph.normal_form.stack_sequences import stack_sequences
+from ortboost.graph.normal_form.unpack_sequences import unpack_sequences
+from ortboost.graph.opsets.convert_opset import convert_opset
+from ortboost.graph.opsets.missing_kernels import (
+    drop_flat_biases,
+    newest_opset,
+    replace_missing_kernels,
+)
+from ortboost.graph.query import constant, find_nodes, input_at, is_read, is_standard, known_shape
+from ortboost.graph.shapes.declared_shapes import declared_shapes, restore_declared
+from ortboost.graph.shapes.loop_shapes import infer_loops
+from ortboost.graph.shapes.shape_inference import check_lengths, infer_shapes
+from ortboost.graph.shapes.static_shapes import static_shapes
+from ortboost.graph.shapes.symbolic_shapes import name_lengths
 from ortboost.graph.structure.dense import dense_report
-from ortboost.graph.symbolic_shapes import name_lengths
-from ortboost.graph.unpack_sequences import unpack_sequences
 from ortboost.graph.unused import remove_unused_nodes
+from ortboost.graph.weights.origins import stamp_origins, tensor_origins
+from ortboost.graph.weights.padding_rows import find_padding_rows, stamp_padding_rows
 
 __all__ = ["free_weights", "name_nodes", "normalize"]
 
@@ -64,10 +68,10 @@ def normalize(
     Args:
         model: The model as loaded.
         opsets: Allowed opset versions of the standard domain; an operator that onnxruntime only
-            runs at an older one decides, see :mod:`ortboost.graph.missing_kernels`.
+            runs at an older one decides, see :mod:`ortboost.graph.opsets.missing_kernels`.
         ir_version: Newest allowed IR version.
         keep_fused: Whether operators of onnxruntime's optimizers stay, which it runs faster; see
-            :mod:`ortboost.graph.runtime_operators`.
+            :mod:`ortboost.graph.normal_form.runtime_operators`.
         kept: Which functions are not inlined; they must have the model's opset, one of ``opsets``.
 
     Returns:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.fake_quantization import is_fake_quantizer
-from ortboost.graph.origins import CALL_KEY
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
+from ortboost.graph.weights.fake_quantization import is_fake_quantizer
+from ortboost.graph.weights.origins import CALL_KEY
 
 __all__ = [
     "CONTROLS",

@@ -22,11 +22,11 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.rules.losses import lower_losses
 from ortboost.core.arguments import checked
 from ortboost.core.collector import without_collector
-from ortboost.graph.guard_draws import guard_draws
-from ortboost.graph.guard_dropouts import guard_dropouts
-from ortboost.graph.guard_pads import guard_pads
-from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.io import ModelSource
+from ortboost.graph.normal_form.guard_draws import guard_draws
+from ortboost.graph.normal_form.guard_dropouts import guard_dropouts
+from ortboost.graph.normal_form.guard_pads import guard_pads
+from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.source import source_name
 from ortboost.program.catalogue import merged, stamp
 from ortboost.program.choose_engine import choose_engine, refuse_blockers

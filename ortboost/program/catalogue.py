@@ -21,8 +21,8 @@ from ortboost.core.errors import FileError
 from ortboost.core.field_types import check_value
 from ortboost.core.field_words import UnfitError
 from ortboost.core.version import __version__
-from ortboost.graph.batch_axes import BatchAxis
 from ortboost.graph.query import known_shape
+from ortboost.graph.shapes.batch_axes import BatchAxis
 
 __all__ = [
     "METADATA_KEY",
@@ -76,7 +76,7 @@ class TensorSpec:
         averaged: For labels: whether the loss is the mean over the labels that are not ignored.
         weights: For labels: the weights of the classes in this mean; ``None`` if all are 1.
         threshold: For labels of two classes: the prediction above which it is class 1.
-        batch_axis: For data: the batch axis, see :mod:`ortboost.graph.batch_axes`.
+        batch_axis: For data: the batch axis, see :mod:`ortboost.graph.shapes.batch_axes`.
         rows: For token IDs: values must be 0 to ``rows - 1``, the rows of a table.
     """
 
@@ -164,8 +164,8 @@ class StateEntry:
         dtype: numpy dtype.
         shape: Static shape.
         next: Name of the graph output with its next value; ``None`` if a step never changes it.
-        role: For parameters and buffers, see :class:`ortboost.graph.parameters.Parameter`; for
-            slots the name of the slot.
+        role: For parameters and buffers, see :class:`ortboost.graph.weights.parameters.Parameter`;
+            for slots the name of the slot.
         sharded: Whether each of several processes holds only some of its rows. No graph changes
             such a state, and the number of rows of the graph input is open.
     """

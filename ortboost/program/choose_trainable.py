@@ -1,7 +1,7 @@
 """The choice of trained parameters, and the report on it.
 
-:func:`ortboost.graph.parameters.find_parameters` classifies the tensors; the user overrides it by a
-list of parameters, by patterns or by names. Doubtful classifications are reported with the
+:func:`ortboost.graph.weights.parameters.find_parameters` classifies the tensors; the user overrides
+it by a list of parameters, by patterns or by names. Doubtful classifications are reported with the
 decision.
 """
 
@@ -17,12 +17,12 @@ from ortboost.autodiff.blockers import quantizers_between, standing_blockers
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.origins import missing_parameters, origin_of
-from ortboost.graph.parameters import Parameter, match_parameters
 from ortboost.graph.query import is_standard
 from ortboost.graph.reach import reach
 from ortboost.graph.source import source_name
-from ortboost.graph.weight_uses import weight_uses
+from ortboost.graph.weights.origins import missing_parameters, origin_of
+from ortboost.graph.weights.parameters import Parameter, match_parameters
+from ortboost.graph.weights.weight_uses import weight_uses
 from ortboost.program.config import ProgramConfig
 
 __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
@@ -46,7 +46,8 @@ def choose_trainable(
 
     Args:
         model: The forward graph.
-        parameters: All float initializers, from :func:`ortboost.graph.parameters.find_parameters`.
+        parameters: All float initializers, from
+            :func:`ortboost.graph.weights.parameters.find_parameters`.
         loss: Name of the loss: parameters that it does not depend on are not trained.
         config: Gives the list ``parameters``, the patterns ``trainable``, ``freeze`` and ``adapt``,
             and the groups, and the boosts, which may freeze the network.

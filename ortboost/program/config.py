@@ -18,8 +18,8 @@ from ortboost.boosts.table import boost_from_dict
 from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_types import Range, check_kinds, read_config, write_config
-from ortboost.graph.input_config import InputConfig
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.shapes.input_config import InputConfig
+from ortboost.graph.weights.parameters import Parameter
 from ortboost.optimizers import Momentum, Optimizer
 from ortboost.program.former_fields import (
     FORMER,
@@ -115,7 +115,7 @@ class ProgramConfig:
         adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
         parameters: Name of a float tensor to whether it is trained; no other tensor is trained. If
             not given, parameters are inferred, see
-            :func:`ortboost.graph.parameters.find_parameters`.
+            :func:`ortboost.graph.weights.parameters.find_parameters`.
         trainable: Patterns of names, in the file or in torch; if given, only matching parameters
             are trained.
         freeze: Such patterns of parameters that are not trained.

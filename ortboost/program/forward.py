@@ -11,13 +11,13 @@ from ortboost.autodiff.decompose.fourier import write_out_real_inverses
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
-from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import free_name
-from ortboost.graph.padding_rows import padding_rows
-from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import format_shape, is_standard, known_shape, label, static_shape
+from ortboost.graph.shapes.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.source import source_name
-from ortboost.graph.token_ids import token_inputs
+from ortboost.graph.weights.padding_rows import padding_rows
+from ortboost.graph.weights.parameters import Parameter, find_parameters
+from ortboost.graph.weights.token_ids import token_inputs
 from ortboost.program import names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
@@ -41,9 +41,10 @@ class Forward:
         trained: The trained parameters.
         next_of: Buffer to the name of its next value, computed in the forward pass.
         reports: Reports of all rewrites.
-        batch_axes: Input to its batch axis, see :mod:`ortboost.graph.batch_axes`.
+        batch_axes: Input to its batch axis, see :mod:`ortboost.graph.shapes.batch_axes`.
         padding_rows: Trained embedding table to the row that lookups do not train.
-        token_rows: Input to the rows that its values select, see :mod:`ortboost.graph.token_ids`.
+        token_rows: Input to the rows that its values select, see
+            :mod:`ortboost.graph.weights.token_ids`.
     """
 
     model: ir.Model

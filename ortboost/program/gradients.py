@@ -35,7 +35,7 @@ import onnx_ir as ir
 from ortboost.boosts.base import GraphContext
 from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["INCOMING", "LARGEST_NORM", "STATISTICS", "ZEROS", "ScaledGradients"]
 

@@ -15,10 +15,10 @@ from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
-from ortboost.graph.identity_transposes import bypass_identity_transposes
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.normal_form.identity_transposes import bypass_identity_transposes
 from ortboost.graph.reach import values_by_name
 from ortboost.graph.source import source_name
+from ortboost.graph.weights.parameters import Parameter
 from ortboost.program import names
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig

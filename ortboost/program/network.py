@@ -13,20 +13,20 @@ from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.ceil_pools import write_out_counted_padding
 from ortboost.graph.classic_ml import cut_maps, require_network
-from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.log_sigmoid import write_out_log_sigmoids
-from ortboost.graph.missing_kernels import narrow_pools, sort_for_argmax
+from ortboost.graph.normal_form.ceil_pools import write_out_counted_padding
+from ortboost.graph.normal_form.squeezed_axes import state_squeezed_axes
+from ortboost.graph.normal_form.to_float32 import to_float32
 from ortboost.graph.normalize import normalize
+from ortboost.graph.opsets.missing_kernels import narrow_pools, sort_for_argmax
 from ortboost.graph.query import match_names
-from ortboost.graph.separate_equals import separate_equals
+from ortboost.graph.shapes.fix_inputs import fix_inputs
 from ortboost.graph.source import source_name
-from ortboost.graph.squeezed_axes import state_squeezed_axes
-from ortboost.graph.store_weights import store_weights
-from ortboost.graph.tie_copies import tie_copies
-from ortboost.graph.to_float32 import to_float32
-from ortboost.graph.training_traces import find_training_traces
+from ortboost.graph.weights.separate_equals import separate_equals
+from ortboost.graph.weights.store_weights import store_weights
+from ortboost.graph.weights.tie_copies import tie_copies
+from ortboost.graph.weights.training_traces import find_training_traces
 from ortboost.program.config import ProgramConfig
 from ortboost.program.rewrite_log import RewriteLog
 from ortboost.transforms.batch_statistics import write_out_batch_statistics

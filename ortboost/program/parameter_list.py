@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import atomic_path, read_text
 from ortboost.graph.io import ModelSource, load_model
-from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.query import FLOAT_TYPES, all_tensors
-from ortboost.graph.separate_equals import separate_equals
-from ortboost.graph.tie_copies import tie_copies
+from ortboost.graph.weights.origins import stamp_origins, tensor_origins
+from ortboost.graph.weights.separate_equals import separate_equals
+from ortboost.graph.weights.tie_copies import tie_copies
 
 __all__ = ["read_parameters", "write_parameters"]
 

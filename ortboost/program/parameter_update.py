@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, UpdateContext
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter, match_parameters
 from ortboost.graph.reach import values_by_name
+from ortboost.graph.weights.parameters import Parameter, match_parameters
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import names
 from ortboost.program.catalogue import StateEntry

@@ -14,7 +14,7 @@ from ortboost.autodiff.engine import gradient_name
 from ortboost.core.errors import ConfigError
 from ortboost.graph.build import Builder
 from ortboost.graph.checked_rewrites import check_rewritten
-from ortboost.graph.identity_transposes import bypass_identity_transposes
+from ortboost.graph.normal_form.identity_transposes import bypass_identity_transposes
 from ortboost.graph.query import all_nodes, is_random, is_read
 from ortboost.graph.rewriting import remove_unused
 from ortboost.program import names

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ortboost.boosts.roles import LineSearch
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
 from ortboost.graph.unused import remove_unused_nodes
+from ortboost.graph.weights.parameters import Parameter
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
 

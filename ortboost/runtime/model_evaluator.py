@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_dtype, matches
 from ortboost.core.errors import UsageError
-from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import format_shape
+from ortboost.graph.shapes.input_config import dimension_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.feeds import check_token_ids, refused_batch, require_fed
 from ortboost.runtime.session import open_session
@@ -32,8 +32,8 @@ class ModelEvaluator:
         model: The model.
         device: The device.
         threads: Number of threads; as many as there are cores if not given.
-        token_rows: Input to the rows that its values select, see :mod:`ortboost.graph.token_ids`;
-            negative values are refused.
+        token_rows: Input to the rows that its values select, see
+            :mod:`ortboost.graph.weights.token_ids`; negative values are refused.
 
     Raises:
         ModelError: The runtime rejects the file.

@@ -49,7 +49,7 @@ from ortboost.core.errors import ConfigError, ModelError, UsageError, require_kn
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.query import FLOAT_TYPES, format_shape, known_shape
-from ortboost.graph.shape_inference import dimension_names, infer_missing
+from ortboost.graph.shapes.shape_inference import dimension_names, infer_missing
 from ortboost.graph.source import source_name
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.final_activation import (

@@ -24,7 +24,7 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.reach import descendants
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.source import source_name
 
 __all__ = ["PASS_THROUGH", "DenseLayer", "find_head", "new_head"]

@@ -27,6 +27,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model
+from ortboost.graph.normal_form.to_float32 import to_float32
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import (
     FLOAT_TYPES,
@@ -37,7 +38,6 @@ from ortboost.graph.query import (
     source_before,
 )
 from ortboost.graph.source import source_name
-from ortboost.graph.to_float32 import to_float32
 
 __all__ = ["class_inputs", "splice_loss"]
 

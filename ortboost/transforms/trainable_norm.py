@@ -27,7 +27,6 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.origins import origin_of
 from ortboost.graph.query import (
     find_nodes,
     is_read,
@@ -36,6 +35,7 @@ from ortboost.graph.query import (
     source_before,
     static_shape,
 )
+from ortboost.graph.weights.origins import origin_of
 
 __all__ = [
     "MOMENTUM_KEY",

@@ -18,8 +18,8 @@ from ortboost.core.errors import OrtBoostError, ParityError, UsageError
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.graph import io
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.transforms.attach_loss import LossConfig

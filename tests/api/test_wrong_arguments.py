@@ -13,7 +13,7 @@ import ortboost as ob
 from ortboost.core.errors import ArgumentTypeError, ConfigError, OrtBoostError
 from ortboost.deploy.bench_results import BenchConfig
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from tests.support import assert_three_lines, small_mlp
 
 _CPU = {"device": "cpu"}

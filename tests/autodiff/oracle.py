@@ -25,7 +25,7 @@ HEAD = '<ir_version: 10, opset_import: ["" : {opset}]>\n'
 
 def graph(text: str, opset: int = 18) -> ir.Model:
     """A model from ONNX text without its header, every node named, shapes inferred."""
-    from ortboost.graph.shape_inference import infer_shapes
+    from ortboost.graph.shapes.shape_inference import infer_shapes
 
     model = ir.from_onnx_text(HEAD.format(opset=opset) + text)
     for node in model.graph:

@@ -14,7 +14,7 @@ SCRIPT = """
 import sys
 import numpy as np, onnx_ir as ir, onnxruntime as ort
 from ortboost.autodiff.engine import differentiate
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 TEXT = '''<ir_version: 10, opset_import: ["" : 18]>
 g (float[N,2,SIZE] x, float[1] w) => (float loss) {
   [a] h = Mul(x, w)  [b] p = MaxPool<kernel_shape = KERNEL, strides = KERNEL>(h)
@@ -47,7 +47,7 @@ def test_max_pool_of_nothing_but_nan(size, kernel):
 GROUPED = """
 import numpy as np, onnx_ir as ir, onnxruntime as ort
 from ortboost.autodiff.engine import differentiate
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
 g (float[N,8,L] x, float[8,2,16] w) => (float loss) {
   [a] y = Conv<kernel_shape = [16], pads = [8, 8], group = 4>(x, w)

@@ -14,7 +14,7 @@ import pytest
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import graph
 from tests.support import ENGINES, run

@@ -13,7 +13,7 @@ from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.graph.io import load_model
 from ortboost.graph.layers import Layer, find_layers
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.optimizers import Adam, Momentum, Sgd
 from ortboost.program import names
 from ortboost.program.build import build_program

@@ -15,8 +15,8 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.parameters import find_parameters
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.mindspore.boost.less_bn import LessBN
 from ortboost.mindspore.core.network import Network
 from ortboost.program.boost_config import resolve_boost

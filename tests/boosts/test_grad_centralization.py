@@ -8,7 +8,7 @@ import pytest
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig

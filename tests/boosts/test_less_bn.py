@@ -10,7 +10,7 @@ from ortboost.core.errors import ConfigError
 from ortboost.deploy.export import export_model
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import (

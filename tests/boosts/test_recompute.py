@@ -8,8 +8,8 @@ import pytest
 from ortboost.boosts import GroupLossScale, LossScale, MixedPrecision, Recompute
 from ortboost.boosts.roles import SCALE
 from ortboost.core.loss_scale import GroupedScaleConfig
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.reach import uses_inside
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import (

@@ -13,7 +13,7 @@ from ortboost.boosts import LossScale, SyncBatchNorm
 from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig
-from ortboost.graph.shape_inference import infer_missing
+from ortboost.graph.shapes.shape_inference import infer_missing
 from ortboost.program import names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

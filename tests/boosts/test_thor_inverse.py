@@ -6,7 +6,7 @@ import pytest
 
 from ortboost.boosts.thor_inverse import ACCURACY, damped_inverses, inverse_cost
 from ortboost.graph.build import Builder
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.support import run
 
 

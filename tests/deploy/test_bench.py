@@ -19,7 +19,7 @@ from ortboost.deploy import bench as module
 from ortboost.deploy.bench import bench_files, model_bytes, plan_turns, take_turns
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker, peak_memory, time_runs
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from tests.support import assert_three_lines, model_path, small_mlp, text_model, weights
 
 QUICK = BenchConfig(iters=4, rounds=2, warmup=0, loads=1, device="cpu", threads=(1,))

@@ -7,7 +7,7 @@ from ortboost.cli import main
 from ortboost.core.errors import UsageError
 from ortboost.deploy.check_cuda import check_cuda
 from ortboost.deploy.targets import get_checker
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import MODELS, NAMES, text_model

@@ -20,7 +20,7 @@ from ortboost.deploy.pipeline import REWRITES, STAGES, optimize
 from ortboost.deploy.targets import TARGETS, get_target
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.write_verified import faulty_step, write_verified
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.support import (
     GOLDEN,
     NAMES,

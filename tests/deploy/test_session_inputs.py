@@ -11,7 +11,7 @@ from ortboost.deploy.session_inputs import (
     settle_shapes,
     with_batch_axes,
 )
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
 

@@ -13,7 +13,7 @@ from ortboost.deploy.synthetic_inputs import (
     sized_by_layers,
     synthetic_feeds,
 )
-from ortboost.graph.batch_axes import UNKNOWN
+from ortboost.graph.shapes.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from tests.support import assert_three_lines, text_model

@@ -13,7 +13,7 @@ from ortboost.core.errors import FileError, UsageError
 from ortboost.drawing import draw, draw_parts, picture_of, to_dot, to_svg, write
 from ortboost.drawing.picture import Box, Picture, around
 from ortboost.graph.io import load_model
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.support import assert_three_lines, model_path, small_convnet, small_mlp, text_model
 
 SVG = "{http://www.w3.org/2000/svg}"

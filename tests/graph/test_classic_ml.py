@@ -17,7 +17,7 @@ from ortboost.graph.classic_ml import (
     standard_norms,
 )
 from ortboost.graph.io import load_model, save_model
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import ENGINES, assert_three_lines, run, stepper, weights

@@ -11,9 +11,9 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.graph import io
-from ortboost.graph.inline_functions import inline_functions
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.mentions import mentions
+from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.query import all_tensors
 from ortboost.graph.source import source_name
 from tests.support import assert_three_lines, model_path, run, small_mlp, weights

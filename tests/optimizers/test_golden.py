@@ -11,7 +11,7 @@ import pytest
 
 from ortboost.boosts.base import GraphContext
 from ortboost.graph.build import Builder
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd, UpdateInputs
 from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.step import append_update

@@ -12,7 +12,7 @@ from ortboost.autodiff.portable.engine import PortableEngine
 from ortboost.boosts import GradFreeze
 from ortboost.core.errors import ModelError
 from ortboost.core.loss_scale import NO_SCALE
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.optimizers import Sgd
 from ortboost.program import choose_engine as choose_engine_module
 from ortboost.program.build import build_program

@@ -6,7 +6,7 @@ import pytest
 from ortboost.api import check
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.loss_scale import NO_SCALE
-from ortboost.graph.origins import Origin, Origins, stamp_origins
+from ortboost.graph.weights.origins import Origin, Origins, stamp_origins
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
 from ortboost.program.config import ParameterGroup, ProgramConfig

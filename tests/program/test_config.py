@@ -15,7 +15,7 @@ from ortboost.core.loss_scale import (
     FixedScaleConfig,
     GroupedScaleConfig,
 )
-from ortboost.graph.parameters import Parameter
+from ortboost.graph.weights.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Sgd
 from ortboost.program.config import (
     ClipConfig,

@@ -10,7 +10,7 @@ import pytest
 
 from ortboost.autodiff.engine import get_engine
 from ortboost.core.errors import ModelError
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
 from ortboost.program.network import read_network

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from ortboost.boosts import GradFreeze
 from ortboost.core.errors import FileError
 from ortboost.core.version import __version__
-from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import (
     METADATA_KEY,

@@ -7,7 +7,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.graph.io import save_model
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.runtime.session import open_session
 from ortboost.runtime.wrong_fusions import wrong_optimizers
 from tests.support import text_model, weights

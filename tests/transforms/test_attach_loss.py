@@ -8,7 +8,7 @@ import pytest
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine
 from ortboost.core.errors import ConfigError, ModelError, UsageError
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.transforms.attach_loss import LOSSES, LossConfig, attach_loss
 from ortboost.transforms.loss_functions import _ELEMENTWISE
 from tests.support import ENGINES, GOLDEN, assert_three_lines, run, small_mlp, text_model, weights

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import ModelError, UsageError
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.transforms.class_axis import find_class_axis
 from tests.support import assert_three_lines, text_model, weights
 

@@ -9,7 +9,7 @@ import pytest
 
 from ortboost.boosts import Lora
 from ortboost.core.loss_scale import NO_SCALE
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.session import open_session

@@ -9,7 +9,7 @@ import pytest
 import ortboost as ob
 from ortboost.cli import main
 from ortboost.core.errors import ConfigError, FileError, ModelError, UsageError
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program

@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.core.loss_scale import NO_SCALE
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

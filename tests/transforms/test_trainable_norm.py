@@ -7,9 +7,9 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate
 from ortboost.core.errors import ModelError
-from ortboost.graph.origins import Origin, stamp_origin
 from ortboost.graph.query import known_shape
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
+from ortboost.graph.weights.origins import Origin, stamp_origin
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.trainable_norm import (

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from ortboost.deploy.bench_results import Ratio
 from ortboost.deploy.export import export_model
 from ortboost.graph.io import load_model
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

@@ -73,7 +73,7 @@ def open_loudly(path: str) -> None:
 
 def differences(model: ir.Model, answer: dict[str, list[str]], target: str) -> list[str]:
     """Lines on nodes and copies whose placement by our tables differs from that of the runtime."""
-    from ortboost.graph.shape_inference import infer_shapes
+    from ortboost.graph.shapes.shape_inference import infer_shapes
     from ortboost.runtime.cuda.kernels import load_kernels
     from ortboost.runtime.cuda.placement import place
 

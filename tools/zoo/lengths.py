@@ -77,7 +77,7 @@ def compare(
 
 
 def length_of(dim: int | str | None, lengths: Mapping[str, int]) -> int | None:
-    """What a dimension stands for (see :mod:`ortboost.graph.symbolic_shapes`).
+    """What a dimension stands for (see :mod:`ortboost.graph.shapes.symbolic_shapes`).
 
     Returns:
         The length; ``None`` for a name of the file's outputs, an invented name, or no name.

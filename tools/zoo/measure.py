@@ -26,7 +26,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 import ortboost as ob
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.catalogue import StateEntry
 from tools.zoo import count_nodes
 

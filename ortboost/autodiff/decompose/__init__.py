@@ -18,7 +18,7 @@ from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.graph.reach import reach
 from ortboost.graph.rewriting import rewrite_nodes
-from ortboost.graph.shape_inference import infer_missing
+from ortboost.graph.shapes.shape_inference import infer_missing
 
 __all__ = ["DECOMPOSITIONS", "decompose"]
 

@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.refused import REFUSED
-from ortboost.graph.fake_quantization import integer_range, is_fake_quantizer
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, input_at, known_shape, producer_of
 from ortboost.graph.reach import STOP_MARK
 from ortboost.graph.rewriting import Refusal, Site
+from ortboost.graph.weights.fake_quantization import integer_range, is_fake_quantizer
 
 __all__ = ["straight_through"]
 

@@ -16,10 +16,10 @@ import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.sizes import joined, length
-from ortboost.graph.dimensions import dimensions, elements
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, producer_of
 from ortboost.graph.rewriting import Refusal, Site
+from ortboost.graph.shapes.dimensions import dimensions, elements
 
 __all__: list[str] = []
 

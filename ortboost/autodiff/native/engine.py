@@ -40,7 +40,7 @@ from ortboost.autodiff.native.rewrites.broadcasting import hide_uncertain_shapes
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError
 from ortboost.core.report import Report
-from ortboost.graph.inline_functions import inline_functions
+from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.normalize import name_nodes
 from ortboost.graph.query import input_at, source_before
 from ortboost.graph.reach import reach

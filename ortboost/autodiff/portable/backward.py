@@ -16,7 +16,7 @@ from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_broadcast_axes
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
-from ortboost.graph.symbolic_shapes import is_cut
+from ortboost.graph.shapes.symbolic_shapes import is_cut
 
 __all__ = ["Backward", "GradientRule", "Gradients"]
 

@@ -29,7 +29,7 @@ from ortboost.autodiff.portable.rules.losses import lower_losses
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.inline_functions import inline_functions
+from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.reach import Reach, find_value, reach, values_by_name
 from ortboost.graph.unused import remove_unused_nodes
 

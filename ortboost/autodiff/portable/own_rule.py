@@ -12,7 +12,7 @@ from ortboost.core.errors import OrtBoostError, UsageError, first_line
 from ortboost.core.printable import count_of
 from ortboost.graph.query import format_shape, has_subgraph, is_standard, known_shape, label
 from ortboost.graph.rewriting import Refusal
-from ortboost.graph.shape_inference import node_fault
+from ortboost.graph.shapes.shape_inference import node_fault
 
 __all__ = ["call_own_rule"]
 

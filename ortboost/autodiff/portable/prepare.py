@@ -20,12 +20,12 @@ from ortboost.autodiff.portable.rewrites.normalization import complete_normaliza
 from ortboost.autodiff.portable.rewrites.recurrent import recurrent_to_scan
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
-from ortboost.graph.empty_reductions import empty_reductions
-from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.inline_branches import inline_branches
-from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.symbolic_shapes import name_lengths
-from ortboost.graph.unchanged_states import capture_unchanged_states
+from ortboost.graph.normal_form.empty_reductions import empty_reductions
+from ortboost.graph.normal_form.fold_integers import fold_integers
+from ortboost.graph.normal_form.inline_branches import inline_branches
+from ortboost.graph.normal_form.unchanged_states import capture_unchanged_states
+from ortboost.graph.shapes.shape_inference import infer_shapes
+from ortboost.graph.shapes.symbolic_shapes import name_lengths
 
 __all__ = ["REWRITES", "prepare"]
 

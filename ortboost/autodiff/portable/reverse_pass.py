@@ -21,7 +21,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import is_standard, known_shape, label
 from ortboost.graph.reach import STOPS, Reach
 from ortboost.graph.rewriting import Refusal
-from ortboost.graph.shape_inference import node_fault
+from ortboost.graph.shapes.shape_inference import node_fault
 
 __all__ = ["gradient_support", "reverse_pass"]
 

@@ -35,10 +35,10 @@ from ortboost.deploy.int8.select import (
     wanted_activations,
 )
 from ortboost.graph.build import Builder
-from ortboost.graph.convert_opset import convert_opset
 from ortboost.graph.evaluate import add_initializer
+from ortboost.graph.opsets.convert_opset import convert_opset
 from ortboost.graph.query import input_at, is_read, known_shape, producer_of
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 
 __all__ = ["quantize_int8"]
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.merge_neighbours import slice_bounds
-from ortboost.graph.dimensions import dimensions, same_shape, same_view
 from ortboost.graph.query import constant, known_shape, label, scalar
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
+from ortboost.graph.shapes.dimensions import dimensions, same_shape, same_view
 
 __all__ = ["drop_noops"]
 

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.report import Report
-from ortboost.graph.dimensions import same_shape
 from ortboost.graph.query import constant, producer_of
 from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.shapes.dimensions import same_shape
 from ortboost.graph.uniform import UniformValues
 
 __all__ = ["fold_broadcast"]

@@ -19,7 +19,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 
 from ortboost.core.report import Report
-from ortboost.graph.convert_opset import quiet
+from ortboost.graph.opsets.convert_opset import quiet
 from ortboost.graph.query import (
     RANDOM_OPERATORS,
     constant,

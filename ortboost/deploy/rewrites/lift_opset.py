@@ -11,7 +11,7 @@ from ortboost.core.report import Report
 from ortboost.deploy.rewrites.fuse_gelu import count_gelus
 from ortboost.deploy.rewrites.fuse_hardswish import count_hardswishes
 from ortboost.deploy.rewrites.fuse_layer_norm import count_layer_norms
-from ortboost.graph.convert_opset import convert_opset
+from ortboost.graph.opsets.convert_opset import convert_opset
 
 __all__ = ["lift_opset"]
 

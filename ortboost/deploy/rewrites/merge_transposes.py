@@ -11,9 +11,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.dimensions import dimensions
 from ortboost.graph.query import label, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
+from ortboost.graph.shapes.dimensions import dimensions
 
 __all__ = ["merge_transposes"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 from ortboost.graph.query import constant, is_standard, label, producer_of
 from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrites
+from ortboost.graph.shapes.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 
 __all__ = ["merge_views"]
 

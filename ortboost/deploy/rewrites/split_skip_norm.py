@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.dimensions import same_shape
 from ortboost.graph.query import is_standard, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrites
+from ortboost.graph.shapes.dimensions import same_shape
 
 __all__ = ["split_skip_norm"]
 

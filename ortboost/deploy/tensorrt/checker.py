@@ -11,7 +11,7 @@ from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules import RULES, Context
 from ortboost.deploy.tensorrt.table import Release, parse_release
 from ortboost.graph.io import ModelSource, load_model
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 
 __all__ = ["check_tensorrt"]
 

@@ -22,12 +22,12 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.targets import ir_version_for
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Release
-from ortboost.graph.convert_opset import convert_opset
-from ortboost.graph.inline_functions import inline_functions
+from ortboost.graph.normal_form.inline_functions import inline_functions
+from ortboost.graph.normal_form.to_float32 import to_float32
 from ortboost.graph.normalize import free_weights
+from ortboost.graph.opsets.convert_opset import convert_opset
 from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard
-from ortboost.graph.shape_inference import infer_shapes
-from ortboost.graph.to_float32 import to_float32
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ortboost.core.errors import UsageError
-from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape
+from ortboost.graph.shapes.input_config import Dims, require_input
 
 __all__ = ["Profile", "parse_profile", "refuse_profiles", "settle_profiles", "suggestion"]
 

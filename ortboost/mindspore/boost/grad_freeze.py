@@ -14,7 +14,7 @@ from ortboost.boosts.freeze_schedule import (
 )
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import require_known
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
 from ortboost.mindspore.core.arguments import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
 from ortboost.core.arguments import checked
-from ortboost.graph.parameters import find_parameters
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.mindspore.core.arguments import ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter

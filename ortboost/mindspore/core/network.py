@@ -17,13 +17,13 @@ from ortboost.core.errors import UsageError, first_line
 from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, format_shape, known_shape
-from ortboost.graph.separate_equals import separate_equals
 from ortboost.graph.source import source_name
-from ortboost.graph.store_weights import store_weights
-from ortboost.graph.tie_copies import tie_copies
-from ortboost.graph.token_ids import token_inputs
+from ortboost.graph.weights.parameters import find_parameters
+from ortboost.graph.weights.separate_equals import separate_equals
+from ortboost.graph.weights.store_weights import store_weights
+from ortboost.graph.weights.tie_copies import tie_copies
+from ortboost.graph.weights.token_ids import token_inputs
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState

@@ -31,7 +31,7 @@ import onnx_ir as ir
 from ortboost.graph.bodies import unwrap
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import constant, input_at, is_random, is_standard, static_shape
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.unused import remove_unused_nodes
 
 __all__ = ["capturable", "draws"]

@@ -44,7 +44,7 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.unused import remove_unused_nodes
 from ortboost.runtime.cuda.batch_norm import factors_by_channel, statistics_by_image
 from ortboost.runtime.cuda.gelu import gelu_in_fewer_passes

@@ -40,9 +40,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import first_line
-from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.normal_form.fold_integers import fold_integers
 from ortboost.graph.query import has_subgraph, is_standard, label, static_shape
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph

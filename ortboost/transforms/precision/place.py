@@ -21,7 +21,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.query import is_read, is_standard, is_unused
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
 from ortboost.transforms.precision.policy import PrecisionConfig

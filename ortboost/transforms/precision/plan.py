@@ -13,9 +13,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError
-from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import constant, is_standard, matches_name
 from ortboost.graph.source import source_name
+from ortboost.graph.weights.parameters import find_parameters
 from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
 from ortboost.transforms.precision.policy import FP32_OPERATORS, Choice, PrecisionConfig, classify

@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.graph.fake_quantization import is_fake_quantizer
+from ortboost.graph.weights.fake_quantization import is_fake_quantizer
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.autodiff.oracle import graph

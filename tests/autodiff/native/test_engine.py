@@ -9,7 +9,7 @@ from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_en
 from ortboost.autodiff.native import bindings as native
 from ortboost.autodiff.native.engine import NativeEngine, diagnose
 from ortboost.core.errors import DependencyError, ModelError, UsageError
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import assert_three_lines, native_only, run
 

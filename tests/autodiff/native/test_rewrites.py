@@ -223,7 +223,7 @@ def model_of(inputs, body):
     model.graph.outputs[0].shape = None
     for node in model.graph:
         node.name = f"{node.outputs[0].name}/{node.op_type}"
-    from ortboost.graph.shape_inference import infer_shapes
+    from ortboost.graph.shapes.shape_inference import infer_shapes
 
     infer_shapes(model)
     return model

@@ -13,7 +13,7 @@ from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_en
 from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.autodiff.portable import registry
 from ortboost.core.errors import ModelError
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import ENGINES, run, session

@@ -16,7 +16,7 @@ from ortboost.deploy.int8.calibrate import (
     entropy_threshold,
     percentile_threshold,
 )
-from ortboost.graph.convert_opset import quiet
+from ortboost.graph.opsets.convert_opset import quiet
 from tests.support import text_model, weights
 
 MODEL = """<ir_version: 9, opset_import: ["" : 18]>

@@ -15,7 +15,7 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.rewrites.merge_casts import merge_casts
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
-from ortboost.graph.unchanged_states import capture_unchanged_states
+from ortboost.graph.normal_form.unchanged_states import capture_unchanged_states
 from tests.deploy.rewrites.support import assert_kept, check, lifted, model_of, ops
 from tests.support import run, text_model, weights
 

@@ -8,7 +8,7 @@ import pytest
 from ortboost.deploy.rewrites.dead_code import dead_code
 from ortboost.deploy.rewrites.drop_noops import drop_noops
 from ortboost.deploy.rewrites.fold_broadcast import fold_broadcast
-from ortboost.graph.symbolic_shapes import name_lengths
+from ortboost.graph.shapes.symbolic_shapes import name_lengths
 from tests.deploy.rewrites.support import check, model_of, ops
 from tests.support import weights
 

@@ -11,7 +11,7 @@ import pytest
 from ortboost.deploy.rewrites.fuse_matmul_n_bits import fuse_matmul_n_bits
 from ortboost.runtime.session import open_session
 from tests.deploy.rewrites.support import model_of, ops
-from tests.graph.test_runtime_quantized import RUNS_8_BITS
+from tests.graph.normal_form.test_runtime_quantized import RUNS_8_BITS
 from tests.support import run, weights
 
 BATCH = {"x": weights(2, 3, 40, seed=3)}

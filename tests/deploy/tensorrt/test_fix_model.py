@@ -18,7 +18,7 @@ from ortboost.deploy.tensorrt.profiles import parse_profile
 from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.query import FLOAT_TYPES
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.deploy.tensorrt.cases import FULL, one
 from tests.support import (
     GOLDEN,

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx_ir.passes import common
 
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import open_session
 

@@ -3,7 +3,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.input_config import InputConfig
+from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.cuda.capture import capturable, draws

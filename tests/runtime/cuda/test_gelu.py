@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx_ir.passes import common
 
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.cuda.gelu import gelu_in_fewer_passes

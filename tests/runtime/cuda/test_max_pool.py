@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.graph.build import Builder
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import load_kernels
 from ortboost.runtime.cuda.max_pool import shifted_maxima

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.runtime.cuda.kernels import load_kernels
 from ortboost.runtime.cuda.placement import place
 from tests.runtime.cuda.cases import NAMES, case

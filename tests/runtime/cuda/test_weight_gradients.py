@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.cuda.weight_gradients import pad_before_transpose, patches_of_few_channels

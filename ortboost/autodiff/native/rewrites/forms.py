@@ -15,10 +15,10 @@ from ortboost.autodiff.decompose.fake_quantization import straight_through
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.autodiff.sizes import INT64, joined, length
 from ortboost.core.report import Report
-from ortboost.graph.fake_quantization import is_fake_quantizer
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import FLOAT_TYPES, producer_of
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
+from ortboost.graph.weights.fake_quantization import is_fake_quantizer
 
 __all__ = ["ordinary_forms"]
 

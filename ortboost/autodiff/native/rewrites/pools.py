@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import column_major
-from ortboost.graph.ceil_pools import pads_without_ceil, window_of
+from ortboost.graph.normal_form.ceil_pools import pads_without_ceil, window_of
 from ortboost.graph.query import producer_of, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.bodies import as_model, own_outputs
-from ortboost.graph.loop_shapes import infer_body
 from ortboost.graph.query import is_standard, label
+from ortboost.graph.shapes.loop_shapes import infer_body
 
 __all__ = ["prepare_bodies"]
 

@@ -7,10 +7,10 @@ from onnx_ir.passes import common
 
 from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
-from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.function_bodies import expand_by_definition
+from ortboost.graph.normal_form.fold_integers import fold_integers
+from ortboost.graph.opsets.function_bodies import expand_by_definition
 from ortboost.graph.rewriting import rewrite_nodes
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 
 __all__ = ["EXPANDED", "expand_functions"]
 

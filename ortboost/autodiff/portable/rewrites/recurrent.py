@@ -16,7 +16,7 @@ from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 
 __all__ = ["recurrent_to_scan", "unsupported"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.bodies import prepare_bodies
-from ortboost.graph.unchanged_states import capture_unchanged_states
+from ortboost.graph.normal_form.unchanged_states import capture_unchanged_states
 from tests.autodiff.oracle import graph
 
 GROWING = """g (int64 n, float[1,H] a, float[B,H] x) => (float[P,Q] y, float[R,S] z) {

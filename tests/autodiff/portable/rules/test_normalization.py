@@ -9,7 +9,7 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.core.errors import ModelError
-from ortboost.graph.shape_inference import infer_shapes
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
 
