@@ -111,6 +111,7 @@ from ortboost.program.config import ParameterGroup as ParameterGroup
 from ortboost.program.config import ProgramConfig as ProgramConfig
 from ortboost.program.program import Program as Program
 from ortboost.runtime.stepper import Stepper as Stepper
+from ortboost.training import Metric as Metric
 from ortboost.training import TrainConfig as TrainConfig
 from ortboost.training import TrainSummary as TrainSummary
 from ortboost.training.data.images import AugmentConfig as AugmentConfig

@@ -59,6 +59,7 @@ NAMES = [
     "LossScale",
     "LostProcessError",
     "Measurement",
+    "Metric",
     "MixedPrecision",
     "Model",
     "ModelCheckpoint",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.api.stored_batches import Feeds
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError
@@ -47,16 +46,15 @@ class Accuracies:
     def __post_init__(self) -> None:
         self.notes: list[str] = []
         """Why no accuracy could be measured, if so."""
-        self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
+        self._parts: dict[str, list[object]] = {"before": [], "after": []}
+        self._accuracy = strict(get_metric("accuracy", self.rule.threshold))
         self._wanted = bool(self.feeds) and self.labels in self.feeds[0]
 
     def add(self, number: int, answers: Feeds) -> None:
         """Add the outputs of one batch of the exported file."""
         if not self._wanted:
             return
-        accuracy = strict(get_metric("accuracy", self.rule.threshold)).function
         output = self.output or next(iter(answers))
-        assert accuracy is not None
         assert self.labels is not None
         real = slice(self.lengths[number])
         try:
@@ -67,7 +65,7 @@ class Accuracies:
                     raise UsageError(f"The output '{output}' does not contain scores.")
                 scores = np.asarray(found[output], np.float32)
                 rows = by_sample(scores, labels, self.rule, self.axis, real)
-                self._right[side].append(accuracy(*rows))
+                self._parts[side].append(self._accuracy.contribution(*rows))
             self.judged = (output,)
         except (OrtBoostError, ValueError, IndexError, KeyError) as error:
             self._wanted, self.judged = False, ()
@@ -96,7 +94,7 @@ class Accuracies:
 
     def found(self) -> dict[str, tuple[float, float]]:
         """``accuracy`` before and after; empty if the data have no class indices."""
-        if not self._wanted or not self._right["before"]:
+        if not self._wanted or not self._parts["before"]:
             return {}
-        before, after = (float(np.concatenate(self._right[s]).mean()) for s in ("before", "after"))
+        before, after = (self._accuracy.result(self._parts[s]) for s in ("before", "after"))
         return {"accuracy": (before, after)}

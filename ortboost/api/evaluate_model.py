@@ -32,7 +32,7 @@ from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
-from ortboost.training.metrics import strict
+from ortboost.training.metrics import Metric, strict
 from ortboost.transforms.final_activation import decision_threshold
 
 __all__ = ["evaluate"]
@@ -44,7 +44,7 @@ def evaluate(
     data: Data,
     *,
     batch_size: Annotated[int, Range(1)] = 64,
-    metrics: Sequence[str] | None = None,
+    metrics: Sequence[str | Metric] | None = None,
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
     output: str | None = None,
@@ -64,7 +64,8 @@ def evaluate(
         target: A program folder (loss and metrics) or an ONNX file or model (metrics).
         data: The data, with labels.
         batch_size: Samples per run; does not affect the result.
-        metrics: Names of metrics; accuracy for classifiers if not given.
+        metrics: Names of metrics (:data:`ortboost.training.metrics.METRICS`) or metrics of your
+            own; accuracy for classifiers if not given.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array; the labels of a file are named ``labels``.
         output: The output with the scores; by default that of the loss, or the first float output.
@@ -156,7 +157,7 @@ class _Found(NamedTuple):
     inputs: Sequence[TensorSpec]
     labels: str
     output: str | None
-    metrics: Sequence[str]
+    metrics: Sequence[str | Metric]
     images: ImageConfig | None
     trained: Mapping[str, Any]
 
@@ -164,7 +165,7 @@ class _Found(NamedTuple):
 def _of_program(
     run: Any,
     checkpoint: str,
-    metrics: Sequence[str] | None,
+    metrics: Sequence[str | Metric] | None,
     output: str | None,
     images: ImageConfig | str | None,
     refresh: Callable[..., dict[str, NDArray[Any]]] | None,
@@ -192,7 +193,7 @@ def _of_program(
 
 def _of_file(
     target: ModelSource,
-    metrics: Sequence[str] | None,
+    metrics: Sequence[str | Metric] | None,
     output: str | None,
     labels: Callable[..., TensorSpec],
     config: InputConfig,
@@ -212,14 +213,14 @@ def _of_file(
     )
     evaluator = WithConstants(opened, config)
     inputs: Sequence[TensorSpec] = batched(model, evaluator.inputs, config, output)
-    if set(metrics) != {"loss"}:
+    if any(get_metric(metric).batch for metric in metrics):
         inputs = [*inputs, labels(model, output, elementwise=_are_elementwise(metrics))]
     return _Found(evaluator, inputs, LABELS, output, metrics, pixels, {})
 
 
-def _are_elementwise(metrics: Sequence[str]) -> bool:
+def _are_elementwise(metrics: Sequence[str | Metric]) -> bool:
     """Whether metrics compare the scores with a label each, and not with the class of a sample."""
-    kinds = {name: get_metric(name).elementwise for name in metrics if name != "loss"}
+    kinds = {m.name: m.labels for m in map(get_metric, metrics) if m.labels is not None}
     if len({*kinds.values()}) > 1:
         raise UsageError(
             "The metrics need different labels: one class for each sample, and a label for each "
@@ -227,10 +228,10 @@ def _are_elementwise(metrics: Sequence[str]) -> bool:
             where=f"metrics {', '.join(kinds)}",
             fix="Evaluate them one after the other, each with its labels.",
         )
-    return any(kinds.values())
+    return "scores" in kinds.values()
 
 
-def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str]) -> None:
+def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str | Metric]) -> None:
     """Refuse to evaluate a graph of a program by itself, and metrics that a file does not have."""
     kind = model.metadata_props.get("ortboost.kind")
     if kind is not None:
@@ -239,9 +240,10 @@ def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str]) ->
             where=name_of(target),
             fix="Give the program folder, or export it.",
         )
-    if "loss" in metrics and all(value.name != "loss" for value in model.graph.outputs):
+    of_loss = next((m.name for m in map(get_metric, metrics) if m.batch is None), None)
+    if of_loss and all(value.name != "loss" for value in model.graph.outputs):
         raise UsageError(
             "An ONNX file has no loss; only a program has.",
-            where=f"{name_of(target)}: metric 'loss'",
+            where=f"{name_of(target)}: metric '{of_loss}'",
             fix="Give the program folder, or another metric.",
         )

@@ -149,7 +149,8 @@ def runs(
         write_csv(histories.values(), csv)
     if plot is not None:
         plot_runs(list(histories.values()), plot)
-    sign = -1 if Goal(metric).rising else 1
+    goals = (run.goal(metric) for run in histories.values() if metric in run.curves)
+    sign = -1 if next(goals, Goal(metric)).rising else 1
     # Without the metric: trained ones, then the others.
     return sorted(
         listed,

@@ -46,20 +46,26 @@ def settle(
 ) -> TrainConfig:
     """The configuration with what the program determines; ``steps`` per epoch, if known."""
     loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
-    for name in chosen:
-        elementwise = get_metric(name).elementwise
-        if not elementwise and name != "loss" and not loss.has_classes:
+    for metric in map(get_metric, chosen):
+        if metric.labels == "classes" and not loss.has_classes:
             raise UsageError(
-                f"The metric '{name}' needs classes, but the loss of this program has none.",
+                f"The metric '{metric.name}' needs classes, but the loss of this program has none.",
                 where=f"loss '{loss.name}'",
                 fix="Take mae or mse, or none: the loss itself is reported.",
             )
-        if elementwise and loss.name == "softmax-cross-entropy":
+        if metric.labels == "scores" and loss.name == "softmax-cross-entropy":
             raise UsageError(
-                f"The metric '{name}' needs a label for each score, but the labels of this program "
-                "are classes.",
+                f"The metric '{metric.name}' needs a label for each score, but the labels of this "
+                "program are classes.",
                 where=f"loss '{loss.name}'",
-                fix="Take accuracy, or topK.",
+                fix="Take accuracy, topK or f1.",
+            )
+        counts = [spec.classes for spec in program.catalogue.batch if spec.classes is not None]
+        if metric.name == "auc" and any(count > 2 for count in counts):
+            raise UsageError(
+                "The area under the ROC curve needs two classes.",
+                where=f"metric 'auc', {max(counts)} classes",
+                fix="Take accuracy or f1.",
             )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
     return dataclasses.replace(
@@ -83,7 +89,10 @@ def best_callbacks(
     config: TrainConfig, held_out: Source | None, early_stop: int | None
 ) -> list[Callback]:
     """The callbacks that judge the model by the validation data."""
-    goal = Goal(f"val_{config.metrics[0]}" if config.metrics else "val_loss")
+    goal = Goal("val_loss")
+    if config.metrics:
+        first = get_metric(config.metrics[0])
+        goal = Goal(f"val_{first.name}", "max" if first.rising else "min")
     found: list[Callback] = [BestModel(goal)] if held_out is not None else []
     return found if early_stop is None else [*found, EarlyStopping(goal, patience=early_stop)]
 

@@ -64,7 +64,10 @@ UpdateBn = Annotated[
 Metric = Annotated[
     list[str] | None,
     typer.Option(
-        "--metric", metavar="NAME", help="accuracy, top5, binary-accuracy, mae, mse (repeatable)."
+        "--metric",
+        metavar="NAME",
+        help="accuracy, top5, f1, precision, recall, iou, auc, perplexity, binary-accuracy, mae, "
+        "mse (repeatable).",
     ),
 ]
 Checkpoint = Annotated[str, typer.Option(help="best, last, initial, a step, or a checkpoint file.")]

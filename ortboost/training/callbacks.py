@@ -18,6 +18,7 @@ from ortboost.core.errors import ArgumentTypeError, require_known
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.core.printable import count_of
 from ortboost.core.step_result import StepResult
+from ortboost.training.metrics import is_rising
 
 __all__ = [
     "Adaptable",
@@ -150,7 +151,8 @@ class Goal:
 
     Args:
         monitor: The metric: ``val_loss``, ``val_accuracy``, ``train_loss``, ...
-        mode: "min", "max", or "auto": "max" for accuracies and ``topK``, "min" otherwise.
+        mode: "min", "max", or "auto": "max" for metrics of which more is better (accuracies,
+            ``topK``, ``f1``, ...), "min" otherwise.
         min_delta: An improvement must be larger than this.
 
     Example:
@@ -169,7 +171,7 @@ class Goal:
     def rising(self) -> bool:
         """Whether higher is better."""
         if self.mode == "auto":
-            return "accuracy" in self.monitor or "_top" in self.monitor
+            return is_rising(self.monitor)
         return self.mode == "max"
 
     def better(self, value: float, best: float | None) -> bool:

@@ -11,6 +11,7 @@ from ortboost.core.arguments import Configuration
 from ortboost.core.errors import ConfigError, require_known
 from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
+from ortboost.training.metrics import Metric
 from ortboost.training.schedules import Constant, Schedule
 
 __all__ = ["LEARNING_RATE", "TrainConfig"]
@@ -36,7 +37,8 @@ class TrainConfig(Configuration):
         prefetch: Number of batches to read ahead in threads; 0 disables prefetching.
         workers: Number of reader threads; by default one, or one per core where images are
             decoded. The batches do not depend on it.
-        metrics: Validation metrics besides the loss (``accuracy``, ``top5``).
+        metrics: Validation metrics besides the loss: names (``accuracy``, ``f1``, ...; see
+            :data:`ortboost.training.metrics.METRICS`) or metrics of your own.
         labels: The input with the labels, for the metrics.
         output: The output with the class scores; None for the first output of the model.
         validate_every: Also validate every N steps; 0 validates at the end of epochs only.
@@ -67,7 +69,7 @@ class TrainConfig(Configuration):
     seed: _Count = 0
     prefetch: _Count = 2
     workers: _Positive | None = None
-    metrics: Sequence[str] = ("accuracy",)
+    metrics: Sequence[str | Metric] = ("accuracy",)
     labels: str = "labels"
     output: str | None = None
     validate_every: _Count = 0

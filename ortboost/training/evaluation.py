@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ortboost.core.errors import UsageError, nearest
 from ortboost.training.data.batches import Axes, batch_length, pad_batch, rows_of
 from ortboost.training.data.sources import Source
 from ortboost.training.label_rule import LabelRule
-from ortboost.training.metrics import Mean, Metric
+from ortboost.training.metrics import Metric, get_metric
 from ortboost.training.protocols import Array, Batch, Evaluator
 
 __all__ = ["by_sample", "evaluate"]
@@ -47,13 +48,15 @@ def evaluate(
         stop: Called after each batch; if it returns True, the evaluation ends without a result.
 
     Returns:
-        Metric name to mean over the samples, ``loss`` first; None if it was stopped.
+        Metric name to value, ``loss`` first; None if it was stopped.
 
     Raises:
         UsageError: The source is empty, all its labels are ignored, or ``labels`` or ``output``
             does not exist.
     """
-    rule, means = rule or LabelRule(), dict[str, Mean]()
+    rule = rule or LabelRule()
+    of_scores = [metric for metric in metrics if metric.batch is not None]
+    parts: dict[str, list[Any]] = {}
     axis = 0 if axes is None else axes.get(labels, 0)
     for batch in source.epoch(0):
         length = batch_length(batch, axes=axes)
@@ -66,32 +69,31 @@ def evaluate(
             found = _loss(outputs, None, length, rule.counted(batch, labels))
         if found is not None:
             loss, weight = found
-            means.setdefault(_LOSS, Mean()).add(loss, weight)
-        for metric in metrics:
-            # The loss, which the graph itself computes.
-            if metric.function is None:
-                continue
+            parts.setdefault(_LOSS, []).extend([(loss * weight, weight)] if weight else [])
+        for metric in of_scores:
             scores = np.asarray(_scores(outputs, output))
             known = _labels(batch, labels, metric.name)
             real = slice(length) if padding > 0 else slice(None)
             scores, known = by_sample(scores, known, rule, axis, real)
-            values = metric.function(scores, known) if len(scores) else np.zeros(0)
-            means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
+            parts.setdefault(metric.name, [])
+            if len(scores):
+                parts[metric.name].append(metric.contribution(scores, known))
         if stop():
             return None
-    if not means:
+    if not parts:
         raise UsageError(
             "The evaluation has no results.",
             where="validation data",
             fix="The data must have at least one batch, and the model a loss or metrics.",
         )
-    if rule.ignored is not None and any(mean.count == 0 for mean in means.values()):
+    if rule.ignored is not None and not all(parts.values()):
         raise UsageError(
             f"No label of the data counts: all of '{labels}' are {rule.ignored}, which is ignored.",
             where=f"input '{labels}'",
             fix="Give data with labels, or set another label to ignore (--ignore-index).",
         )
-    return {name: mean.value for name, mean in means.items()}
+    listed = [get_metric(_LOSS), *metrics] if _LOSS in parts else metrics
+    return {m.name: m.result(parts.get(m.name if m.batch else _LOSS, [])) for m in listed}
 
 
 def by_sample(

@@ -77,6 +77,7 @@ class RunHistory:
         reason: Why the run ended; None while it is running.
         seconds: Duration of all sessions; None if the last one has not ended.
         before: Duration of the sessions before the last one, as far as it continues them.
+        rising: Validation metric to whether a higher value is better.
 
     Example:
         >>> run = RunHistory()
@@ -98,6 +99,7 @@ class RunHistory:
     reason: str | None = None
     seconds: float | None = None
     before: float = 0.0
+    rising: Mapping[str, bool] = field(default_factory=dict)
 
     @classmethod
     def read(cls, log: str | os.PathLike[str]) -> RunHistory:
@@ -136,6 +138,8 @@ class RunHistory:
         about, total = event.get("about"), _count(event.get("steps"))
         self.about = about if isinstance(about, Mapping) else {}
         self.name = str(self.about.get("run") or self.name)
+        rising = event.get("rising")
+        self.rising = rising if isinstance(rising, Mapping) else {}
         self.epochs = _count(event.get("epochs"))
         self.total = total or self.epochs * _count(event.get("steps_per_epoch")) or None
         before = _number(event.get("seconds"))  # logs of older versions lack it
@@ -180,7 +184,12 @@ class RunHistory:
     def best(self, metric: str | None = None) -> tuple[int, float] | None:
         """Step and value of the best point of a metric; None if no value is finite."""
         name = metric or self.monitored
-        return self.curves[name].best(Goal(name)) if name in self.curves else None
+        return self.curves[name].best(self.goal(name)) if name in self.curves else None
+
+    def goal(self, metric: str) -> Goal:
+        """The metric and its direction, which the log has for a user's own."""
+        known = self.rising.get(metric)
+        return Goal(metric) if known is None else Goal(metric, "max" if known else "min")
 
 
 def write_csv(runs: Iterable[RunHistory], path: str | os.PathLike[str]) -> Path:

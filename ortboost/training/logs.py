@@ -5,8 +5,9 @@ are written as null. The events and their further keys:
 
 - ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``seconds`` (of
   the sessions that led to it), ``epochs``, ``steps_per_epoch`` (or null), ``steps`` (of the whole
-  run, or null), ``about`` (metadata: ``run``, ``engine``, ``optimizer``, ...); with several
-  processes ``launch`` (``id``, ``host`` and ``pid`` of their torchrun)
+  run, or null), ``about`` (metadata: ``run``, ``engine``, ``optimizer``, ...), ``rising``
+  (validation metric to whether a higher value is better); with several processes ``launch``
+  (``id``, ``host`` and ``pid`` of their torchrun)
 - ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a
   grouped scale that of the first group, and all of them as ``loss_scales``), ``learning_rate``
   (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``

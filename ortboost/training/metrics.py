@@ -1,37 +1,39 @@
-"""Metrics: one value per sample, averaged over all samples independently of the batches."""
+"""Metrics of a validation: names and functions, independent of how the data are divided."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ortboost.core.errors import ArgumentValueError, UsageError, nearest
-from ortboost.training.label_rule import in_order
+from ortboost.core.errors import ConfigError, OrtBoostError, UsageError, first_line, nearest
+from ortboost.training import class_counts, scores
 from ortboost.training.protocols import Array
 
-__all__ = [
-    "METRICS",
-    "Mean",
-    "Metric",
-    "absolute_error",
-    "accuracy",
-    "binary_accuracy",
-    "class_labels",
-    "get_metric",
-    "hits",
-    "squared_error",
-    "strict",
-    "top_k",
-]
+__all__ = ["METRICS", "Mean", "Metric", "get_metric", "is_rising", "strict"]
 
-METRICS = ("accuracy", "top5", "binary-accuracy", "mae", "mse", "loss")
+METRICS: Final = (
+    "accuracy",
+    "top5",
+    "f1",
+    "precision",
+    "recall",
+    "iou",
+    "auc",
+    "binary-accuracy",
+    "mae",
+    "mse",
+    "perplexity",
+    "loss",
+)
 """Names for :func:`get_metric`; ``topK`` is valid for every K."""
+_RISING: Final = re.compile(r"(val_)?(.*accuracy.*|top\d*|f1|precision|recall|iou|auc)")
 
 
 @dataclass
@@ -66,140 +68,176 @@ class Mean:
 
 @dataclass(frozen=True)
 class Metric:
-    """A named function of the model output and the labels.
+    """A number that is computed from the scores and the labels of all batches.
 
     Args:
-        name: The name in logs.
-        function: (scores ``[N, ...]``, labels ``[N, ...]``) to one value per sample, ``[N]``.
-            None for ``loss``, which the evaluation graph computes itself.
-        elementwise: Whether there is a label for each score, not one class for all of a sample.
+        name: The name in logs; in a training ``val_`` stands before it.
+        batch: (scores ``[N, C, ...]``, labels) to what this batch contributes, for example counts.
+            Labels that are ignored, and their scores, are left out; both are flat then. ``None``
+            for a metric of the loss, which the evaluation graph computes.
+        value: The contributions of all batches to the metric; for a metric of the loss, pairs of
+            its sum over a batch and the number of terms.
+        rising: Whether a higher value is better.
+        labels: What the labels are: ``classes`` for one class per sample or position, ``scores``
+            for a label for each score; ``None`` for either.
+
+    Example:
+        >>> def batch(scores, labels):
+        ...     return np.abs(scores - labels).max()
+        >>> largest = Metric("largest-error", batch, max, rising=False, labels="scores")
+        >>> largest.value([largest.batch(np.ones((2, 3)), np.zeros((2, 3)))]).item()
+        1.0
     """
 
     name: str
-    function: Callable[[Array, Array], NDArray[np.float64]] | None
-    elementwise: bool = False
+    batch: Callable[[Array, Array], Any] | None
+    value: Callable[[Sequence[Any]], float]
+    rising: bool = True
+    labels: Literal["classes", "scores"] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or (self.name == "loss" and self.batch):
+            raise ConfigError(
+                f"A metric cannot have the name {self.name!r}.",
+                where="Metric, name",
+                fix="Give another name, a text.",
+            )
+        for name in ("batch", "value"):
+            given = getattr(self, name)
+            if not callable(given) and not (name == "batch" and given is None):
+                raise ConfigError(
+                    f"'{name}' is {given!r}; a function is needed.",
+                    where=f"metric '{self.name}'",
+                    fix="Give batch(scores, labels) and value(contributions of all batches).",
+                )
+
+    @classmethod
+    def mean(
+        cls,
+        name: str,
+        function: Callable[[Array, Array], Array],
+        *,
+        rising: bool = True,
+        labels: Literal["classes", "scores"] | None = None,
+    ) -> Metric:
+        """The mean over the samples of a function.
+
+        Args:
+            name: The name in logs.
+            function: (scores ``[N, C, ...]``, labels) to a value for each sample, ``[N]``.
+            rising: Whether a higher value is better.
+            labels: What the labels are, see :class:`Metric`.
+        """
+
+        def batch(scores: Array, labels: Array) -> tuple[float, int]:
+            values = np.asarray(function(scores, labels), np.float64)
+            if values.shape != (len(scores),):
+                raise UsageError(
+                    f"The function of the metric returned the shape {list(values.shape)}.",
+                    where=f"metric '{name}', {len(scores)} samples",
+                    fix="Return a value for each sample, [N].",
+                )
+            return float(values.sum()), len(values)
+
+        return cls(name, batch, _mean_of, rising, labels)
+
+    def contribution(self, scores: Array, labels: Array) -> Any:
+        """What a batch contributes.
+
+        Raises:
+            UsageError: ``batch`` raised an error.
+        """
+        assert self.batch is not None
+        try:
+            return self.batch(scores, labels)
+        except OrtBoostError:
+            raise
+        except Exception as error:  # the function of a user
+            raise self._failed("batch", error, scores, labels) from error
+
+    def result(self, parts: Sequence[Any]) -> float:
+        """The value as a float; NaN if no batch contributed.
+
+        Raises:
+            UsageError: ``value`` raised an error, or returned something else than a number.
+        """
+        if not parts:
+            return math.nan
+        try:
+            return float(self.value(parts))
+        except Exception as error:  # the function of a user
+            raise self._failed("value", error) from error
+
+    def _failed(self, function: str, error: Exception, *arrays: Array) -> UsageError:
+        shapes = ", ".join(f"{array.dtype} {list(array.shape)}" for array in arrays)
+        return UsageError(
+            f"The metric '{self.name}' failed: {type(error).__name__}: {first_line(error)}",
+            where=f"{function}({shapes or 'the contributions of all batches'})",
+            fix="Mend this function; it has to return a number."
+            if function == "value"
+            else "Mend this function; its arguments are the scores and the labels of a batch.",
+        )
 
 
-def accuracy(scores: Array, labels: Array, threshold: float = 0.0) -> NDArray[np.float64]:
-    """1 where the label's score is the highest.
-
-    Args:
-        scores: ``[N, C]`` or ``[N, C, d...]``, such as logits or probabilities; or the
-            ``[N]`` or ``[N, 1]`` scores of a binary model.
-        labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``,
-            with one class for each sample.
-        threshold: Of a binary model: scores above it mean class 1; 0 for logits.
-
-    Returns:
-        ``[N]``; positions ``d...`` are averaged. NaN scores count as wrong.
+def is_rising(name: str) -> bool:
+    """Whether a higher value of a metric with this name is better, also with ``val_`` before it.
 
     Example:
-        >>> accuracy(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1])).tolist()
-        [1.0, 0.0]
+        >>> is_rising("val_f1"), is_rising("val_loss"), is_rising("val_top5")
+        (True, False, True)
     """
-    if scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1):
-        return binary_accuracy(scores, labels, threshold)
-    classes = class_labels(scores, labels)
-    return _by_sample(hits(scores, classes))
+    return bool(_RISING.fullmatch(name))
 
 
-def binary_accuracy(scores: Array, labels: Array, threshold: float = 0.0) -> NDArray[np.float64]:
-    """The share of the scores that are above the threshold where the label is 1, or not where 0.
+def get_metric(name: str | Metric, threshold: float = 0.0) -> Metric:
+    """A metric by name; a :class:`Metric` is returned as it is.
 
     Args:
-        scores: ``[N, d...]``, for example of several classes that do not exclude each other.
-        labels: 0 or 1 for each score, in order.
-        threshold: 0 for logits, 0.5 for probabilities.
-
-    Returns:
-        ``[N]``. NaN scores count as wrong.
-
-    Example:
-        >>> logits, labels = np.array([[1.5, -0.2], [0.3, 2.0]]), np.array([[1, 0], [0, 1]])
-        >>> binary_accuracy(logits, labels).tolist()
-        [1.0, 0.5]
-    """
-    right = (scores > threshold) == (_of_each(scores, labels) > 0.5)
-    return _by_sample(right & np.isfinite(scores))
-
-
-def absolute_error(scores: Array, labels: Array) -> NDArray[np.float64]:
-    """The mean absolute difference of a sample, ``[N]``; labels have the shape of the scores."""
-    return _by_sample(abs(scores.astype(np.float64) - _of_each(scores, labels)))
-
-
-def squared_error(scores: Array, labels: Array) -> NDArray[np.float64]:
-    """The mean squared difference of a sample, ``[N]``; labels have the shape of the scores."""
-    return _by_sample((scores.astype(np.float64) - _of_each(scores, labels)) ** 2)
-
-
-def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
-    """A metric function: 1 where fewer than ``k`` classes have a higher score than the label's.
-
-    Example:
-        >>> top_k(2)(np.array([[0.5, 0.3, 0.2]]), np.array([1])).tolist()
-        [1.0]
-    """
-
-    def function(scores: Array, labels: Array) -> NDArray[np.float64]:
-        return _by_sample(hits(scores, class_labels(scores, labels), k))
-
-    return function
-
-
-def hits(scores: Array, classes: Array, k: int = 1) -> NDArray[np.bool_]:
-    """Where fewer than ``k`` classes have a higher score than the correct one.
-
-    Of equal scores the one with the lower class index ranks first, as in argmax; NaN is a miss.
-
-    Args:
-        scores: ``[N, C]`` or ``[N, C, d...]``.
-        classes: The correct class indices, ``[N, d...]``; an invalid index is a miss.
-        k: How many of the highest scores count.
-
-    Returns:
-        ``[N, d...]``.
-
-    Example:
-        >>> hits(np.array([[0.5, 0.3, 0.2]]), np.array([1]), 2).tolist()
-        [True]
-    """
-    if k == 1:
-        found = scores.argmax(axis=1) == classes
-    else:
-        known = (classes >= 0) & (classes < scores.shape[1])
-        chosen = np.where(known, classes, 0).astype(np.int64)[:, None]
-        own = np.take_along_axis(scores, chosen, axis=1)  # [N, 1, d...]: the correct class's score
-        index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
-        ahead = (scores > own) | ((scores == own) & (index < chosen))
-        found = known & (ahead.sum(axis=1) < k)
-    return np.asarray(found & ~np.isnan(scores).any(axis=1))
-
-
-def get_metric(name: str, threshold: float = 0.0) -> Metric:
-    """A metric by name.
-
-    Args:
-        name: ``accuracy``, ``topK`` (``top5``, ``top-5``), ``binary-accuracy``, ``mae``, ``mse`` or
-            ``loss``.
+        name: One of :data:`METRICS`; ``topK`` (``top5``, ``top-5``) for every K.
         threshold: The score above which a binary model predicts class 1.
 
     Raises:
         UsageError: The name is unknown; the message suggests the nearest.
     """
-    known: dict[str, Metric] = {
-        "accuracy": Metric(name, partial(accuracy, threshold=threshold)),
-        "binary-accuracy": Metric(name, partial(binary_accuracy, threshold=threshold), True),
-        "mae": Metric(name, absolute_error, True),
-        "mse": Metric(name, squared_error, True),
-        "loss": Metric(name, None),
-    }
-    if name in known:
-        return known[name]
+    if isinstance(name, Metric):
+        return name
+    for metric in _known(threshold):
+        if metric.name == name:
+            return metric
     match = re.fullmatch(r"top[-_]?([1-9]\d*)", name)
     if match:
-        return Metric(f"top{match[1]}", top_k(int(match[1])))
+        return Metric.mean(f"top{match[1]}", scores.top_k(int(match[1])), labels="classes")
     raise UsageError(f"Unknown metric '{name}'.", where="metrics", fix=nearest(name, METRICS))
+
+
+def _known(threshold: float) -> list[Metric]:
+    """The metrics with a name, except ``topK``."""
+    accuracy = partial(scores.accuracy, threshold=threshold)
+    binary = partial(scores.binary_accuracy, threshold=threshold)
+    counts = partial(class_counts.class_counts, threshold=threshold)
+    return [
+        Metric.mean("accuracy", accuracy, labels="classes"),
+        Metric("f1", counts, class_counts.f1, labels="classes"),
+        Metric("precision", counts, class_counts.precision, labels="classes"),
+        Metric("recall", counts, class_counts.recall, labels="classes"),
+        Metric("iou", counts, class_counts.iou, labels="classes"),
+        Metric("auc", class_counts.ranked, class_counts.auc, labels="classes"),
+        Metric.mean("binary-accuracy", binary, labels="scores"),
+        Metric.mean("mae", scores.absolute_error, rising=False, labels="scores"),
+        Metric.mean("mse", scores.squared_error, rising=False, labels="scores"),
+        Metric("perplexity", None, lambda losses: _exp(_mean_of(losses)), rising=False),
+        Metric("loss", None, _mean_of, rising=False),
+    ]
+
+
+def _mean_of(parts: Sequence[tuple[float, float]]) -> float:
+    """The mean of pairs of a sum and its number of terms."""
+    totals, counts = zip(*parts, strict=True)
+    return math.fsum(totals) / math.fsum(counts)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 709 else math.inf
 
 
 def strict(metric: Metric) -> Metric:
@@ -208,16 +246,16 @@ def strict(metric: Metric) -> Metric:
     For a bare model, which does not specify which label to ignore.
 
     Example:
-        >>> strict(get_metric("accuracy")).function(np.array([[0.1, 0.9]]), np.array([1])).tolist()
-        [1.0]
+        >>> strict(get_metric("accuracy")).batch(np.array([[0.1, 0.9]]), np.array([1]))
+        (1.0, 1)
     """
-    function = metric.function
-    if function is None or metric.elementwise:
+    batch = metric.batch
+    if batch is None or metric.labels != "classes":
         return metric
 
-    def checked(scores: Array, labels: Array) -> NDArray[np.float64]:
-        if scores.ndim > 1 and scores.shape[1] > 1:
-            count, classes = scores.shape[1], class_labels(scores, labels)
+    def checked(found: Array, labels: Array) -> Any:
+        if found.ndim > 1 and found.shape[1] > 1:
+            count, classes = found.shape[1], scores.class_labels(found, labels)
             strays = classes[~((classes >= 0) & (classes < count))]
             known = f"the model has {count}, 0 to {count - 1}"
         else:
@@ -230,55 +268,6 @@ def strict(metric: Metric) -> Metric:
                 fix="Fix the labels, name the output that holds the class scores (--output), or "
                 "specify the label to ignore (--ignore-index).",
             )
-        return function(scores, labels)
+        return batch(found, labels)
 
-    return Metric(metric.name, checked)
-
-
-def class_labels(scores: Array, labels: Array) -> Array:
-    """Labels as class indices of the shape ``[N, d...]``.
-
-    Args:
-        scores: ``[N, C, d...]`` of two classes or more.
-        labels: Class indices of as many elements in the same order, or one-hot or soft labels in
-            the shape of ``scores``.
-
-    Raises:
-        ArgumentValueError: The shapes do not fit, or a row of labels has several classes, or none.
-    """
-    if scores.ndim < 2 or scores.shape[1] < 2:
-        raise _mismatch(scores, labels)
-    wanted = (scores.shape[0], *scores.shape[2:])
-    if labels.shape == scores.shape:
-        top = labels.max(axis=1, keepdims=True)
-        tied = (labels == top).sum(axis=1, keepdims=True) > 1
-        # Equal largest probabilities below 1 are a soft label: as in argmax, the first one counts.
-        if (tied & ((top == 0) | (top >= 1))).any():
-            raise ArgumentValueError(
-                "A row of labels has several classes, or none, so there is no accuracy.",
-                where=f"labels {list(labels.shape)}",
-                fix="Turn the metric off; the loss itself is reported.",
-            )
-        return np.asarray(labels.argmax(axis=1))
-    if in_order(labels.shape, wanted):
-        return labels.reshape(wanted)
-    raise _mismatch(scores, labels)
-
-
-def _of_each(scores: Array, labels: Array) -> Array:
-    """The labels in the shape of the scores, of which an axis of one element may be missing."""
-    if not in_order(labels.shape, scores.shape):
-        raise _mismatch(scores, labels)
-    return labels.reshape(scores.shape)
-
-
-def _mismatch(scores: Array, labels: Array) -> ArgumentValueError:
-    return ArgumentValueError(
-        "The shape of the labels does not match the model's output, so the metric is unknown.",
-        where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
-        fix="Name the output that holds the class scores, or turn the metric off.",
-    )
-
-
-def _by_sample(values: NDArray[Any]) -> NDArray[np.float64]:
-    return np.asarray(values.reshape(len(values), -1).mean(axis=1, dtype=np.float64))
+    return dataclasses.replace(metric, batch=checked)

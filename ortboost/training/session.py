@@ -16,6 +16,7 @@ from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.sources import Source
 from ortboost.training.logs import EventLog
+from ortboost.training.metrics import get_metric
 from ortboost.training.overflow import scale_change
 from ortboost.training.progress import Reporter, StepInfo
 from ortboost.training.protocols import Stepper
@@ -121,6 +122,7 @@ class Recorder:
             steps_per_epoch=s.train.steps_per_epoch,
             steps=steps,
             about=about,
+            rising={f"val_{m.name}": m.rising for m in map(get_metric, self.config.metrics)},
             **({"launch": launch} if launch else {}),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 
@@ -17,6 +18,8 @@ from ortboost.core.report import Report
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.optimizers import Adam
 from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.training.logs import read_log
+from ortboost.training.metrics import Metric
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     MODELS,
@@ -214,6 +217,35 @@ def test_evaluating_the_run_and_the_export_agree(finished, tmp_path):
     test = digits()
     logits = run(tmp_path / "mlp.onnx", {"x": test["x_test"].reshape(-1, 64)})["logits"]
     assert (logits.argmax(1) == test["y_test"]).mean() == pytest.approx(found["accuracy"])
+
+
+def test_metrics_of_ones_own(tmp_path):
+    """The best checkpoint and the list of runs go by the direction of the first metric."""
+    missed = Metric.mean("missed", lambda s, y: s.argmax(axis=1) != y, rising=False)
+    folder = converted(tmp_path / "run")
+    given = {"metrics": [missed, "accuracy", "f1", "perplexity"], **CPU}
+    summary = api.train(folder, DIGITS, DIGITS, epochs=2, batch_size=32, **given)
+    values = summary.metrics
+    assert values["val_missed"] == pytest.approx(1 - values["val_accuracy"])
+    assert values["val_f1"] > 0.5
+    assert values["val_perplexity"] == pytest.approx(math.exp(values["val_loss"]))
+    best = summary.best["val_missed"]["value"]
+    error = caught(UsageError, api.train, folder, DIGITS, DIGITS, metrics=["auc"], **CPU)
+    assert "10 classes" in error.where
+    (listed,) = api.runs(tmp_path)
+    assert (listed.metric, listed.best) == ("val_missed", pytest.approx(best))
+    losses = [
+        event["val_missed"] for event in read_log(folder / "log.jsonl") if "val_missed" in event
+    ]
+    assert best == pytest.approx(min(losses))
+    found = api.evaluate(folder, DIGITS, **given)
+    assert found["missed"] == pytest.approx(best)
+    api.export(folder, tmp_path / "mlp.onnx", **DEVICE)
+    file = tmp_path / "mlp.onnx"
+    own = api.evaluate(file, DIGITS, metrics=[missed, "f1"], **CPU)
+    assert own == {name: pytest.approx(found[name], abs=1e-6) for name in ("missed", "f1")}
+    error = caught(UsageError, api.evaluate, file, DIGITS, metrics=["perplexity"], **CPU)
+    assert "perplexity" in error.where
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])

@@ -12,6 +12,7 @@ from ortboost.training.data import ArraySource
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Metric, get_metric, strict
+from ortboost.training.scores import accuracy
 from tests.support import assert_three_lines
 
 DATA = make_data(23)
@@ -31,7 +32,7 @@ def model(reduction=np.mean):
     return evaluator
 
 
-ERROR = Metric("error", lambda scores, labels: np.abs(scores - labels).astype(np.float64))
+ERROR = Metric.mean("error", lambda scores, labels: np.abs(scores - labels))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8, 23, 50])
@@ -175,10 +176,10 @@ def test_tokens_are_counted_and_not_samples(batch_size, fixed, reduction, weight
 def test_a_bare_model_refuses_labels_that_are_no_class():
     metric = strict(get_metric("top5"))
     scores = np.eye(6, dtype=np.float32)
-    assert metric.function(scores, np.arange(6)).tolist() == [1.0] * 6
+    assert metric.batch(scores, np.arange(6)) == (6.0, 6)
     for stray in (6, -1):
         with pytest.raises(UsageError, match=f"The label {stray} is not a class"):
-            metric.function(scores, np.array([0, 1, 2, 3, 4, stray]))
+            metric.batch(scores, np.array([0, 1, 2, 3, 4, stray]))
 
 
 @pytest.mark.parametrize("fixed", [None, 4])
@@ -217,9 +218,9 @@ def test_the_batch_axis_of_scores_need_not_be_that_of_labels(classes, axis, dens
 def test_labels_with_their_axes_in_another_order_are_refused():
     scores, labels = np.zeros((6, 3, 4)), np.zeros((4, 6), np.int64)
     with pytest.raises(UsageError, match="shape of the labels does not match"):
-        get_metric("accuracy").function(scores, labels)
+        accuracy(scores, labels)
     with pytest.raises(UsageError, match="shape of the labels does not match"):
-        get_metric("accuracy").function(np.zeros((6, 1, 4)), labels)
+        accuracy(np.zeros((6, 1, 4)), labels)
     with pytest.raises(UsageError, match="shape of the labels does not match"):
-        get_metric("accuracy").function(*LabelRule(ignored=-1).aligned(scores, labels))
-    assert get_metric("accuracy").function(scores, np.zeros((6, 2, 2))).tolist() == [1.0] * 6
+        accuracy(*LabelRule(ignored=-1).aligned(scores, labels))
+    assert accuracy(scores, np.zeros((6, 2, 2))).tolist() == [1.0] * 6

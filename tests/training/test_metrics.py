@@ -1,118 +1,29 @@
-"""Metrics, streamed."""
+"""Metrics by name, and those of users."""
 
 from __future__ import annotations
+
+import math
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortboost.core.errors import UsageError
-from ortboost.training.metrics import (
-    METRICS,
-    Mean,
-    absolute_error,
-    accuracy,
-    binary_accuracy,
-    get_metric,
-    squared_error,
-    strict,
-    top_k,
-)
-
-
-def test_accuracy_of_class_numbers_one_hot_and_positions():
-    scores = np.array([[0.1, 0.9, 0.0], [0.8, 0.2, 0.0], [0.0, 0.0, 1.0]])
-    labels = np.array([1, 1, 2])
-    assert accuracy(scores, labels).tolist() == [1, 0, 1]
-    assert accuracy(scores, labels[:, None]).tolist() == [1, 0, 1]
-    assert accuracy(scores, np.eye(3)[labels]).tolist() == [1, 0, 1]
-    grid = np.stack([scores, scores], axis=2)
-    assert accuracy(grid, np.stack([labels, [0, 0, 2]], axis=1)).tolist() == [0.5, 0.5, 1]
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 1)])
-def test_binary_accuracy(shape):
-    scores = np.array([-1.0, 2.0, 0.5, np.nan]).reshape(shape)
-    assert accuracy(scores, np.array([0, 1, 0, 0])).tolist() == [1, 1, 0, 0]
-    assert accuracy(scores, np.array([0, 1, 1, 0]), threshold=0.5).tolist() == [1, 1, 0, 0]
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (6, 2, 2), (6, 1), (6,)])
-@pytest.mark.parametrize("threshold", [0.0, 0.5])
-def test_metrics_of_each_score(shape, threshold):
-    random = np.random.default_rng(0)
-    scores = random.normal(size=shape).astype(np.float32)
-    binary = random.integers(0, 2, shape)
-    found = get_metric("binary-accuracy", threshold).function(scores, binary)
-
-    def rows(values):
-        return values.reshape(6, -1).mean(axis=1)
-
-    assert found.tolist() == pytest.approx(rows((scores > threshold) == (binary == 1)))
-    target = random.normal(size=shape)
-    for name, values in (("mae", abs(scores - target)), ("mse", (scores - target) ** 2)):
-        assert get_metric(name).function(scores, target).tolist() == pytest.approx(rows(values))
-        assert get_metric(name).function(scores, target).dtype == np.float64
-
-
-def test_a_score_that_is_no_number_is_wrong_for_both_labels():
-    for label in (0, 1):
-        assert binary_accuracy(np.array([[np.nan, 1.0]]), np.array([[label, 1]])).tolist() == [0.5]
+from ortboost.cli import options
+from ortboost.core.errors import ConfigError, UsageError
+from ortboost.training.metrics import METRICS, Mean, Metric, get_metric, is_rising, strict
+from tests.support import assert_three_lines
 
 
 @pytest.mark.parametrize("scores", [np.ones(2), np.ones((2, 1)), np.ones((2, 3))])
 @pytest.mark.parametrize("stray", [-1, 7])
 def test_what_is_no_class_is_refused_for_a_bare_model(scores, stray):
-    metric = strict(get_metric("accuracy")).function
-    assert len(metric(scores, np.array([0, 1]))) == 2
+    metric = strict(get_metric("accuracy")).batch
+    assert metric(scores, np.array([0, 1]))[1] == 2
     with pytest.raises(UsageError, match=f"The label {stray} is not a class") as info:
         metric(scores, np.array([0, stray]))
     assert "--ignore-index" in info.value.fix
-
-
-def test_nan_scores_are_wrong():
-    assert accuracy(np.array([[np.nan, 0.0]]), np.array([0])).tolist() == [0]
-    assert top_k(2)(np.array([[np.nan, 0.0]]), np.array([1])).tolist() == [0]
-
-
-@pytest.mark.parametrize("stray", [-1, 3, -100])
-def test_what_is_no_class_is_a_miss(stray):
-    """numpy would read -1 as the last class."""
-    scores = np.array([[0.1, 0.2, 0.7]])
-    for function in (accuracy, top_k(2), top_k(3)):
-        assert function(scores, np.array([stray])).tolist() == [0]
-
-
-@given(st.integers(1, 6), st.integers(0, 1000))
-def test_top_k_agrees_with_sorting(k, seed):
-    random = np.random.default_rng(seed)
-    scores = random.integers(0, 4, (7, 6)).astype(float)  # ties are common
-    labels = random.integers(0, 6, 7)
-    order = np.argsort(-scores, axis=1, kind="stable")
-    expected = [float(label in row[:k]) for label, row in zip(labels, order, strict=True)]
-    assert top_k(k)(scores, labels).tolist() == expected
-    assert top_k(1)(scores, labels).tolist() == accuracy(scores, labels).tolist()
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (3, 1), (3,), ()])
-@pytest.mark.parametrize(
-    "function", [accuracy, top_k(2), binary_accuracy, absolute_error, squared_error]
-)
-def test_labels_that_do_not_fit_are_refused(shape, function):
-    with pytest.raises(UsageError, match="does not match"):
-        function(np.zeros(shape), np.zeros((3, 2)))
-
-
-def test_several_classes_have_no_accuracy():
-    """The first of them counted as the only one."""
-    scores = np.array([[0.1, 0.9, 0.0], [0.8, 0.2, 0.0]])
-    for row in ([1, 1, 0], [0, 0, 0]):
-        for function in (accuracy, top_k(2)):
-            with pytest.raises(UsageError, match="several classes, or none"):
-                function(scores, np.array([[1, 0, 0], row]))
-    soft = np.array([[0.5, 0.5, 0.0], [2.0, 0.0, 0.0]])  # ambiguous, or weighted: one class
-    assert accuracy(scores, soft).tolist() == [0, 1]
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 7))
@@ -130,7 +41,7 @@ def test_no_samples_no_mean():
 
 def test_names():
     assert [get_metric(name).name for name in METRICS] == list(METRICS)
-    assert get_metric("loss").function is None
+    assert [name for name in METRICS if get_metric(name).batch is None] == ["perplexity", "loss"]
     assert [get_metric(name).name for name in ("top5", "top-3", "top_12")] == [
         "top5",
         "top3",
@@ -141,3 +52,67 @@ def test_names():
             get_metric(name)
     with pytest.raises(UsageError, match="did you mean 'accuracy'"):
         get_metric("acuracy")
+
+
+def test_the_help_of_the_command_line_has_every_name():
+    text = options.Metric.__metadata__[0].help
+    assert sorted(text.removesuffix(" (repeatable).").split(", ")) == sorted(
+        name for name in METRICS if name != "loss"
+    )
+
+
+def test_directions():
+    rising = {name for name in METRICS if is_rising(name)}
+    assert set(METRICS) - rising == {"mae", "mse", "perplexity", "loss"}
+    for name in METRICS:
+        assert is_rising(f"val_{name}") == get_metric(name).rising == is_rising(name)
+    assert [is_rising(n) for n in ("val_top1", "val_stop", "train_loss")] == [True, False, False]
+
+
+def test_a_metric_of_a_user_is_taken_as_it_is():
+    own = Metric("largest", lambda scores, labels: scores.max(), max, rising=False)
+    assert get_metric(own) is strict(own) is own
+    assert own.result([own.contribution(np.array([1.0, 5.0]), np.zeros(2)), 3.0]) == 5.0
+    assert math.isnan(own.result([]))
+
+
+def test_a_mean_of_a_users_function_is_over_samples():
+    own = Metric.mean("far", lambda scores, labels: np.abs(scores - labels).sum(axis=1))
+    parts = [own.contribution(np.full((n, 2), n * 1.0), np.zeros((n, 2))) for n in (3, 1)]
+    assert own.result(parts) == (3 * 6 + 2) / 4
+
+
+def _raises(*arguments):
+    raise ZeroDivisionError("by hand")
+
+
+@pytest.mark.parametrize(
+    ("metric", "place"),
+    [
+        (Metric("own", _raises, max), r"batch\(float64 \[2, 3\]"),
+        (Metric("own", lambda scores, labels: 1, _raises), r"value\(the contributions"),
+        (
+            Metric("own", lambda scores, labels: 1, lambda parts: "high"),
+            r"value\(the contributions",
+        ),
+        (Metric.mean("own", lambda scores, labels: scores), "2 samples"),
+    ],
+)
+def test_a_metric_that_fails_is_named(metric, place):
+    with pytest.raises(UsageError, match=r"own|shape") as info:
+        metric.result([metric.contribution(np.ones((2, 3)), np.zeros(2))])
+    assert_three_lines(info.value)
+    assert re.search(place, info.value.where)
+
+
+@pytest.mark.parametrize("fields", [{"name": ""}, {"name": 3}, {"name": "loss"}, {"batch": 1}])
+def test_a_metric_is_checked(fields):
+    good = {"name": "own", "batch": lambda scores, labels: 1, "value": max}
+    with pytest.raises(ConfigError):
+        Metric(**{**good, **fields})
+
+
+def test_perplexity():
+    metric = get_metric("perplexity")
+    assert metric.result([(2.0, 4), (4.0, 2)]) == pytest.approx(math.e)
+    assert metric.result([(1e6, 1)]) == math.inf

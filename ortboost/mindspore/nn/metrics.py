@@ -19,7 +19,8 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     Count,
 )
-from ortboost.training.metrics import Mean, class_labels, hits
+from ortboost.training.metrics import Mean
+from ortboost.training.scores import class_labels, hits
 
 __all__ = [
     "MAE",
