@@ -159,8 +159,8 @@ def _built_in(
     )
     if logits is not prediction:
         report.notes.append(
-            f"the output '{prediction.name}' is a {APPLIED_BY_LOSS[config.name]}, which "
-            f"{config.name} applies itself: the loss is computed from its input, the logits"
+            f"the output '{prediction.name}' holds probabilities, and {config.name} takes logits: "
+            "the loss is computed from the logits before the last activation"
         )
     elif config.from_logits is None and _are_probabilities(prediction, config):
         report.notes.append(

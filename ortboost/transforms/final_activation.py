@@ -40,7 +40,11 @@ def logits_before(
         'x'
     """
     found, moves = _before_moves(output)
-    if (node := producer_of(found, activation)) is None:
+    node = producer_of(found, activation)
+    binary = _binary_logit(found) if activation == "Softmax" else None
+    if binary is not None:
+        node = producer_of(found, "Concat")
+    if node is None:
         return None
     if class_axis is not None:
         # Over another axis, the results of a Softmax are not the probabilities of the classes.
@@ -48,6 +52,10 @@ def logits_before(
         if place is None or node.attributes.get_int("axis", -1) % place[1] != place[0]:
             return None
     logits = node.inputs[0]
+    if binary is not None:
+        # [1 - sigmoid(z), sigmoid(z)] is the Softmax of [-z / 2, z / 2].
+        halves = [builder.op("Mul", binary, builder.const(sign)) for sign in (-0.5, 0.5)]
+        logits = builder.op("Concat", *halves, axis=node.attributes.get_int("axis"))
     for move in moves:
         attributes = {name: attribute.value for name, attribute in move.attributes.items()}
         logits = builder.op(
@@ -56,10 +64,25 @@ def logits_before(
     return logits
 
 
+def _binary_logit(probabilities: ir.Value) -> ir.Value | None:
+    """The `z` of `[1 - sigmoid(z), sigmoid(z)]`, as scikit-learn's models of two classes end."""
+    node = producer_of(probabilities, "Concat")
+    if node is None or len(node.inputs) != 2:
+        return None
+    sigmoid, rest = producer_of(node.inputs[1], "Sigmoid"), producer_of(node.inputs[0], "Sub")
+    if sigmoid is None or rest is None or rest.inputs[1] is not node.inputs[1]:
+        return None
+    one, shape = constant(rest.inputs[0], limit=1), known_shape(node.inputs[1])
+    if one is None or one.size != 1 or one.item() != 1 or shape is None or one.ndim > len(shape):
+        return None
+    # Of several probabilities each, neighbours would not be the two classes.
+    return sigmoid.inputs[0] if shape[node.attributes.get_int("axis", 0)] == 1 else None
+
+
 def holds_probabilities(value: ir.Value) -> bool:
     """Whether a value is a Softmax or Sigmoid, at most moved, cast, or combined with constants.
 
-    scikit-learn's models of two classes return `[1 - p, p]`; others clip, or divide by a sum.
+    For example, models clip them, or divide them by their sum.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -667,7 +667,7 @@ def test_the_loss_of_probabilities_is_that_of_their_logits(loss, nodes, labels):
     assert notes == []
     found, notes = loss_of(probabilities(nodes), LossConfig(loss), SCORES, labels)
     assert found == expected
-    assert "the loss is computed from its input" in notes[0]
+    assert "the loss is computed from the logits" in notes[0]
     twice, notes = loss_of(probabilities(nodes), LossConfig(loss, from_logits=True), SCORES, labels)
     assert abs(twice - expected) > 0.1
     assert notes == []
@@ -679,18 +679,46 @@ def test_the_loss_of_probabilities_is_that_of_their_logits(loss, nodes, labels):
         ("softmax-cross-entropy", "y = Softmax<axis=0>(x)"),
         ("softmax-cross-entropy", "y = Sigmoid(x)"),
         ("bce-with-logits", "y = Softmax(x)"),
-        (  # the two classes of scikit-learn
-            "softmax-cross-entropy",
-            "p = Sigmoid(x) o = Constant<value_float=1.0>() n = Sub(o, p) y = Concat<axis=1>(n, p)",
-        ),
         ("softmax-cross-entropy", "p = Sigmoid(x) n = ReduceSum(p) y = Div(p, n)"),  # hummingbird
         ("bce-with-logits", "p = Sigmoid(x) a = Constant<value_float=0.1>() y = Clip(p, a)"),
     ],
 )
 def test_probabilities_whose_logits_are_not_found_are_noted(loss, nodes):
-    model = probabilities(nodes, output="N, 6" if "Concat" in nodes else None)
+    model = probabilities(nodes)
     (note,) = attach_loss(model, LossConfig(loss)).report.notes
     assert "holds probabilities" in note
+
+
+def test_two_classes_of_one_sigmoid_have_logits():
+    """As scikit-learn's models of two classes end."""
+    model = probabilities(
+        "p = Sigmoid(x) o = Constant<value_float=1.0>() n = Sub(o, p) y = Concat<axis=1>(n, p)",
+        "N, 1",
+        "N, 2",
+    )
+    x = np.array([[90.0], [-90.0], [0.5], [-3.0]], np.float32)  # 1 - sigmoid(90) is 0
+    labels = np.array([0, 1, 1, 0])
+    found, (note,) = loss_of(model, LossConfig(), x, labels)
+    signed = np.where(labels == 1, -x[:, 0], x[:, 0]).astype(np.float64)
+    np.testing.assert_allclose(found, np.logaddexp(0, signed).mean(), rtol=1e-6)
+    assert "the loss is computed from the logits" in note
+
+
+@pytest.mark.parametrize(
+    ("columns", "one", "nodes"),
+    [
+        (3, 1.0, "n = Sub(o, p) y = Concat<axis=1>(n, p)"),  # six classes
+        (1, 1.0, "n = Sub(o, p) y = Concat<axis=1>(p, n)"),
+        (1, 2.0, "n = Sub(o, p) y = Concat<axis=1>(n, p)"),
+        (1, 1.0, "n = Sub(p, o) y = Concat<axis=1>(n, p)"),
+        (1, 1.0, "q = Sigmoid(p) n = Sub(o, q) y = Concat<axis=1>(n, p)"),
+    ],
+)
+def test_what_only_looks_like_two_classes_is_noted(columns, one, nodes):
+    nodes = f"p = Sigmoid(x) o = Constant<value_float={one}>() {nodes}"
+    model = probabilities(nodes, f"N, {columns}", f"N, {2 * columns}")
+    (note,) = attach_loss(model, LossConfig()).report.notes
+    assert "slow and inaccurate" in note
 
 
 @pytest.mark.parametrize(
@@ -745,7 +773,7 @@ def test_probabilities_of_pixels_have_a_class_axis_of_their_own(nodes, same):
     config = LossConfig(class_axis=1)
     expected, _ = loss_of(probabilities("y = Identity(x)", shape), config, x, labels)
     found, notes = loss_of(probabilities(nodes, shape), config, x, labels)
-    assert (found == expected, "is computed from its input" in notes[0]) == (same, same)
+    assert (found == expected, "is computed from the logits" in notes[0]) == (same, same)
     assert ("slow and inaccurate" in notes[0]) is not same
 
 
