@@ -18,7 +18,7 @@ import numpy as np
 from ortboost import training
 from ortboost.core.errors import UsageError
 from ortboost.mindspore.core.arguments import ArgumentValueError
-from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+from ortboost.mindspore.train.run_context import CallbackParam, RunContext
 
 __all__ = ["NotInTrainerError", "TrainerAdapter"]
 
@@ -31,6 +31,7 @@ _NEVER: Final = (
     "on_eval_step_end",
     "on_eval_epoch_end",
 )
+_EVAL_END: Final = "on_eval_end"
 
 
 class NotInTrainerError(UsageError, AttributeError):
@@ -53,14 +54,19 @@ class _Parameters(CallbackParam):
 class TrainerAdapter(training.Callback):
     """A callback for the trainer that calls one with MindSpore's interface.
 
+    Args:
+        callback: The callback.
+        base: The base class of callbacks; what it defines does nothing.
+
     Raises:
         ArgumentValueError: It overrides a method that the trainer never calls.
     """
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: object, base: type[object]) -> None:
         self.callback = callback
+        self._validates = getattr(type(callback), _EVAL_END) is not getattr(base, _EVAL_END)
         for method in _NEVER:
-            if getattr(type(callback), method) is not getattr(Callback, method):
+            if getattr(type(callback), method) is not getattr(base, method):
                 raise ArgumentValueError(
                     f"The trainer of a program never calls '{method}'.",
                     where=f"callbacks, {type(callback).__name__}",
@@ -116,8 +122,8 @@ class TrainerAdapter(training.Callback):
         self._args.eval_results = {
             name.removeprefix("val_"): value for name, value in metrics.items()
         }
-        if type(self.callback).on_eval_end is not Callback.on_eval_end:
-            self._call("on_eval_end", run)
+        if self._validates:
+            self._call(_EVAL_END, run)
 
     def on_epoch_end(self, run: training.RunView, metrics: Mapping[str, float]) -> None:
         """After an epoch and its validation."""

@@ -1,69 +1,17 @@
-"""The callback interface of :class:`ortboost.Model`, as in MindSpore.
-
-A callback's methods receive a :class:`RunContext`; ``run_context.original_args()`` has the
-attributes ``epoch_num``, ``batch_num`` (steps per epoch, 0 if unknown), ``cur_epoch_num`` and
-``cur_step_num`` (from 1), ``cur_step_in_epoch``, ``network``, ``train_network``, ``loss_fn``,
-``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``,
-``parallel_mode``, ``device_number``; in validation also ``eval_network``, ``valid_dataset``,
-``eval_dataset_element`` and, after it, the results as ``metrics`` and, with ``eval_loss``,
-``eval_results``. ``Model.eval`` has none of those of training.
-"""
+"""The callback interface of :class:`ortboost.Model`, as in MindSpore."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentTypeError
+from ortboost.mindspore.train.adapter import TrainerAdapter
+from ortboost.mindspore.train.run_context import RunContext
 
-__all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all", "entered"]
-
-
-class CallbackParam(dict[str, Any]):
-    """A dict whose items are also attributes."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-
-class RunContext:
-    """The information for a callback, and its means to stop the run.
-
-    Args:
-        original_args: The parameters of the run.
-
-    Example:
-        >>> context = RunContext({"cur_step_num": 3})
-        >>> context.request_stop()
-        >>> context.original_args().cur_step_num, context.get_stop_requested()
-        (3, True)
-    """
-
-    def __init__(self, original_args: Mapping[str, Any]) -> None:
-        if not isinstance(original_args, CallbackParam):
-            original_args = CallbackParam(original_args)
-        self._original_args = original_args
-        self._stop = False
-
-    def original_args(self) -> CallbackParam:
-        """The parameters of the run; see the module docstring."""
-        return self._original_args
-
-    def request_stop(self) -> None:
-        """Request to stop after this step."""
-        self._stop = True
-
-    def get_stop_requested(self) -> bool:
-        """Whether a stop was requested."""
-        return self._stop
+__all__ = ["Callback", "as_callbacks", "call_all", "entered"]
 
 
 class Callback:
@@ -86,9 +34,7 @@ class Callback:
         Raises:
             ArgumentValueError: It has a method that the trainer never calls.
         """
-        from ortboost.mindspore.train.adapter import TrainerAdapter  # it imports this class
-
-        return TrainerAdapter(self)
+        return TrainerAdapter(self, Callback)
 
     def __enter__(self) -> Callback:
         """Acquire resources for a run; the default is nothing."""

@@ -14,8 +14,9 @@ from ortboost import training
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import ArgumentValueError, Count, CountOrZero
 from ortboost.mindspore.core.network import Network
-from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+from ortboost.mindspore.train.callback import Callback
 from ortboost.mindspore.train.model_checkpoint import CheckpointConfig, ModelCheckpoint
+from ortboost.mindspore.train.run_context import CallbackParam, RunContext
 from ortboost.training.callbacks import Goal, Patience
 
 __all__ = [

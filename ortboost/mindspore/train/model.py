@@ -26,13 +26,7 @@ from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithL
 from ortboost.mindspore.nn.updates import OptimizerWrapper
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, parts_of
 from ortboost.mindspore.train.batches import Batches
-from ortboost.mindspore.train.callback import (
-    Callback,
-    CallbackParam,
-    RunContext,
-    call_all,
-    entered,
-)
+from ortboost.mindspore.train.callback import Callback, call_all, entered
 from ortboost.mindspore.train.model_arguments import (
     backbone_of,
     boosted,
@@ -41,6 +35,7 @@ from ortboost.mindspore.train.model_arguments import (
     check_sink,
     validation_epochs,
 )
+from ortboost.mindspore.train.run_context import CallbackParam, RunContext
 
 __all__ = ["Model"]
 

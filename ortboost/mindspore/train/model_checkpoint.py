@@ -13,7 +13,8 @@ from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import ArgumentValueError, CountOrZero, refuse_given
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.serialization import save_checkpoint
-from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+from ortboost.mindspore.train.callback import Callback
+from ortboost.mindspore.train.run_context import CallbackParam, RunContext
 
 __all__ = ["CheckpointConfig", "ModelCheckpoint"]
 

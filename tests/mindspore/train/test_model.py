@@ -13,7 +13,6 @@ from ortboost.mindspore.core.serialization import (
     load_param_into_net,
     save_checkpoint,
 )
-from ortboost.mindspore.train.callback import CallbackParam
 from ortboost.mindspore.train.callbacks import (
     Callback,
     CheckpointConfig,
@@ -24,6 +23,7 @@ from ortboost.mindspore.train.callbacks import (
     TimeMonitor,
 )
 from ortboost.mindspore.train.model import Model
+from ortboost.mindspore.train.run_context import CallbackParam
 from ortboost.training.data.sources import ArraySource
 from tests.mindspore.nn import golden
 from tests.support import assert_three_lines
