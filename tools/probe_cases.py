@@ -957,6 +957,8 @@ def resizes() -> Iterator[Case]:
 def gathers() -> Iterator[Case]:
     yield Case("Gather", [(4, 3), ints(0, 2, 2)])
     yield Case("Gather", [(4, 3), ints(-1, 0, -4)], note="negative")
+    rows = np.array([[0, 1], [2, 3]], np.int64)
+    yield Case("Gather", [(4, 3), rows], note="a matrix of consecutive indices")
     yield Case("Gather", [(4, 3), np.array(2, np.int64)], note="scalar index")
     yield Case("Gather", [(4, 3), np.array(-1, np.int64)], note="scalar negative index")
     yield Case(

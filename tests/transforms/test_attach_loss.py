@@ -654,6 +654,11 @@ CLASSES = np.array([0, 1, 2, 0, 1])
         ("softmax-cross-entropy", "y = Softmax(x)", CLASSES),
         ("softmax-cross-entropy", "y = Softmax<axis=1>(x)", CLASSES),
         ("softmax-cross-entropy", "p = Softmax(x) q = Cast<to=1>(p) y = Identity(q)", CLASSES),
+        (
+            "softmax-cross-entropy",
+            "t = Transpose(x) p = Softmax<axis=0>(t) y = Transpose(p)",
+            CLASSES,
+        ),
         ("bce-with-logits", "y = Sigmoid(x)", (SCORES > 0.3).astype(np.float32)),
         (
             "bce-with-logits",
