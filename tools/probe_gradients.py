@@ -210,7 +210,7 @@ def probe(
         (loss,) = evaluate(model, feeds, ["loss"])
         np.testing.assert_allclose(loss, found["loss"], rtol=1e-3, atol=1e-3)
         expected = numeric_gradients(model, "loss", wrt, feeds)
-        tolerance = 2e-3
+        tolerance = 2e-5  # the largest error is 8e-6: float32 against float64
     except (Exception, AssertionError) as error:
         oracle = f"runtime ({str(error).splitlines()[0][:60]})"
         try:
@@ -219,7 +219,7 @@ def probe(
             return "unclear", f"{oracle}; {str(second).splitlines()[0][:100]}"
         if not np.allclose(expected["loss"], found["loss"], rtol=1e-3, atol=1e-3):
             return "wrong", f"loss {found['loss']} should be {expected['loss']}"
-        tolerance = 2e-2
+        tolerance = 1e-2  # differences in float32
     for name in wrt:
         if found[name].shape != expected[name].shape:
             return "wrong", f"{name}: shape {found[name].shape} should be {expected[name].shape}"
