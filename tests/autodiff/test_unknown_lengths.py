@@ -138,4 +138,4 @@ def test_gradient(way, family, swapped, engine):
             case = f"{name} with batch {batch}, length {length}, n {n}"
             gradient = found[f"{name}_grad"]
             assert gradient.shape == oracle.shape, case
-            np.testing.assert_allclose(gradient, oracle, rtol=1e-3, atol=1e-3, err_msg=case)
+            np.testing.assert_allclose(gradient, oracle, rtol=2e-5, atol=2e-5, err_msg=case)

@@ -22,7 +22,7 @@ def check(model: ir.Model, wrt: list[str]) -> None:
     result.opset_imports[""] = 18
     found = run(result, feeds)
     for name, expected in numeric_gradients(model, "loss", wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-3, atol=1e-3)
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("causal", [0, 1])

@@ -72,7 +72,7 @@ def test_recurrent(op, direction, full, length):
     found = run(result, feeds)
     np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
     for name, expected in differences(model, wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-2, atol=1e-2)
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-3, atol=1e-3)
 
 
 FORMS = [
@@ -122,8 +122,10 @@ def test_forms(op, form):
     feeds = {name: array / 2 for name, array in random_feeds(model, B=B).items()}
     found = run(differentiate(model, "loss", wrt, "portable"), feeds)
     np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
+    # At the bounds of a clip, differences have a value between the slopes on both sides.
+    tolerance = 2e-2 if "clip" in form else 1e-3
     for name, expected in differences(model, wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-2, atol=2e-2)
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_sequence_lengths(op, direction):
     found = run(result, feeds)
     np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
     for name, expected in differences(model, wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-2, atol=1e-2)
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-3, atol=1e-3)
     assert not found["x_grad"][1:, 0].any()
     assert found["x_grad"][1:, 1].any()
 

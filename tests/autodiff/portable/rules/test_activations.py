@@ -144,7 +144,7 @@ def test_far_from_zero(text, expected, size):
     if text == "Softsign" and size > 1e3:
         expected = [0, 0]
     found = slope(text, [-size, size])
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("text", ["Gelu", 'Gelu<approximate = "tanh">', "Elu", "Relu"])

@@ -181,7 +181,7 @@ def test_rms_norm(axis):
             moved[1][index] -= 1e-5
             values = [loss(*((m, s) if name == "x" else (x, m))) for m in moved]
             expected[index] = (values[0] - values[1]) / 2e-5
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-3, atol=1e-4)
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-5, atol=2e-5)
 
 
 def test_statistics_that_are_computed_from_the_data_are_refused():
