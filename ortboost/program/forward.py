@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.fourier import write_out_real_inverses
-from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.errors import ModelError, UsageError, require_known
 from ortboost.core.printable import count_of, first_of
 from ortboost.core.report import Report
 from ortboost.graph.build import free_name
@@ -182,12 +182,7 @@ def _padding_rows(
 def _check_padding_row(model: ir.Model, name: str, row: int, trained: Sequence[str]) -> None:
     """Refuse a padding row that the user gave for what is not a trained table with this row."""
     where = f"padding_idx, {source_name(model)}"
-    if name not in trained:
-        raise UsageError(
-            f"'{name}' has a padding row, but is not trained.",
-            where=where,
-            fix=nearest(name, trained),
-        )
+    require_known(name, trained, f"'{name}' has a padding row, but is not trained.", where)
     table = model.graph.initializers[name]
     if not any(is_standard(use.node, "Gather", "Cast", "Identity") for use in table.uses()):
         raise UsageError(
