@@ -14,7 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
 
-from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.core.errors import DependencyError, ModelError, nearest, require_known
 from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, known_shape, label
 from ortboost.graph.reach import reach, values_by_name
@@ -111,12 +111,8 @@ def available_engines(name: str = "auto") -> list[Engine]:
 
 
 def _available(name: str) -> Iterator[Engine]:
-    if name != "auto" and name not in _ENGINES:
-        raise UsageError(
-            f"Unknown autodiff engine '{name}'.",
-            where=f"engine='{name}'",
-            fix=nearest(name, ["auto", *_ENGINES]),
-        )
+    choices = ["auto", *_ENGINES]
+    require_known(name, choices, f"Unknown autodiff engine '{name}'.", f"engine='{name}'")
     if name != "auto":
         engine = _load(name)
         engine.require()

@@ -32,9 +32,11 @@ from ortboost.graph.patterns import Op, match
 from ortboost.graph.query import (
     ROLE_MARK,
     constant,
+    is_read,
     known_shape,
     producer_of,
     scalar,
+    source_before,
     static_shape,
 )
 from ortboost.graph.rewriting import remove_unused
@@ -162,7 +164,7 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
     report.changed[name] = "y = m <n(x), n(W)>: rows of input and weight are normalized"
     report.changed[multiplier.name or ""] = "new, a trained scalar initialized to 1"
     for bias in biases:
-        if bias.is_initializer() and not bias.uses() and not bias.is_graph_output():
+        if bias.is_initializer() and not is_read(bias):
             model.graph.initializers.pop(bias.name or "")
         report.changed[bias.name or ""] = "the bias was dropped"
     if head.node.op_type == "Gemm" and head.node.attributes.get_float("alpha", 1.0) != 1.0:
@@ -173,14 +175,8 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
 def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | None:
     """Find the full-normalization head that computes an output, by default the first."""
     outputs = [v for v in model.graph.outputs if output is None or v.name == output]
-    value = outputs[0] if outputs else None
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type == "Mul":
-            return read_full_norm(node)
-        if node.op_type not in PASS_THROUGH:
-            return None
-        value = node.inputs[0]
-    return None
+    last = producer_of(source_before(outputs[0], *PASS_THROUGH), "Mul") if outputs else None
+    return None if last is None else read_full_norm(last)
 
 
 def read_full_norm(node: ir.Node) -> FoundHead | None:

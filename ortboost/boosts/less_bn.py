@@ -39,7 +39,7 @@ from ortboost.boosts.less_bn_patterns import (
     written,
 )
 from ortboost.core.report import Report
-from ortboost.graph.query import producer_of
+from ortboost.graph.query import is_read, producer_of
 from ortboost.transforms.trainable_norm import batch_norms
 
 __all__ = ["LessBN", "less_bn"]
@@ -241,7 +241,7 @@ def _main_branch(
 
 def _verdict(norm: ir.Node, inside: set[int], text: str) -> _Verdict:
     """Removed, unless a node outside of the block reads an output."""
-    if any(output.uses() or output.is_graph_output() for output in norm.outputs[1:]):
+    if any(map(is_read, norm.outputs[1:])):
         return _Verdict(False, "its statistics are used")
     output = norm.outputs[0]
     if output.is_graph_output() or any(id(node) not in inside for node in _readers(output)):
@@ -318,7 +318,7 @@ def _remove(graph: ir.Graph, norm: ir.Node) -> dict[str, int]:
 
 def _drop(graph: ir.Graph, value: ir.Value | None, gone: dict[str, int]) -> None:
     """Remove an unused initializer, or an unused copy of one."""
-    if value is None or value.uses() or value.is_graph_output():
+    if value is None or is_read(value):
         return
     node = value.producer()
     if node is not None and node.op_type == "Identity":

@@ -38,6 +38,7 @@ from ortboost.graph.query import (
     is_standard,
     label,
     match_names,
+    permutation,
     producer_of,
     static_shape,
 )
@@ -281,8 +282,7 @@ def _before_transposes(value: ir.Value) -> tuple[ir.Value, bool]:
         source = node.inputs[0]
         if source is None:
             break
-        perm = tuple(node.attributes.get_ints("perm", (1, 0)))
-        exchanged ^= node.op_type == "Transpose" and perm == (1, 0)
+        exchanged ^= permutation(node) == [1, 0]
         value = source
     return value, exchanged
 

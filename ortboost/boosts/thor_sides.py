@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.boosts.thor_inverse import inverse_cost, padded_rows
 from ortboost.boosts.thor_layers import Layer, NormLayer
-from ortboost.graph.query import fixed_lengths, known_shape
+from ortboost.graph.query import fixed_lengths, known_shape, producer_of
 
 __all__ = ["Blocks", "Sides", "cost_words", "layer_cost", "mean_name", "state_name"]
 
@@ -162,8 +162,6 @@ def _rows(output: ir.Value | None, last: int) -> int | None:
     shape = None if output is None else known_shape(output)
     if shape is None or output is None:
         return None
-    node = output.producer()
-    conv = node is not None and node.op_type == "Conv"
-    inner = shape[2:] if conv else shape[1 : len(shape) - last]
+    inner = shape[2:] if producer_of(output, "Conv") else shape[1 : len(shape) - last]
     sizes = fixed_lengths(inner)
     return None if sizes is None else math.prod(sizes)

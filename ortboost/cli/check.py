@@ -15,7 +15,7 @@ from ortboost.cli.console import Output
 from ortboost.cli.options import InputOptions, Map, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, TrainedOptions, merge_config
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError
-from ortboost.core.printable import count_of
+from ortboost.core.printable import count_of, first_of
 
 if TYPE_CHECKING:
     from ortboost.program.config import ProgramConfig
@@ -138,10 +138,7 @@ def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     nodes: dict[str, list[str]] = {}
     for node, what in rows:
         nodes.setdefault(what, []).append(node)
-    return [
-        (found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more", what)
-        for what, found in nodes.items()
-    ]
+    return [(first_of(found, 1), what) for what, found in nodes.items()]
 
 
 def _check_target(model: Path, options: TargetOptions, printer: Output) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, first_line
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, all_lines, first_line
 
 __all__ = ["as_array", "as_dtype", "matches", "npy_faults", "read_npy"]
 
@@ -41,7 +41,7 @@ def npy_faults() -> Iterator[None]:
     try:
         yield
     except (EOFError, OverflowError, RecursionError, SyntaxError, TypeError, TokenError) as error:
-        raise ValueError(f"its header is damaged ({' '.join(str(error).split())[:150]})") from error
+        raise ValueError(f"its header is damaged ({all_lines(error, 150)})") from error
 
 
 def read_npy(path: str | os.PathLike[str]) -> NDArray[Any]:

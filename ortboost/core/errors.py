@@ -26,6 +26,7 @@ __all__ = [
     "OrtBoostError",
     "ParityError",
     "UsageError",
+    "all_lines",
     "first_line",
     "nearest",
     "require_known",
@@ -192,6 +193,16 @@ def first_line(error: BaseException) -> str:
         ('[Errno 28] No space left on device', 'MemoryError')
     """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def all_lines(error: BaseException, most: int = 200) -> str:
+    r"""The message of an exception as one line, of which ``most`` characters are kept.
+
+    Example:
+        >>> all_lines(ValueError("The header is damaged:\n  it has no end"), 25)
+        'The header is damaged: it'
+    """
+    return " ".join(str(error).split())[:most]
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-__all__ = ["count_of", "one_line", "printable"]
+__all__ = ["count_of", "first_of", "one_line", "printable"]
 
 # Control characters other than tab and newline (escape sequences begin with one), marks of text
 # direction, line separators, surrogate halves, and characters that XML 1.0 (section 2.2) does not
@@ -25,6 +26,17 @@ def count_of(number: int, noun: str, plural: str | None = None) -> str:
         ('1 node', '2,000 copies')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def first_of(items: Sequence[str], most: int) -> str:
+    """The first items as text, and how many more there are.
+
+    Example:
+        >>> first_of(["conv1", "conv2", "fc"], 2)
+        'conv1, conv2 and 1 more'
+    """
+    shown = ", ".join(items[:most])
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def printable(text: str) -> str:

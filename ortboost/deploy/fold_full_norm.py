@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ortboost.boosts.full_norm_head import read_full_norm
 from ortboost.graph.build import detach
 from ortboost.graph.evaluate import add_initializer
-from ortboost.graph.query import constant, is_read, producer_of
+from ortboost.graph.query import constant, is_read, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, remove_unused, rewrites
 
 __all__ = ["fold_full_norm"]
@@ -34,7 +34,7 @@ def fold_full_norm(site: Site) -> list[ir.Value] | None:
     for value in (old, multiplier):
         if constant(value) is None:
             raise Refusal(f"'{value.name}' is computed, not stored")
-    if len(product.uses()) > 1 or product.is_graph_output():
+    if sole_consumer(product) is None:
         raise Refusal(f"the output of '{head.product.name}' is used elsewhere too")
     # In float64: the file's weights should not depend on the order of this sum.
     weight, factor = (np.asarray(constant(v)).astype(np.float64) for v in (old, multiplier))

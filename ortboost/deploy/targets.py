@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import onnx
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, require_known
 
 __all__ = [
     "BF16_OPSET",
@@ -80,12 +80,7 @@ class Target:
             UsageError: The precision is unknown or refused by the target, or the opset is out of
                 range.
         """
-        if precision not in PRECISIONS:
-            raise UsageError(
-                f"Unknown precision '{precision}'.",
-                where="precision",
-                fix=nearest(precision, PRECISIONS),
-            )
+        require_known(precision, PRECISIONS, f"Unknown precision '{precision}'.", "precision")
         reason = self.refused.get(precision)
         if reason is not None:
             raise UsageError(
@@ -195,10 +190,7 @@ def get_target(name: str) -> Target:
         'tensorrt=11'
     """
     full = _ALIASES.get(name, name)
-    if full not in TARGETS:
-        raise UsageError(
-            f"Unknown target '{name}'.", where="target", fix=nearest(full, (*TARGETS, "tensorrt"))
-        )
+    require_known(full, (*TARGETS, "tensorrt"), f"Unknown target '{name}'.", "target")
     return TARGETS[full]
 
 
@@ -210,10 +202,7 @@ def get_checker(name: str) -> Callable[..., Any]:
     """
     short = name.strip().lower().partition("=")[0]
     family = _ALIASES.get(short, short).partition("=")[0]
-    if family not in CHECKERS:
-        raise UsageError(
-            f"The target '{name}' has no checker.", where="target", fix=nearest(family, CHECKERS)
-        )
+    require_known(family, CHECKERS, f"The target '{name}' has no checker.", "target")
     module, _, function = CHECKERS[family].partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

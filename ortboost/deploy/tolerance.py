@@ -8,7 +8,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import require_known
 from ortboost.runtime.peepholes import short_types
 
 __all__ = ["AGREEMENT", "ROUNDING", "SQNR", "Tolerance", "precision_of", "tolerance_for"]
@@ -78,12 +78,8 @@ class Tolerance:
             UsageError: An output is unknown; the message suggests the nearest.
         """
         for name in (*self.rtols, *self.atols):
-            if name not in outputs:
-                raise UsageError(
-                    f"A tolerance is given for '{name}', but the model has no such output.",
-                    where="--rtol, --atol",
-                    fix=nearest(name, outputs),
-                )
+            what = f"A tolerance is given for '{name}', but the model has no such output."
+            require_known(name, outputs, what, "--rtol, --atol")
 
     def __str__(self) -> str:
         if self.sqnr is not None:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import UsageError, require_known
 from ortboost.core.files import atomic_path
+from ortboost.core.printable import first_of
 from ortboost.core.report import Report
 from ortboost.drawing.collapse import Part, collapse
 from ortboost.drawing.dot import to_dot
@@ -152,12 +153,13 @@ def _whole(
             items = [f"{name} ({op})" for name, op in gone.items()]
             if len(items) > _LISTED:  # too many to name: count them by operator
                 items = [f"{count} {op}" for op, count in Counter(gone.values()).most_common()]
-            notes.append(_listing("removed", items))
+            notes.append(f"removed: {first_of(items, _LISTED)}")
     elif opened.reports:
         marks, missing = marks_of_reports(opened.model, opened.reports)
         if missing and missed:
             names = [f"{rewrite} {count}" for rewrite, count in missing.items()]
-            notes.append(_listing("also changed, but not a node of this graph", names))
+            also = first_of(names, _LISTED)
+            notes.append(f"also changed, but not a node of this graph: {also}")
     title = f"{path.name}: {graph}.onnx" if path.is_dir() else path.name
     return picture_of(opened.model, marks=marks, weights=opened.weights, title=title, notes=notes)
 
@@ -230,8 +232,3 @@ def _make_labels_unique(model: ir.Model) -> None:
         if label(node) in seen:
             node.name = names.unique(label(node))
         seen.add(label(node))
-
-
-def _listing(what: str, items: list[str]) -> str:
-    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return f"{what}: {', '.join(items[:_LISTED])}{more}"

@@ -14,7 +14,7 @@ import os
 import onnx
 import onnx_ir as ir
 
-from ortboost.core.errors import OrtBoostError
+from ortboost.core.errors import OrtBoostError, all_lines
 
 __all__ = ["VARIABLE", "check_rewritten"]
 
@@ -48,7 +48,7 @@ def check_rewritten(model: ir.Model, rewrite: str) -> None:
     except (onnx.checker.ValidationError, ValueError, TypeError) as error:
         raise OrtBoostError(
             f"The rewrite '{rewrite}' leaves an invalid ONNX graph.",
-            where=" ".join(str(error).split())[:400],
+            where=all_lines(error, 400),
             fix="This is a bug in the rewrite, not in the model: please report it, unless it is "
             "your own.",
         ) from error

@@ -36,6 +36,7 @@ __all__ = [
     "label",
     "match_names",
     "matches_name",
+    "permutation",
     "producer_of",
     "scalar",
     "sole_consumer",
@@ -139,6 +140,16 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
 def is_standard(node: ir.Node, *op_types: str) -> bool:
     """Whether a node is a standard ONNX operator, and one of ``op_types`` if any are given."""
     return node.domain in ("", "ai.onnx") and (not op_types or node.op_type in op_types)
+
+
+def permutation(node: ir.Node | None) -> list[int] | None:
+    """The axes of a Transpose in their new order; ``None`` for any other node, or if not known."""
+    if node is None or not is_standard(node, "Transpose"):
+        return None
+    shape, perm = known_shape(input_at(node, 0)), node.attributes.get_ints("perm", None)
+    if perm is None:  # the axes are reversed
+        return None if shape is None else list(range(len(shape)))[::-1]
+    return list(perm)
 
 
 def find_nodes(nodes: Iterable[ir.Node], *op_types: str) -> list[ir.Node]:

@@ -40,7 +40,7 @@ from ortboost.boosts import (
     LessBN,
 )
 from ortboost.boosts.freeze_schedule import FreezeConfig
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest, require_known
 from ortboost.core.field_types import Range, check_kinds, read_config
 from ortboost.core.files import read_json
 
@@ -311,12 +311,8 @@ def resolve_boost(
         if section == "boost" and name != "mode":  # in mode auto it would have no effect
             data["boost"].setdefault("mode", "manual")
     for name in data:
-        if name not in SECTIONS:
-            raise ConfigError(
-                f"Unknown section {name!r}.",
-                where="boost configuration",
-                fix=nearest(name, SECTIONS),
-            )
+        what = f"Unknown section {name!r}."
+        require_known(name, SECTIONS, what, "boost configuration", ConfigError)
     mode, on, idle = _switches(level, data.pop("boost", {}))
     sections = {name: _section(name, data.get(name, {})) for name in _SECTIONS}
     for name in data:
@@ -335,10 +331,7 @@ def resolve_boost(
 def _switches(level: str, given: dict[str, Any]) -> tuple[str, Switches, dict[str, str]]:
     """The mode, the enabled boosts, and settings without effect."""
     mode = given.pop("mode", "auto")
-    if mode not in MODES:
-        raise ConfigError(
-            f"Unknown boost mode {mode!r}.", where="boost, mode", fix=nearest(str(mode), MODES)
-        )
+    require_known(mode, MODES, f"Unknown boost mode {mode!r}.", "boost, mode", ConfigError)
     read_config(Switches, given, "boost")  # for its errors, in every mode
     if mode in ("enable_all", "disable_all"):
         on = Switches(**dict.fromkeys(_SWITCHES, mode == "enable_all"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest, require_known
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.report import Report
 from ortboost.program.boost_config import SECTIONS, BoostConfig
@@ -80,12 +80,9 @@ def split_settings(
     of_boosts, of_program = list[tuple[str, Any]](), list[tuple[str, Any]]()
     for key, value in sets:
         section, dot, _ = key.partition(".")
-        if dot and section not in (*SECTIONS, *_PARTS):
-            raise ConfigError(
-                f"Unknown section {section!r}.",
-                where="settings",
-                fix=nearest(section, (*SECTIONS, *_PARTS)),
-            )
+        if dot:
+            known = (*SECTIONS, *_PARTS)
+            require_known(section, known, f"Unknown section {section!r}.", "settings", ConfigError)
         (of_program if section in _PARTS else of_boosts).append((key, value))
     return of_boosts, of_program
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.blockers import quantizers_between, standing_blockers
 from ortboost.core.errors import ModelError, UsageError, nearest
-from ortboost.core.printable import count_of
+from ortboost.core.printable import count_of, first_of
 from ortboost.core.report import Report
 from ortboost.graph.query import is_standard
 from ortboost.graph.reach import reach
@@ -419,5 +419,4 @@ def _scopes(value: ir.Value) -> set[str]:
 
 
 def _shown(names: Sequence[str]) -> str:
-    listed = ", ".join(f"'{name}'" for name in names[:3])
-    return f"{listed} and {len(names) - 3} more" if len(names) > 3 else listed
+    return first_of([f"'{name}'" for name in names], 3)

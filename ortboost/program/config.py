@@ -16,7 +16,7 @@ from ortboost.boosts.loss_scale import scale_from_dict
 from ortboost.boosts.roles import GradientAccumulator, LineSearch, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.arguments import Configuration
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, require_known
 from ortboost.core.field_types import Range, check_kinds, read_config, write_config
 from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.graph.weights.parameters import Parameter
@@ -281,10 +281,7 @@ class ProgramConfig:
         plain = {key: value for key, value in data.items() if key not in former}
         names = [*(item.name for item in dataclasses.fields(cls)), *FORMER]
         for key in plain:
-            if key not in names:
-                raise ConfigError(
-                    f"Unknown key '{key}'.", where="configuration", fix=nearest(str(key), names)
-                )
+            require_known(key, names, f"Unknown key '{key}'.", "configuration", ConfigError)
         boosts = plain.get("boosts", ())
         if isinstance(boosts, (list, tuple)):
             boosts = tuple(map(boost_from_dict, boosts))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.fourier import write_out_real_inverses
-from ortboost.core.errors import ModelError, UsageError, nearest
-from ortboost.core.printable import count_of
+from ortboost.core.errors import ModelError, UsageError, require_known
+from ortboost.core.printable import count_of, first_of
 from ortboost.core.report import Report
 from ortboost.graph.build import free_name
 from ortboost.graph.query import format_shape, is_standard, known_shape, label, static_shape
@@ -148,7 +148,7 @@ def _moving_norms(
     if not (config.freeze or config.selects):
         return report
     moving = [
-        label(node)
+        f"'{label(node)}'"
         for node in batch_norms(model)
         if label(node) in norms.changed
         and not {v.name for v in node.inputs[1:3] if v} & set(trained)
@@ -156,9 +156,7 @@ def _moving_norms(
     if moving:
         report.notes.append(
             "BatchNormalization with frozen weights still updates its statistics, as in torch: "
-            f"'{moving[0]}'"
-            + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
-            + "; use --frozen-bn PATTERN to keep them fixed"
+            f"{first_of(moving, 1)}; use --frozen-bn PATTERN to keep them fixed"
         )
     return report
 
@@ -184,12 +182,7 @@ def _padding_rows(
 def _check_padding_row(model: ir.Model, name: str, row: int, trained: Sequence[str]) -> None:
     """Refuse a padding row that the user gave for what is not a trained table with this row."""
     where = f"padding_idx, {source_name(model)}"
-    if name not in trained:
-        raise UsageError(
-            f"'{name}' has a padding row, but is not trained.",
-            where=where,
-            fix=nearest(name, trained),
-        )
+    require_known(name, trained, f"'{name}' has a padding row, but is not trained.", where)
     table = model.graph.initializers[name]
     if not any(is_standard(use.node, "Gather", "Cast", "Identity") for use in table.uses()):
         raise UsageError(

@@ -44,6 +44,7 @@ from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import LineSearch
 from ortboost.core.errors import ConfigError, ModelError
+from ortboost.core.printable import first_of
 from ortboost.graph.build import detach
 from ortboost.graph.io import save_model
 from ortboost.graph.query import subgraphs
@@ -157,7 +158,7 @@ def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
         if inside:
             raise ConfigError(
                 "The processes exchange values within these graphs, which takes more graphs.",
-                where=f"'{inside[0]}' and {len(inside) - 1} more",
+                where=first_of(inside, 1),
                 fix="Remove sync-bn, shard of dim-reduce and distribute_inverses of thor, or train "
                 "with ortboost.",
             )

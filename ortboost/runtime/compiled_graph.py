@@ -28,8 +28,7 @@ class CompiledGraph:
     Args:
         model: The graph.
         catalogue: Its own catalogue.
-        state: The state of the program.
-        device: ``cpu`` or ``cuda``.
+        state: The state of the program, on the device where the graph runs.
         threads: Intra-op threads.
         placed: Inputs and outputs other than states that have their own buffers on the device.
         prepared: The graph is in the form for the device.
@@ -44,7 +43,6 @@ class CompiledGraph:
         catalogue: Catalogue,
         state: DeviceState,
         *,
-        device: str,
         threads: int | None,
         placed: Mapping[str, Buffer] | None = None,
         prepared: bool = False,
@@ -59,14 +57,14 @@ class CompiledGraph:
         # States that `advance` swaps: a graph that only reads a state must not swap its buffers.
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
         nexts = [entry.next for entry in catalogue.state if entry.next is not None]
-        form = model if prepared else for_device(model, device, states=nexts, threads=threads)
+        form = model if prepared else for_device(model, state.device, states=nexts, threads=threads)
         self._shapes = {value.name: static_shape(value) for value in form.graph.outputs}
         self._inputs = {value.name for value in form.graph.inputs}
         # On CUDA the runtime computes shapes, which are int64, on the host.
         self._on_host = {v.name for v in form.graph.outputs if v.dtype == ir.DataType.INT64}
         self._session = open_session(
             form,
-            device=device,
+            device=state.device,
             threads=threads,
             memory_pattern=state.nbytes < _LARGE_STATE,
             buffer_reuse=False,

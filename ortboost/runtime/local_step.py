@@ -43,9 +43,9 @@ class LocalStep:
             model, catalogue = self._program.graphs[name], self._program.catalogue_of(name)
             if self._replay:
                 model, catalogue = passing_on(model, catalogue, self._program.catalogue)
-            graph, device = (model, catalogue, self._state), self._state.device
+            graph = (model, catalogue, self._state)
             # It does not refer to this object: its memory need not wait for a garbage collection.
-            compiled = partial(CompiledGraph, *graph, device=device, threads=self._threads)
+            compiled = partial(CompiledGraph, *graph, threads=self._threads)
             self._opened[name] = ReplayedGraph(compiled, *graph) if self._replay else compiled()
         return self._opened[name]
 

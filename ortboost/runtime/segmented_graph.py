@@ -24,7 +24,7 @@ class SegmentedGraph:
 
     Args:
         form: The graph, prepared for the device.
-        catalogue, state, device, threads, placed: As for :class:`CompiledGraph`.
+        catalogue, state, threads, placed: As for :class:`CompiledGraph`.
         groups: Outputs that each segment produces.
         draws_first: See, as for ``groups``, :func:`ortboost.program.segments.cut_segments`.
     """
@@ -36,7 +36,6 @@ class SegmentedGraph:
         state: DeviceState,
         groups: Sequence[Sequence[str]],
         *,
-        device: str,
         threads: int | None,
         placed: Mapping[str, Buffer],
         draws_first: bool = True,
@@ -64,7 +63,6 @@ class SegmentedGraph:
                     segment.model,
                     own_catalogue(catalogue, graph, segment.passed_on),
                     state,
-                    device=device,
                     threads=threads,
                     placed=placed,
                     prepared=True,

@@ -99,7 +99,6 @@ class SplitGraphs:
             first,
             state,
             plan.ends(),
-            device=device,
             threads=threads,
             placed=self._placed,
             draws_first=not plan.levels,

@@ -27,6 +27,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DivergedError, ModelError, UsageError
+from ortboost.graph.query import producer_of, scalar
 from ortboost.graph.reach import values_by_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.names import RAW
@@ -157,14 +158,14 @@ def _chain(value: ir.Value, buffer: str) -> list[tuple[str, float]] | None:
     if value.name == buffer:
         return []
     # The step states m only in its graph: the factor of the term that leads to the buffer.
-    add = value.producer()
-    for term in add.inputs if add is not None and add.op_type == "Add" else ():
-        mul = term.producer() if term is not None else None
-        if mul is None or mul.op_type != "Mul":
+    add = producer_of(value, "Add")
+    for term in add.inputs if add is not None else ():
+        mul = producer_of(term, "Mul")
+        if mul is None:
             continue
         for old, factor in (mul.inputs, mul.inputs[::-1]):
-            m = None if factor is None else ir.convenience.get_const_tensor(factor)
-            before = None if old is None or m is None or m.size != 1 else _chain(old, buffer)
+            m = scalar(factor)
+            before = None if old is None or m is None else _chain(old, buffer)
             if before is not None and m is not None:
-                return [*before, (value.name or "", float(m.numpy().item()))]
+                return [*before, (value.name or "", m)]
     return None

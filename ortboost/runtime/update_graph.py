@@ -45,7 +45,6 @@ class UpdateGraph:
             catalogue,
             state,
             [*(list(map(cut_name, level)) for level in levels), []],
-            device=device,
             threads=threads,
             placed={**placed, **{name: buffer for buffer in buffers for name in buffer.names}},
         )

@@ -53,11 +53,10 @@ class Updater:
         graphs = [(update, _catalogue(update, program)), (flush, read_catalogue(flush))]
         self._groups = [spec.name for spec in program.catalogue.hyper]
         self.catalogue = merged([catalogue for _, catalogue in graphs])
-        device = training_device(device)
         initial = {entry.name: program.initial[entry.name] for entry in self.catalogue.state}
-        self._state = DeviceState(self.catalogue, initial, device, ())
+        self._state = DeviceState(self.catalogue, initial, training_device(device), ())
         self._update, self._flush = (
-            CompiledGraph(model, catalogue, self._state, device=device, threads=threads)
+            CompiledGraph(model, catalogue, self._state, threads=threads)
             for model, catalogue in graphs
         )
 

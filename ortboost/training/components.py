@@ -75,15 +75,8 @@ def principal_components(
         )
     # S^-1 U^T, of which the rows of P = S^-1 U^T X are made block by block.
     mixing = (vectors[:, :number] / np.sqrt(values[:number])).T
-    try:
-        with atomic_path(path) as temporary:
-            _write(blocks, mixing, length, temporary)
-    except OSError as error:
-        raise FileError(
-            "The components cannot be written.",
-            where=f"{path}: {error}",
-            fix="Check the free space and the permissions.",
-        ) from error
+    with atomic_path(path) as temporary:
+        _write(blocks, mixing, length, temporary)
     shares: NDArray[np.float64] = values[:number] / values[values > 0].sum()
     return shares
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from ortboost.core.errors import DivergedError, OrtBoostError
 from ortboost.core.loss_scale import scale_text
+from ortboost.core.printable import first_of
 from ortboost.training.overflow import Diagnosable
 from ortboost.training.protocols import Batch
 from ortboost.training.run_state import RunState, step_seed
@@ -76,12 +77,11 @@ def overflow_error(
             where=f"step {state.step}",
             fix="Set an upper bound of the scale, max_scale.",
         )
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return DivergedError(
         f"Training diverged: {skips} steps in a row were not finite at the smallest loss scale "
         f"({scale_text(state.loss_scale)}).",
         where=f"step {state.step}; not finite, or too large: "
-        f"{shown or 'no tensor on this batch alone'}",
+        f"{first_of(names, 8) or 'no tensor on this batch alone'}",
         fix=_advice(best),
     )
 

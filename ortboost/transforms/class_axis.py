@@ -20,7 +20,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
-from ortboost.graph.query import format_shape, is_standard, known_shape
+from ortboost.graph.query import format_shape, is_standard, known_shape, permutation
 from ortboost.graph.source import source_name
 
 __all__ = ["find_class_axis"]
@@ -127,9 +127,8 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     before, axis = known_shape(source), known.get(source)
     if before is None or after is None or axis is None:
         return None
-    if node.op_type == "Transpose":
-        perm = node.attributes.get_ints("perm", list(range(len(before)))[::-1])
-        return list(perm).index(axis)
+    if (perm := permutation(node)) is not None:
+        return perm.index(axis)
     # A reshape keeps the axis if all before it, or all after it, stay together.
     # Axes are recognized by their lengths.
     if not isinstance(before[axis], int):

@@ -8,7 +8,7 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import constant, is_standard, known_shape, producer_of
+from ortboost.graph.query import constant, is_standard, known_shape, permutation, producer_of
 
 __all__ = ["APPLIED_BY_LOSS", "decision_threshold", "holds_probabilities", "logits_before"]
 
@@ -130,8 +130,7 @@ def _axis_before(moves: list[ir.Node], output: ir.Value, axis: int) -> tuple[int
     for node in reversed(moves):
         if shape is None:
             return None
-        if node.op_type == "Transpose":
-            perm = [*(node.attributes.get_ints("perm", None) or range(len(shape))[::-1])]
+        if (perm := permutation(node)) is not None:
             shape = tuple(shape[perm.index(i)] for i in range(len(shape)))
             axis = perm[axis]
             continue

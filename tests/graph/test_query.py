@@ -11,6 +11,7 @@ from ortboost.graph.query import (
     has_subgraph,
     known_shape,
     match_names,
+    permutation,
     source_before,
     static_shape,
     subgraphs,
@@ -64,6 +65,20 @@ def test_nodes_and_graphs_are_those_of_onnx_ir_in_its_order():
     assert [node.op_type for node in all_nodes(graph)] == "Neg If Exp If Abs Sqrt Relu".split()
     assert [g.name for g in all_graphs(graph)] == ["net", "outer", "inner", "empty", "other"]
     assert list(all_graphs(graph)) == [graph, *graph.subgraphs()]
+
+
+def test_the_permutation_of_a_transpose():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2,3,4] x) => (y, r, u, a) {
+          y = Transpose <perm = [1, 0, 2]> (x)  r = Transpose(x)
+          s = SequenceConstruct(x)  e = ConcatFromSequence <axis = 0> (s)
+          u = Transpose(e)  a = Abs(x)
+        }"""
+    )
+    found = {node.outputs[0].name: permutation(node) for node in model.graph}
+    assert (found["y"], found["r"], found["u"], found["a"]) == ([1, 0, 2], [2, 1, 0], None, None)
+    assert permutation(None) is None
 
 
 def test_the_source_before_a_chain():

@@ -25,11 +25,10 @@ def test_the_bits_of_one_run(name, engine):
     catalogue = read_catalogue(split.gradients)
     form = for_device(split.gradients, "cpu", threads=1)
     sizes = {s.name: int(np.prod(s.shape)) * 4 for s in split.summed}
-    settings = {"device": "cpu", "threads": 1}
     state = DeviceState(program.catalogue, program.initial, "cpu", frozenset())
-    whole = CompiledGraph(split.gradients, catalogue, state, **settings)
+    whole = CompiledGraph(split.gradients, catalogue, state, threads=1)
     groups = order_gradients(form, sizes, 3)
-    parts = SegmentedGraph(form, catalogue, state, groups, placed={}, **settings)
+    parts = SegmentedGraph(form, catalogue, state, groups, threads=1, placed={})
     assert len(parts) == 3
     for step, size in enumerate((8, 8, 5, 9, 9)):
         feeds = batch_for(program, size, seed=step)

@@ -37,7 +37,7 @@ from ortboost.deploy.int8.select import (
 from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer
 from ortboost.graph.opsets.convert_opset import convert_opset
-from ortboost.graph.query import input_at, is_read, known_shape, producer_of
+from ortboost.graph.query import input_at, is_read, known_shape, label, producer_of
 from ortboost.graph.shapes.shape_inference import infer_shapes
 
 __all__ = ["quantize_int8"]
@@ -166,7 +166,7 @@ class _Writer:
     def host(self, node: ir.Node) -> None:
         """Quantize the weight and the bias of a node, and report it."""
         value, weight = node.inputs[0], node.inputs[1]
-        name = node.name or node.op_type
+        name = label(node)
         if value is None or weight is None or id(value) not in self.pairs:
             self.report.kept[name] = "its input is not finite on the calibration data"
             return

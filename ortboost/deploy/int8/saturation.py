@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import input_at, producer_of
+from ortboost.graph.query import input_at, label, producer_of
 
 __all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
 
@@ -83,5 +83,5 @@ def saturating_weights(model: ir.Model) -> dict[str, str]:
             if value is None or stored is None or stored.dtype != ir.DataType.INT8:
                 continue
             if can_saturate(stored.numpy(), axis):
-                found[value.name or ""] = node.name or node.op_type
+                found[value.name or ""] = label(node)
     return found

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.graph.query import is_standard, match_names
+from ortboost.graph.query import is_standard, label, match_names
 from ortboost.graph.source import source_name
 
 __all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
@@ -49,7 +49,7 @@ def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.N
         if obstacle is None:
             found.append(node)
         else:
-            report.kept[node.name or node.op_type] = obstacle
+            report.kept[label(node)] = obstacle
     return found
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.merge_neighbours import slice_bounds
-from ortboost.graph.query import constant, known_shape, label, scalar
+from ortboost.graph.query import constant, known_shape, label, permutation, scalar
 from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 from ortboost.graph.shapes.dimensions import dimensions, same_shape, same_view
 
@@ -60,10 +60,8 @@ def _cast_like(site: Site) -> bool:
 
 
 def _transpose(site: Site) -> bool:
-    perm, shape = site.integers("perm"), site.input(0).shape
-    if perm is None:  # it reverses the axes
-        return shape is not None and len(shape) < 2
-    return list(perm) == sorted(perm)
+    perm = permutation(site.node)
+    return perm is not None and perm == sorted(perm)
 
 
 def _view(site: Site) -> bool:

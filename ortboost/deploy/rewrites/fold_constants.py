@@ -26,6 +26,7 @@ from ortboost.graph.query import (
     count_operators,
     input_at,
     is_standard,
+    label,
     static_shape,
 )
 from ortboost.graph.rewriting import Site, rewrite_nodes
@@ -63,7 +64,7 @@ def fold_constants(model: ir.Model) -> Report:
     def should_fold(node: ir.Node) -> bool | None:
         reason = _obstacle(node, constants)
         if reason is not None:
-            report.kept[node.name or node.op_type] = reason
+            report.kept[label(node)] = reason
             return False
         return True
 
@@ -90,7 +91,7 @@ def fold_constants(model: ir.Model) -> Report:
             if failed is None or failed in hidden:
                 raise
             hidden[failed] = "onnxscript cannot compute it"
-    report.kept.update({node.name or node.op_type: reason for node, reason in hidden.items()})
+    report.kept.update({label(node): reason for node, reason in hidden.items()})
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     after = count_operators(model)
     if after.get("If", 0) < before.get("If", 0):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import label, producer_of, sole_consumer
+from ortboost.graph.query import label, permutation, producer_of, sole_consumer
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 from ortboost.graph.shapes.dimensions import dimensions
 
@@ -28,7 +28,7 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
     first, out = producer_of(site.input(0), "Transpose"), site.node.outputs[0]
     if first is None or first.graph is not site.node.graph:
         return None
-    source, inner, outer = first.inputs[0], _perm(first), _perm(site.node)
+    source, inner, outer = first.inputs[0], permutation(first), permutation(site.node)
     if source is None or inner is None or outer is None or len(inner) != len(outer):
         return None
     perm = [inner[i] for i in outer]
@@ -41,21 +41,11 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Transpose", source, dtype=out.dtype, shape=out.shape, perm=perm)]
 
 
-def _perm(node: ir.Node) -> list[int] | None:
-    perm = node.attributes.get_ints("perm", None)
-    if perm is not None:
-        return list(perm)
-    value = node.inputs[0]
-    if value is None or value.shape is None:
-        return None
-    return list(range(len(value.shape)))[::-1]
-
-
 def _detour(site: Site) -> list[ir.Value | None] | None:
     """Replace the last Reshape of a transposition done in three dimensions."""
     last, out = site.node, site.node.outputs[0]
     turn = producer_of(site.input(0), "Transpose")
-    if turn is None or _perm(turn) != [0, 2, 1]:
+    if turn is None or permutation(turn) != [0, 2, 1]:
         return None
     first = producer_of(turn.inputs[0], "Reshape")
     if first is None or first.graph is not last.graph:

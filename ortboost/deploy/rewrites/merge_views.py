@@ -10,7 +10,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, is_standard, label, producer_of
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    is_standard,
+    known_shape,
+    label,
+    permutation,
+    producer_of,
+)
 from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrites
 from ortboost.graph.shapes.dimensions import REST, as_reshape, dimensions, is_flat, same_view
 
@@ -56,9 +64,6 @@ def _is_view(node: ir.Node) -> bool:
 
 def _moves_ones(node: ir.Node) -> bool:
     """Whether a node is a Transpose that moves only dimensions of length 1."""
-    value = node.inputs[0] if is_standard(node, "Transpose") else None
-    perm = node.attributes.get_ints("perm", None)
-    if value is None or value.shape is None or perm is None:
-        return False
-    kept = [axis for axis in perm if value.shape[axis] != 1]
-    return kept == sorted(kept)
+    perm, shape = permutation(node), known_shape(input_at(node, 0))
+    kept = [axis for axis in perm or () if shape is not None and shape[axis] != 1]
+    return perm is not None and shape is not None and kept == sorted(kept)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import label, producer_of
+from ortboost.graph.query import label, permutation, producer_of
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["separate_transposes"]
@@ -26,7 +26,7 @@ def separate_transposes(site: Site) -> list[ir.Value | None] | None:
     """Separate float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
     for place in (0, 1):
         transpose, stored = producer_of(site.input(place), "Transpose"), site.input(1 - place)
-        perm = [] if transpose is None else list(transpose.attributes.get_ints("perm", ()))
+        perm = permutation(transpose) or []
         if transpose is None or not _is_fused(perm) or not _is_half_matrix(stored):
             continue
         out, source = site.node.outputs[0], transpose.inputs[0]

@@ -26,7 +26,7 @@ from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.normal_form.to_float32 import to_float32
 from ortboost.graph.normalize import free_weights
 from ortboost.graph.opsets.convert_opset import convert_opset
-from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_read, is_standard, label
 from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.unused import remove_unused_nodes
 
@@ -86,7 +86,7 @@ def strip_training_mode(model: ir.Model) -> Report:
     for node in list(graph.all_nodes()):
         if not is_standard(node):
             continue
-        name = node.name or node.op_type
+        name = label(node)
         if node.op_type == "Dropout" and (training_mode := input_at(node, 2)) is not None:
             mode = training_mode.const_value
             if mode is None or bool(np.any(mode.numpy())):  # an input may switch it on

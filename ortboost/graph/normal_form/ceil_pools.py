@@ -156,9 +156,7 @@ def _average_pool(site: Site) -> list[ir.Value | None] | None:
         return None
     if site.text("auto_pad", "NOTSET") != "NOTSET":
         return None  # no window overhangs
-    kernel = site.integers("kernel_shape") or ()
-    rank = len(kernel)
-    pads = site.integers("pads") or (0,) * (2 * rank)
+    pads = window_of(site)["pads"]
     site.note = "the padding of its last window is no longer counted, as the standard says"
     attributes: dict[str, Any] = dict(site.node.attributes)
     attributes.pop("count_include_pad")
@@ -166,7 +164,7 @@ def _average_pool(site: Site) -> list[ir.Value | None] | None:
     if any(pads):
         _refuse_windows_in_the_padding(site)
         attributes.pop("pads")
-        axes = site.ints(*range(2, 2 + rank))
+        axes = site.ints(*range(2, 2 + len(pads) // 2))
         data = site.op("Pad", data, site.ints(*pads), None, axes, mode="constant")
     return [site.op("AveragePool", data, shape=site.node.outputs[0].shape, **attributes)]
 

@@ -11,7 +11,15 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.bodies import states_of
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, find_nodes, input_at, is_standard, known_shape, scalar
+from ortboost.graph.query import (
+    constant,
+    find_nodes,
+    input_at,
+    is_standard,
+    known_shape,
+    scalar,
+    source_before,
+)
 
 __all__ = ["gather_single_elements"]
 
@@ -78,11 +86,5 @@ def _place(value: ir.Value | None) -> tuple[ir.Value | None, int]:
 
 def _number(value: ir.Value | None) -> int | None:
     """A constant integer, also one that a node casts."""
-    while value is not None and value.producer() is not None:
-        node = value.producer()
-        assert node is not None
-        if not is_standard(node, *_PASSES):
-            return None
-        value = node.inputs[0]
-    number = scalar(value)
+    number = scalar(source_before(value, *_PASSES))
     return None if number is None or number != int(number) else int(number)

@@ -36,6 +36,7 @@ from ortboost.graph.query import (
     fixed_lengths,
     is_standard,
     known_shape,
+    permutation,
     producer_of,
     static_shape,
 )
@@ -185,9 +186,8 @@ def _before_turning(w: ir.Value, layer: _Layer) -> ir.Value | None:
     if back is None or swapped is None or back.attributes.get_int("axis", 0) != 2:
         return None
     original, order = swapped.inputs[0], constant(back.inputs[1])
-    perm = list(swapped.attributes.get_ints("perm", []))
     shape = (layer.channels, layer.outputs, *layer.kernel)
-    if original is None or static_shape(original) != shape or perm != [1, 0, 2, 3]:
+    if original is None or static_shape(original) != shape or permutation(swapped) != [1, 0, 2, 3]:
         return None
     taps = math.prod(layer.kernel)
     if order is None or not np.array_equal(order, np.arange(taps)[::-1]):

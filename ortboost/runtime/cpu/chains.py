@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.graph.query import is_standard, is_unused, known_shape
 from ortboost.graph.reach import values_read
 
 __all__ = ["Chain", "Lengths", "elementwise_chains", "recompute_inputs"]
@@ -122,10 +122,9 @@ def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
             _repeat(cones.values(), chain, builder)
     for chain in chains:
         for node in reversed(chain.nodes.copy()):  # readers first
-            graph, (output,) = node.graph, node.outputs
-            if graph is not None and not output.uses() and not output.is_graph_output():
+            if node.graph is not None and is_unused(node):
                 chain.nodes.remove(node)
-                graph.remove(node, safe=True)
+                node.graph.remove(node, safe=True)
 
 
 def _cone(value: ir.Value, chain: Chain) -> Chain:

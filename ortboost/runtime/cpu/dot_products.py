@@ -21,7 +21,7 @@ import math
 
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, fixed_lengths, known_shape, producer_of, sole_consumer
+from ortboost.graph.query import fixed_lengths, known_shape, producer_of, sole_consumer
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["dot_products"]
@@ -45,7 +45,7 @@ def dot_products(model: ir.Model) -> bool:
 def _dot_product(site: Site) -> list[ir.Value | None] | None:
     """`sum_o a[..., o] b[..., o] = a[..., 1, :] b[..., 1, :]^T`, then a sum over other axes."""
     product = producer_of(site.input(0), "Mul")
-    axes = None if len(site.node.inputs) < 2 else constant(site.node.inputs[1])
+    axes = site.array(1)
     if product is None or axes is None or sole_consumer(product.outputs[0]) is not site.node:
         return None
     left, right = product.inputs

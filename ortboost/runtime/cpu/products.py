@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import producer_of, sole_consumer, static_shape
+from ortboost.graph.query import permutation, producer_of, sole_consumer, static_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["plain_products"]
@@ -35,7 +35,7 @@ def plain_products(model: ir.Model) -> bool:
 def _transposed_result(site: Site) -> list[ir.Value | None] | None:
     """`(x^T d)^T = d^T x`."""
     product = producer_of(site.input(0), "Gemm")
-    if product is None or list(site.node.attributes.get_ints("perm", [])) != [1, 0]:
+    if product is None or permutation(site.node) != [1, 0]:
         return None
     if sole_consumer(product.outputs[0]) is not site.node or not _is_plain(product):
         return None

@@ -35,7 +35,7 @@ import onnx_ir as ir
 from ortboost.core.cores import available_cores
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.patterns import Found, Op, match
-from ortboost.graph.query import constant, input_at, known_shape, producer_of
+from ortboost.graph.query import constant, input_at, known_shape, permutation, producer_of
 
 __all__ = ["weight_gradients"]
 
@@ -106,11 +106,8 @@ def _gradient(left: ir.Value | None, *, per_image: bool) -> ir.Value | None:
     if reshaped is None or per_image:
         return None if reshaped is None else reshaped.inputs[0]
     turned = producer_of(reshaped.inputs[0], "Transpose")
-    return turned.inputs[0] if turned is not None and _perm(turned)[:2] == [1, 0] else None
-
-
-def _perm(transpose: ir.Node) -> list[int]:
-    return list(transpose.attributes.get_ints("perm", []))
+    perm = permutation(turned) or []
+    return turned.inputs[0] if turned is not None and perm[:2] == [1, 0] else None
 
 
 def _image(padded: ir.Value, last: ir.Value, gradient: ir.Value) -> _Taps | None:
@@ -122,7 +119,7 @@ def _image(padded: ir.Value, last: ir.Value, gradient: ir.Value) -> _Taps | None
         return None
     shape, windows = known_shape(image) or (), known_shape(gradient) or ()
     spatial, start = len(shape) - 2, constant(last)
-    same = len(windows) == len(shape) and _perm(turned) == [0, *range(2, len(shape)), 1]
+    same = len(windows) == len(shape) and permutation(turned) == [0, *range(2, len(shape)), 1]
     if image.dtype != ir.DataType.FLOAT or not same or start is None or start.size != spatial:
         return None
     begins = _begins(pad, spatial)

@@ -22,7 +22,7 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.graph.patterns import Op, Pattern, match
-from ortboost.graph.query import known_shape, scalar
+from ortboost.graph.query import known_shape, producer_of, scalar
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["gelu_in_fewer_passes"]
@@ -102,8 +102,8 @@ def _factors_in_exponent(site: Site) -> list[ir.Value | None] | None:
     u, d, factor = found["u"], found["d"], _SLOPE / _ROOT
     if known_shape(u) is None or known_shape(u) != known_shape(d):
         return None
-    node = u.producer()
-    if node is not None and node.op_type == "Mul" and len(u.consumers()) == 1:
+    node = producer_of(u, "Mul")
+    if node is not None and len(u.consumers()) == 1:
         half = next((v for v in node.inputs if v is not None and scalar(v) == 0.5), None)
         rest = [v for v in node.inputs if v is not half]
         if half is not None and not half.shape and len(rest) == 1 and rest[0] is not None:

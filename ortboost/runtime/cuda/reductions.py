@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import SHORT_FLOATS, constant, known_shape
+from ortboost.graph.query import SHORT_FLOATS, known_shape
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["reductions_in_two_steps"]
@@ -28,8 +28,7 @@ def reductions_in_two_steps(model: ir.Model) -> bool:
 
 
 def _in_two_steps(site: Site) -> list[ir.Value | None] | None:
-    axes = None if len(site.node.inputs) < 2 else constant(site.node.inputs[1])
-    x = site.input(0)
+    axes, x = site.array(1), site.input(0)
     shape = known_shape(x)
     if axes is None or shape is None or x.dtype not in (ir.DataType.FLOAT, *SHORT_FLOATS):
         return None

@@ -157,8 +157,8 @@ class ReplayedGraph:
         model: The graph, as in the file.
         catalogue: Its own catalogue.
         state: The state of the program; every state that the graph writes has two buffers. All
-            graphs write the same states, see :func:`passing_on`.
-        device: ``cuda``; ``cpu`` runs the same form without capturing it, for tests.
+            graphs write the same states, see :func:`passing_on`. On a CPU, for tests, the same form
+            runs without being captured.
     """
 
     def __init__(
@@ -167,11 +167,8 @@ class ReplayedGraph:
         model: ir.Model,
         catalogue: Catalogue,
         state: DeviceState,
-        *,
-        device: str = "cuda",
     ) -> None:
-        self._open, self._model, self._catalogue = graph, model, catalogue
-        self._state, self._device = state, device
+        self._open, self._model, self._catalogue, self._state = graph, model, catalogue, state
         self._normal: CompiledGraph | None = graph()  # now: errors of the runtime appear here
         self._captured: dict[Shapes, _Captured | None] = {}
 
@@ -212,11 +209,11 @@ class ReplayedGraph:
         try:
             shapes = {name: array.shape for name, array in feeds.items()}
             kernels = kernels_of(runtime().__version__)
-            form = form_to_capture(self._model, shapes, self._device, kernels)
+            form = form_to_capture(self._model, shapes, self._state.device, kernels)
             if isinstance(form, str):
                 _log.info("steps are not captured as CUDA graphs: %s", form)
                 return None
-            return _Captured(form, self._catalogue, self._state, feeds, self._device)
+            return _Captured(form, self._catalogue, self._state, feeds)
         except Exception as error:  # whatever it is, the step runs without capture
             _log.warning("steps are not captured as CUDA graphs: %s", first_line(error))
             return None
@@ -231,9 +228,8 @@ class _Captured:
         catalogue: Catalogue,
         state: DeviceState,
         feeds: Mapping[str, NDArray[Any]],
-        device: str,
     ) -> None:
-        self._catalogue, self._state = catalogue, state
+        self._catalogue, self._state, device = catalogue, state, state.device
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
         self._session = open_session(
             form,

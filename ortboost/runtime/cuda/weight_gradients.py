@@ -29,6 +29,7 @@ from ortboost.graph.query import (
     constant,
     fixed_lengths,
     known_shape,
+    permutation,
     producer_of,
     sole_consumer,
     static_shape,
@@ -53,8 +54,8 @@ def pad_before_transpose(model: ir.Model) -> bool:
 
 def _swap(node: ir.Node | None) -> ir.Value | None:
     """The input of a Transpose that swaps the first two axes."""
-    perm = None if node is None else node.attributes.get_ints("perm", None)
-    if node is None or perm is None or list(perm) != [1, 0, *range(2, len(perm))]:
+    perm = permutation(node)
+    if node is None or perm is None or perm != [1, 0, *range(2, len(perm))]:
         return None
     return node.inputs[0]
 
@@ -127,7 +128,7 @@ def _is_not_empty(value: ir.Value | None) -> bool:
 
 def _pad_first(site: Site) -> list[ir.Value | None] | None:
     turned, pads = producer_of(site.input(0), "Transpose"), site.array(1)
-    perm = None if turned is None else turned.attributes.get_ints("perm", None)
+    perm = permutation(turned)
     if turned is None or perm is None or pads is None or len(pads) != 8:
         return None
     if sole_consumer(turned.outputs[0]) is not site.node or site.optional(3) is not None:
@@ -142,4 +143,4 @@ def _pad_first(site: Site) -> list[ir.Value | None] | None:
     x = turned.inputs[0]
     padded = site.op("Pad", x, site.ints(*before.tolist()), site.optional(2))
     shape = site.node.outputs[0].shape
-    return [site.op("Transpose", padded, perm=list(perm), shape=shape)]
+    return [site.op("Transpose", padded, perm=perm, shape=shape)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ortboost.core.errors import FileError
+from ortboost.core.errors import FileError, all_lines
 from ortboost.training.data.tables import MemoryTable
 
 __all__ = ["read_csv"]
@@ -102,7 +102,7 @@ def _cause(error: Exception, source: Path, separator: str) -> str:
             for name, cell in zip(header, row, strict=False):
                 if not _is_number(cell):
                     return f"{line}, column '{name.strip()}': {cell!r} is not a number"
-    return " ".join(str(error).split())[:200]
+    return all_lines(error)
 
 
 def _is_number(text: str) -> bool:

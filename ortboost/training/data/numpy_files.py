@@ -27,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 
 from ortboost.core.arrays import npy_faults, read_npy
-from ortboost.core.errors import FileError
+from ortboost.core.errors import FileError, all_lines
 from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
@@ -49,7 +49,7 @@ def load_npy(path: str | os.PathLike[str]) -> Array:
     except (ValueError, OSError) as error:
         raise FileError(
             f"'{source.name}' is not a readable .npy file.",
-            where=f"{source}: {' '.join(str(error).split())[:200]}",
+            where=f"{source}: {all_lines(error)}",
             fix="Write it with np.save(path, array), with a numeric dtype.",
         ) from error
 

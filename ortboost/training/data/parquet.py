@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ortboost.core.errors import DependencyError, FileError
+from ortboost.core.errors import DependencyError, FileError, all_lines
 from ortboost.training.data.keys import SPLIT_NAMES
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
 from ortboost.training.data.tables import Table
@@ -211,7 +211,7 @@ class ParquetTable(Table):
     def _damaged(path: Path, error: Exception, more: str = "") -> FileError:
         return FileError(
             f"'{path.name}' is not a readable Parquet file.",
-            where=f"{path}{more}: {' '.join(str(error).split())[:200]}",
+            where=f"{path}{more}: {all_lines(error)}",
             fix="The file is truncated, damaged or of another kind; write it again.",
         )
 

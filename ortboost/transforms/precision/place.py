@@ -20,7 +20,7 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer
-from ortboost.graph.query import is_read, is_standard, is_unused
+from ortboost.graph.query import is_read, is_standard, is_unused, label
 from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
@@ -124,7 +124,7 @@ class _Casts:
                 continue
             into = report.changed if entry.choice == "low" else report.kept
             precision = self.name if entry.choice == "low" else "fp32"
-            into[entry.node.name or entry.node.op_type] = f"{precision}: {entry.reason}"
+            into[label(entry.node)] = f"{precision}: {entry.reason}"
         total = sum(self.counts.values())
         if total:
             parts = ", ".join(f"{count} of {kind}" for kind, count in self.counts.items() if count)

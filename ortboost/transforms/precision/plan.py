@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, UsageError
-from ortboost.graph.query import constant, is_standard, matches_name
+from ortboost.graph.query import constant, is_standard, matches_name, producer_of, source_before
 from ortboost.graph.source import source_name
 from ortboost.graph.weights.parameters import find_parameters
 from ortboost.transforms.precision.min_cut import Wire, least_casts
@@ -152,10 +152,7 @@ class PrecisionPlan:
 
     def _is_kept_from_zero(self, value: ir.Value | None) -> bool:
         """Whether a value is bounded by a constant that low precision loses: `x + 1e-15`."""
-        producer = value.producer() if value is not None else None
-        while producer is not None and is_standard(producer, *_KEEP_ZERO):
-            value = producer.inputs[0]
-            producer = value.producer() if value is not None else None
+        producer = producer_of(source_before(value, *_KEEP_ZERO))
         entry = self.of.get(id(producer))
         return entry is not None and self._lost_constant(entry.node, entry.form) is not None
 

@@ -116,6 +116,14 @@ def test_a_dropout_stops_dropping():
     assert not strip_training_mode(still).changed
 
 
+def test_nodes_without_names_are_reported_one_by_one():
+    nodes = "a = Dropout(x, r, t) y = Dropout(a, r, t)"
+    model = text_model(
+        one(nodes, "float[2,3] x, float r, bool t"), r=np.float32(0.5), t=np.bool_(True)
+    )
+    assert list(twice(strip_training_mode, model).changed) == ["a", "y"]
+
+
 def test_doubles_become_floats():
     model = text_model(
         one(

@@ -32,11 +32,11 @@ def runner(program, *, replayed):
     state = DeviceState(catalogue, program.initial, "cpu", ())
 
     def normal():
-        return CompiledGraph(program.step, catalogue, state, device="cpu", threads=1)
+        return CompiledGraph(program.step, catalogue, state, threads=1)
 
     if not replayed:
         return normal(), state
-    return ReplayedGraph(normal, program.step, catalogue, state, device="cpu"), state
+    return ReplayedGraph(normal, program.step, catalogue, state), state
 
 
 def trained(program):
@@ -77,10 +77,10 @@ def test_several_graphs_on_one_state_swap_all_buffers_together(boost):
     plain, replayed = {}, {}
     for name, model in program.graphs.items():
         own = program.catalogue_of(name)
-        plain[name] = CompiledGraph(model, own, states[0], device="cpu", threads=1)
+        plain[name] = CompiledGraph(model, own, states[0], threads=1)
         swapping = *passing_on(model, own, whole), states[1]
-        normal = partial(CompiledGraph, *swapping, device="cpu", threads=1)
-        replayed[name] = ReplayedGraph(normal, *swapping, device="cpu")
+        normal = partial(CompiledGraph, *swapping, threads=1)
+        replayed[name] = ReplayedGraph(normal, *swapping)
     names = [name for name in program.graphs if name.startswith("step")]
     rng = np.random.default_rng(1)
     for feeds in batches(program, [4] * 12 + [3, 2, 4, 2, 4, 3]):
@@ -272,7 +272,7 @@ def test_a_failed_capture_frees_its_memory_before_the_normal_step(monkeypatch):
 
 def test_a_stepper_is_freed_at_once(monkeypatch):
     monkeypatch.setattr("ortboost.runtime.stepper.can_replay", lambda program, device: True)
-    stepper = Stepper(portable("mlp"), device="cpu", threads=1)
+    stepper = Stepper(portable("mlp"), threads=1)
     state = weakref.ref(stepper._state)
     gc.disable()
     try:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import constant
+from ortboost.graph.query import scalar
 
 __all__: list[str] = []
 
@@ -124,9 +124,9 @@ def pow_(b: Backward) -> Gradients:
     base, power = Term(b, b.input(0), b.input(0).shape), Term(b, b.cast(exponent), exponent.shape)
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
-        number = constant(exponent)
-        if number is not None and number.size == 1:
-            found = _constant_power(g, Term(b, base.value, shape), y, float(number.reshape(-1)[0]))
+        number = scalar(exponent)
+        if number is not None:
+            found = _constant_power(g, Term(b, base.value, shape), y, number)
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
             # 0^-1 is infinite, and its product with p = 0 is NaN.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ortboost.core.errors import DependencyError, FileError
+from ortboost.core.errors import DependencyError, FileError, all_lines
 from ortboost.training.protocols import Array
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class FileImages(Store):
         except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
             raise FileError(
                 "An image cannot be read.",
-                where=f"{path}: {' '.join(str(error).split())[:200]}",
+                where=f"{path}: {all_lines(error)}",
                 fix="The file is damaged or not an image; replace it, or remove it from the data.",
             ) from error
 
