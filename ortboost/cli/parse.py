@@ -66,7 +66,9 @@ def parse_boost(text: str) -> Boost:
     return boost_from_dict({"name": name, **pairs})
 
 
-def parse_optimizer(text: str) -> tuple[Optimizer, tuple[Boost, ...]]:
+def parse_optimizer(
+    text: str, further: Mapping[str, Any] | None = None
+) -> tuple[Optimizer, tuple[Boost, ...]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum with the boost of that name.
 
     Example:
@@ -75,9 +77,15 @@ def parse_optimizer(text: str) -> tuple[Optimizer, tuple[Boost, ...]]:
         (0.8, 50)
     """
     name, found = parse_kind(text, "--optimizer", "thor:frequency=100,damping=0.03")
+    found |= further or {}
     if name != "thor":
-        known, what = [*OPTIMIZERS, "thor"], f"Unknown optimizer '{name}'."
-        require_known(name, known, what, "--optimizer", ConfigError)
+        require_known(
+            name,
+            [*OPTIMIZERS, "thor"],
+            f"Unknown optimizer '{name}'.",
+            "--optimizer",
+            ConfigError,
+        )
         return optimizer_from_dict({"name": name, **found}), ()
     # Momentum's own settings go to the optimizer, all others to the boost.
     rule: dict[str, Any] = {"name": "momentum"}
@@ -247,7 +255,7 @@ def parse_clip(text: str) -> ClipConfig:
 def parse_groups(texts: Sequence[str]) -> tuple[ParameterGroup, ...]:
     """Parse parameter groups: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
 
-    The learning rate may be any schedule.
+    The learning rate may be any schedule; ``;`` may replace its commas, as in earlier versions.
 
     Example:
         >>> [group.patterns for group in parse_groups(["head:fc*:lr=0.01,weight_decay=0"])]
@@ -281,7 +289,7 @@ def _group(text: str) -> ParameterGroup:
             key, known, f"Unknown setting '{key}' of a parameter group.", f"--group {text}"
         )
         # The rate stays text: it may be a schedule.
-        values[known[key]] = value if key == "lr" else parse_value(value)
+        values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
     return read_config(ParameterGroup, values, f"--group {text}")
 
 

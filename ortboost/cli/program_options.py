@@ -88,6 +88,9 @@ class UpdateOptions(Options):
         "thor:frequency=100,damping=0.03.",
         metavar="NAME:KEY=VALUE",
     )
+    optimizer_arg: _Texts = option(
+        "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE", hidden=True
+    )
     learning_rate: str | None = option(
         "Learning rate, default 0.01: 0.05, cosine:0.1,warmup=50, linear:0.1, "
         "step:0.1,every=500,...",
@@ -113,11 +116,14 @@ class UpdateOptions(Options):
 
     def given(self) -> dict[str, Any]:
         """The fields, and the boosts that are part of an optimizer."""
+        from ortboost.cli.grammar import parse_pairs
         from ortboost.cli.parse import parse_optimizer
 
         found = super().given()
-        if "optimizer" in found:
-            found["optimizer"], found["boosts"] = parse_optimizer(found["optimizer"])
+        further = parse_pairs(found.pop("optimizer_arg", None), "--optimizer-arg")
+        if "optimizer" in found or further:
+            name = found.get("optimizer", "momentum")
+            found["optimizer"], found["boosts"] = parse_optimizer(name, further)
         return found
 
 

@@ -279,9 +279,10 @@ class _Monitoring(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of :meth:`state_dict`; that of another metric is ignored."""
-        if state["monitor"] == self.goal.monitor:
+        # Older versions did not write the metric, nor the number of values for the best model.
+        if state.get("monitor", self.goal.monitor) == self.goal.monitor:
             self._seen.best, self.best_step = state["best"], int(state["best_step"])
-            self._seen.waited = int(state["waited"])
+            self._seen.waited = int(state.get("waited", 0))
 
 
 class EarlyStopping(_Monitoring):

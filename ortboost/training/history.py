@@ -142,8 +142,8 @@ class RunHistory:
         self.rising = rising if isinstance(rising, Mapping) else {}
         self.epochs = _count(event.get("epochs"))
         self.total = total or self.epochs * _count(event.get("steps_per_epoch")) or None
-        before = _number(event.get("seconds"))
-        self.before = 0.0 if math.isnan(before) else before
+        before = _number(event.get("seconds"))  # logs of older versions lack it
+        self.before = (self.seconds or self.before) if math.isnan(before) else before
         self.sessions, self.seconds = self.sessions + 1, None
 
     def _step(self, step: int, event: Mapping[str, Any]) -> None:

@@ -107,6 +107,7 @@ class RunState:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunState:
         """Rebuild the state from :meth:`to_dict`; other keys are ignored."""
-        known = {item.name: data[item.name] for item in fields(cls)}
+        # Checkpoints of older versions lack some fields.
+        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         known["sums"] = {name: Mean(*pair) for name, pair in data["sums"].items()}
         return read_config(cls, known, "checkpoint")

@@ -217,7 +217,7 @@ class Recorder:
         s.rule.load_state_dict(found.progress["rule"])
         s.resumed = s.saved = found.path
         s.saved_step = s.state.step
-        s.before = float(found.progress["seconds"])
+        s.before = float(found.progress.get("seconds", 0.0))  # older versions did not write it
         # Killed after the checkpoint, before the pin; or the pin is damaged.
         best = found.step if found.progress.get("best", False) else self.store.best_step()
         if best is not None:

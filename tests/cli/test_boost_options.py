@@ -298,8 +298,9 @@ def test_what_thor_does_not_know_is_refused(text, tmp_path, capsys):
     assert "fix:" in capsys.readouterr().err
 
 
-def test_settings_of_the_optimizer(tmp_path):
-    assert convert(MLP, tmp_path / "run", "--optimizer", "momentum:momentum=0.7,nesterov=true") == 0
+def test_the_former_option_for_settings(tmp_path):
+    words = ("--optimizer-arg", "momentum=0.7", "--optimizer-arg", "nesterov=true")
+    assert convert(MLP, tmp_path / "run", *words) == 0
     optimizer = Program.load(tmp_path / "run").config.optimizer
     assert (optimizer.momentum, optimizer.nesterov) == (0.7, True)
 

@@ -31,10 +31,12 @@ def test_clip():
 
 
 def test_group():
-    (group,) = parse_groups(["head:fc*|out.*:lr=cosine:0.1,warmup=5,weight_decay=0"])
-    assert (group.name, group.patterns) == ("head", ("fc*", "out.*"))
-    assert group.learning_rate == "cosine:0.1,warmup=5"
-    assert group.weight_decay == 0
+    for comma in ";,":
+        text = f"head:fc*|out.*:lr=cosine:0.1{comma}warmup=5,weight_decay=0"
+        (group,) = parse_groups([text])
+        assert (group.name, group.patterns) == ("head", ("fc*", "out.*"))
+        assert group.learning_rate == "cosine:0.1,warmup=5"
+        assert group.weight_decay == 0
     for text in (
         "head",
         "head:fc*",
@@ -75,7 +77,7 @@ def test_inputs_are_lengths_constants_and_batch_axes(tmp_path):
 
 
 def test_an_optimizer_has_settings_and_thor_is_momentum_with_a_boost():
-    rule, boosts = parse_optimizer("momentum:nesterov=true,momentum=0.8")
+    rule, boosts = parse_optimizer("momentum:nesterov=true", {"momentum": 0.8})
     assert (rule.name, rule.nesterov, rule.momentum, boosts) == ("momentum", True, 0.8, ())
     rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8,nesterov=true")
     assert (rule.name, rule.nesterov, rule.momentum) == ("momentum", True, 0.8)
