@@ -275,7 +275,7 @@ def _with_form(layer: _Layer, shape: tuple[int, ...]) -> _Layer:
 
 
 def _before_transposes(value: ir.Value) -> tuple[ir.Value, bool]:
-    """The matrix that a value is, and whether its axes are exchanged."""
+    """The value before a chain of Transposes, and whether these exchange its two axes."""
     exchanged = False
     while (node := producer_of(value, "Transpose", "Identity")) is not None:
         source = node.inputs[0]

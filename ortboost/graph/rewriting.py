@@ -269,7 +269,7 @@ def rewrites(
 def _replace(
     node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder, bypass: bool
 ) -> bool:
-    """Put the outputs in the node's place; whether the node is left in the graph to be removed."""
+    """Put the outputs in the node's place; True if the node still has to be removed."""
     if list(outputs) == list(node.outputs):
         return False  # the rule changed the node in place
     if bypass and len(outputs) == 1 and outputs[0] is not None and not builder.nodes:

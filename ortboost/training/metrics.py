@@ -173,9 +173,9 @@ class Metric:
         return UsageError(
             f"The metric '{self.name}' failed: {type(error).__name__}: {first_line(error)}",
             where=f"{function}({shapes or 'the contributions of all batches'})",
-            fix="Mend this function; it has to return a number."
+            fix="Fix this function; it has to return a number."
             if function == "value"
-            else "Mend this function; its arguments are the scores and the labels of a batch.",
+            else "Fix this function; its arguments are the scores and the labels of a batch.",
         )
 
 

@@ -1,6 +1,7 @@
 """Gradients by ``GradientGraphBuilder`` of onnxruntime-training 1.19.2, without torch.
 
-The builder is exact and fast, but for some forms of operators its gradient is silently wrong.
+The builder is exact and fast. For some forms of operators, however, it silently returns a wrong
+gradient.
 ``prepare`` (see :mod:`ortboost.autodiff.native.rewrites`) converts a graph into a form for which it
 is correct; ``differentiate`` runs it again on its own copy, so that callers cannot forget it.
 """

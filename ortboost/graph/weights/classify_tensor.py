@@ -118,7 +118,7 @@ def classify_tensor(value: ir.Value, shape: tuple[int, ...], *, producer: str) -
 
 
 def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> Verdict:
-    """The verdict without what only some exporters do.
+    """The verdict by the rules that hold for every exporter.
 
     The order matters: what is certain whatever the use, then what the exporter says, then the
     values, and the use alone last.
@@ -326,7 +326,7 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
 
 
 def _is_of_a_frozen_norm(graph: ir.Graph | None, name: str) -> bool:
-    """Whether it is the scale or shift of a normalization whose statistics no such node reads."""
+    """Whether it is a scale or shift beside statistics that no BatchNormalization reads."""
     module, _, last = name.rpartition(".")
     if graph is None or last not in ("weight", "bias"):
         return False

@@ -55,7 +55,7 @@ _TWO_PRODUCTS: Final = Op(
 
 
 def gelu_in_fewer_passes(model: ir.Model) -> bool:
-    """Rewrite all Gelus and their gradients; whether there was one."""
+    """Rewrite all Gelus and their gradients; True if there was one."""
     chains: list[ir.Node] = []
 
     def one_node(site: Site) -> list[ir.Value | None] | None:

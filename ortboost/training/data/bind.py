@@ -153,7 +153,7 @@ class _Binder:
         if getattr(spec, "shifted", False):  # of a causal language model: its labels are its tokens
             tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
             free += [key for key in tokens if key in taken]
-        fix = f"Add an array '{spec.name}', one entry a sample."
+        fix = f"Add an array '{spec.name}' with one entry for each sample."
         if free:
             fix = f"Name an array '{spec.name}', or say which one it is: "
             fix += f"--map {spec.name}={free[0]}"
@@ -241,7 +241,7 @@ class _Binder:
             raise self.error(*fault)
 
     def check_split(self, keys: Mapping[str, str]) -> None:
-        """Check that all arrays are of one split: ``x``, ``y``, ``x_test`` lack ``y_test``."""
+        """Check that all arrays are of one split: ``x``, ``y`` and ``x_test`` lack ``y_test``."""
         found = {  # key to suffix
             key: next(suffix for suffix in self.suffixes if key.endswith(suffix))
             for name, key in keys.items()
@@ -249,7 +249,7 @@ class _Binder:
         }
         for key, suffix in found.items():
             for other, its in found.items() if suffix else ():
-                # One without a suffix may serve all splits, unless the first has such a one, too.
+                # `other` without a suffix serves all splits, unless `key` exists without one, too.
                 if its != suffix and (its or key.removesuffix(suffix) in self.arrays):
                     raise self.error(
                         f"The arrays '{key}' and '{other}' belong to different parts of the data.",

@@ -86,7 +86,7 @@ def _given(node: ir.Node) -> tuple[list[float], list[float]]:
 
 
 def _is_read_alike(names: Sequence[str], given: Sequence[Sequence[float]]) -> bool:
-    """Whether numbers by direction are those by activation."""
+    """Whether the lists mean the same, with one number per direction or per activation."""
     for place, numbers in enumerate(given):
         taken = {len(_NUMBERS[name]) > place for name in names}
         if len(taken) > 1 or ((numbers or True in taken) and len(numbers) < len(names)):
