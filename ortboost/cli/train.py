@@ -39,7 +39,7 @@ class TrainOptions(Options):
 
     validation: Path | None = option("Validation data.", "--val")
     val_split: float | None = option(
-        "Instead: fraction of the training data to hold out, drawn with the seed.",
+        "Instead of --val: fraction of the training data to hold out, drawn with the seed.",
         metavar="FRACTION",
     )
     augment: str | None = option(

@@ -26,7 +26,7 @@ def mentions(path: Path, text: str) -> bool:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         try:
             return _inside(view, text.encode(), 0, len(view), _TO_INITIALIZERS)
-        except (IndexError, KeyError):  # no protobuf, or a damaged one
+        except (IndexError, KeyError):  # not protobuf, or damaged
             return view.find(text.encode()) >= 0
 
 

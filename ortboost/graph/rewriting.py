@@ -302,7 +302,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
     if not old.is_graph_output():
         ir.convenience.replace_all_uses_with(old, new)
         return True
-    name, old.name = old.name, f"{old.name}/replaced"  # at no time have two values one name
+    name, old.name = old.name, f"{old.name}/replaced"  # two values must never have the same name
     new.name = name
     new.type = new.type or old.type
     new.shape = old.shape if old.shape is not None else new.shape

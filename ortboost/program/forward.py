@@ -93,7 +93,7 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
     parameters.update({parameter.name: parameter for parameter in trained})
     named = [parameter.name for parameter in trained]
     log.add(_moving_norms(model, norms.report, named, config))
-    log.add(write_out_real_inverses(model))  # late: its matrices are no parameters
+    log.add(write_out_real_inverses(model))  # late: its matrices are not parameters
     padding, padded = _padding_rows(model, named, config)
     log.add(padded)
     return Forward(

@@ -49,7 +49,7 @@ def _dft(site: Site) -> list[ir.Value | None]:
         raise Refusal("it is not known whether its input is real or complex")
     inverse, onesided = bool(site.integer("inverse", 0)), bool(site.integer("onesided", 0))
     values, given = shape[axis], site.array(1)
-    # Without a length, it is that of the axis, or what one side of a spectrum stands for.
+    # The default length is that of the axis, or of the signal that a one-sided spectrum is from.
     if site.optional(1) is None and isinstance(values, int):
         given = np.array(2 * (values - 1) if inverse and onesided else values)
     if isinstance(values, int) and given is not None:

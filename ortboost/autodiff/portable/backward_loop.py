@@ -1,8 +1,8 @@
 """Loops in both directions: what a forward Loop or Scan keeps, and the assembly of its gradient.
 
 The body of the backward loop starts as a copy of the forward body, to which the reverse pass has
-added nodes. What these read of the copy is kept by the forward loop, step by step, if its shape is
-known; all else is computed again from the states and slices.
+added nodes. Values of the copy that these read are kept by the forward loop for each step, if their
+shapes are known; all others are computed again from the states and slices.
 """
 
 from __future__ import annotations

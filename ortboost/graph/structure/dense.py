@@ -23,7 +23,7 @@ SPARSE = "ortboost.sparse_tensors"
 """Key of the names of the tensors that the file stores as sparse ones, in a model's ``meta``."""
 _INVALID = (
     *(onnx.checker.ValidationError, IndexError, TypeError, ValueError),
-    NotImplementedError,  # of strings: numpy's zeros are none
+    NotImplementedError,  # strings: numpy's zeros are not strings
 )
 
 

@@ -4,10 +4,12 @@ torch's dynamo exporter stores with each node the call that it was written for a
 that led there, and with the graph the tensors that ``forward`` changes in place. From these:
 
 - ``tensor.detach()``, see :func:`ortboost.graph.reach.stops_gradient`;
-- a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
-  with as many calls as modules, rounding is that of torch, which gives it no gradient;
+- a ``torch.autograd.Function``, if there are more calls of ``forward`` than modules, and one of
+  them is from a line with ``.apply(``. If there are only as many calls as modules, a rounding
+  operator is torch's own, which has no gradient;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
-  the vectors of a spectral norm (also found by their names). Those of BatchNormalization do change;
+  the vectors of a spectral norm (also found by their names), but not those of BatchNormalization,
+  which a step updates;
 - ``nn.Embedding(scale_grad_by_freq=True)``;
 - blocks such as ``torch.no_grad()``, whose code ``torch.export`` generates, where a gradient flows
   through to parameters that are read outside, too (:mod:`ortboost.graph.weights.parameters` doubts

@@ -248,14 +248,15 @@ class _Binder:
             if name not in self.mapping and self.axes[name] is not None
         }
         for key, suffix in found.items():
-            for other, its in found.items() if suffix else ():
+            for other, other_suffix in found.items() if suffix else ():
                 # `other` without a suffix serves all splits, unless `key` exists without one, too.
-                if its != suffix and (its or key.removesuffix(suffix) in self.arrays):
+                bare = key.removesuffix(suffix)
+                if other_suffix != suffix and (other_suffix or bare in self.arrays):
                     raise self.error(
                         f"The arrays '{key}' and '{other}' belong to different parts of the data.",
                         f"keys {', '.join(self.arrays)}",
-                        f"Add '{other.removesuffix(its)}{suffix}', or choose the arrays with "
-                        "--map INPUT=KEY.",
+                        f"Add '{other.removesuffix(other_suffix)}{suffix}', or choose the arrays "
+                        "with --map INPUT=KEY.",
                     )
 
     def check_lengths(self, bound: Mapping[str, Array]) -> None:

@@ -196,7 +196,7 @@ class _Layer:
             inside = None if mask is None else self._inner(mask, "inside")
             if inside is None:
                 output = site.op("Identity", after[0])
-            else:  # behind its end, a sequence keeps its states and its outputs are 0
+            else:  # after its end, a sequence keeps its states and its outputs are 0
                 output = site.op("Where", inside, after[0], site.const(0.0))
                 pairs = zip(after, before, strict=True)
                 after = [site.op("Where", inside, *pair) for pair in pairs]
