@@ -39,7 +39,7 @@ def cut_maps(model: ir.Model) -> Report:
     for place, value in enumerate(outputs):
         node = value.producer()
         if node is not None and node.op_type == "ZipMap" and node.inputs[0] is not None:
-            report.changed[value.name or ""] = f"'{node.inputs[0].name}', before the ZipMap"
+            report.changed[value.name or ""] = f"taken from '{node.inputs[0].name}' (before ZipMap)"
             outputs[place] = node.inputs[0]
     numbers = [value for value in outputs if value.dtype is not ir.DataType.STRING]
     if numbers:

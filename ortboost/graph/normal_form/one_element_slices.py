@@ -45,7 +45,7 @@ def gather_single_elements(model: ir.Model) -> Report:
                 and start[1] >= 0
             ):
                 replace_node(node, [builder.op("Gather", *node.inputs[:2], axis=0)], builder)
-                report.changed[node.name or ""] = "one element"
+                report.changed[node.name or ""] = "reads one element, as a Gather"
     return report
 
 

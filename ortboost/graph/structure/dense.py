@@ -55,8 +55,8 @@ def dense_report(model: ir.Model) -> Report:
     if report.modified:
         report.notes.append(
             f"the file stores {count_of(len(report.changed), 'tensor')} as sparse, first "
-            f"'{next(iter(report.changed))}'; here their zeros are numbers like others: they are "
-            "trained where the tensor is, and exported"
+            f"'{next(iter(report.changed))}'; here all elements are stored: zeros are trained if "
+            "the tensor is, and exported"
         )
     return report
 
